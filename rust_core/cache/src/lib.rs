@@ -1,0 +1,1 @@
+//! Block pool and prefix index of the paged KV cache.

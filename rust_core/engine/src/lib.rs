@@ -1,0 +1,1 @@
+//! Model files, the decoder's forward pass and KV memory: the CPU model runner.

@@ -1,0 +1,1 @@
+//! Code metrics and text scanning.
