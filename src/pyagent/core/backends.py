@@ -1,0 +1,91 @@
+"""One way to ask a model: the `Backend` protocol, and how backends are named and made.
+
+A chain of backends is a backend. Agents, the HTTP server and the command line talk to this protocol and cannot tell an
+embedded model from a remote one. Nothing here opens a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
+
+from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Usage
+
+if TYPE_CHECKING:
+    from pyagent.core.config import Settings
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`."""
+
+    name: str
+
+    async def models(self) -> list[ModelInfo]:
+        """The models it offers."""
+        ...
+
+    def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        """Answer as a stream; closing the iterator aborts the request."""
+        ...
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Embed texts, or raise `RequestError` when it cannot."""
+        ...
+
+    async def health(self) -> Health:
+        """Whether it can answer now. Never raises."""
+        ...
+
+    async def close(self) -> None:
+        """Release what it holds. Safe to call twice."""
+        ...
+
+
+class Link(msgspec.Struct, frozen=True):
+    """One entry of a chain as a user writes it: `scheme[:target]`.
+
+    `native:smollm2:135m`, `openai:http://gpu-box:8000/v1`, `openai:http://host/v1#model`, `ollama:llama3.2`.
+    """
+
+    scheme: str
+    target: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """Split a chain entry; raises `ConfigError` for an empty one."""
+        scheme, _, target = text.strip().partition(":")
+        if not scheme:
+            raise ConfigError(f"a chain entry is SCHEME or SCHEME:TARGET, got {text!r}", key="chain")
+        return cls(scheme, target)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}:{self.target}" if self.target else self.scheme
+
+
+BackendFactory = Callable[[Link, "Settings"], Backend]
+"""Makes a backend of one scheme. Cheap: models load and sockets open on first use."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer, collected from a stream."""
+
+    text: str
+    last: ChatDelta
+    deltas: list[ChatDelta]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens counted, zeros when the backend did not say."""
+        return self.last.usage or Usage()
+
+
+async def collect(stream: AsyncIterator[ChatDelta]) -> Answer:
+    """Read a stream to its end."""
+    deltas = [delta async for delta in stream]
+    if not deltas:
+        raise RequestError("the backend ended its answer without a single delta")
+    return Answer(text="".join(delta.content for delta in deltas), last=deltas[-1], deltas=deltas)

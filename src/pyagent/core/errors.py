@@ -1,0 +1,104 @@
+"""The tree of errors PyAgent raises, split by who can act on them.
+
+    PyAgentError
+    ├── ConfigError        the user: a setting, a flag, a file of settings
+    ├── RequestError       the caller: a request that cannot be served as it is
+    │   └── ContextOverflowError   the prompt does not fit the model's context
+    ├── PluginError        the plugin's author: names the plugin and, where known, the hook
+    ├── ModelError         the model's files: format, weights, checksum
+    ├── CapacityError      nobody, later: says when to try again
+    │   └── BudgetError    the run's budget is spent
+    ├── DeadlineError      the caller's deadline passed
+    ├── BackendError       a backend failed: names it and whether trying again can help
+    └── AgentError         an agent failed: names it
+
+Every message says what was wrong, what was expected and what to do. Facts are attributes. Foreign errors are
+mapped once, at the border, with ``raise ... from``.
+"""
+
+from __future__ import annotations
+
+
+class PyAgentError(Exception):
+    """Root of everything PyAgent raises on purpose."""
+
+
+class ConfigError(PyAgentError):
+    """A setting is wrong. `key` is the dotted name of the setting, when one is at fault."""
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class RequestError(PyAgentError):
+    """A request that cannot be served as it is. `param` names the field at fault, as in OpenAI's errors."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextOverflowError(RequestError):
+    """The prompt does not fit: `num_tokens` asked for, `limit` tokens in the model's context."""
+
+    def __init__(self, message: str, *, num_tokens: int, limit: int) -> None:
+        super().__init__(message, param="messages", code="context_length_exceeded")
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
+class PluginError(PyAgentError):
+    """A plugin misbehaved. `plugin` is its name, `hook` the hook concerned, when one is."""
+
+    def __init__(self, message: str, *, plugin: str, hook: str | None = None) -> None:
+        super().__init__(message)
+        self.plugin = plugin
+        self.hook = hook
+
+
+class ModelError(PyAgentError):
+    """A model cannot be found, read or run. `model` is the name or path asked for."""
+
+    def __init__(self, message: str, *, model: str) -> None:
+        super().__init__(message)
+        self.model = model
+
+
+class CapacityError(PyAgentError):
+    """Something is full. `retry_after_seconds` says when to try again, when that is known."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class BudgetError(CapacityError):
+    """A budget would be exceeded. `resource` is tokens, usd or seconds."""
+
+    def __init__(self, message: str, *, resource: str) -> None:
+        super().__init__(message)
+        self.resource = resource
+
+
+class DeadlineError(PyAgentError):
+    """The caller's deadline passed before the work was done."""
+
+
+class BackendError(PyAgentError):
+    """A backend failed. `retryable` says whether another try or another backend can help."""
+
+    def __init__(self, message: str, *, backend: str, retryable: bool = True, status: int | None = None) -> None:
+        super().__init__(message)
+        self.backend = backend
+        self.retryable = retryable
+        self.status = status
+
+
+class AgentError(PyAgentError):
+    """An agent failed. `agent` is its name."""
+
+    def __init__(self, message: str, *, agent: str) -> None:
+        super().__init__(message)
+        self.agent = agent

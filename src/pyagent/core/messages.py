@@ -1,0 +1,269 @@
+"""The values that cross rooms: chat requests, deltas, usage. Names follow OpenAI's chat schema.
+
+Everything is a frozen msgspec struct: cheap to make, typed at the door (`msgspec.json.decode(body, type=...)`),
+and the same value from the HTTP server to the engine. Fields OpenAI does not have are grouped at the end of a struct
+and say so. Nothing here knows sockets, tokenizers or tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort", "error"]
+JsonObject = dict[str, object]
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A call the model asks for. `arguments` is JSON text, as OpenAI sends it."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool call of an assistant message."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """A text part of a message."""
+
+    text: str
+
+
+class ImageUrl(msgspec.Struct, frozen=True):
+    """Where an image is: an http(s) or data URL."""
+
+    url: str
+    detail: str = "auto"
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """An image part of a message."""
+
+    image_url: ImageUrl
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation."""
+
+    role: Role
+    content: str | list[TextPart | ImagePart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The message's text parts, joined."""
+        if self.content is None:
+            return ""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function a model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: JsonObject = {}
+
+
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool offered to the model."""
+
+    function: FunctionDefinition
+    type: Literal["function"] = "function"
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A JSON schema the answer must follow."""
+
+    name: str = "answer"
+    schema: JsonObject = {}
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the answer must look like. `choice` (one of the given texts) is ours; the rest is OpenAI's."""
+
+    type: Literal["text", "json_object", "json_schema", "choice"] = "text"
+    json_schema: JsonSchemaFormat | None = None
+    choice: list[str] | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is drawn, and when the answer ends. Checked once, by `validate`.
+
+    The order is: bias, penalties, grammar mask, temperature, top-k, top-p, min-p, draw. `temperature=0` is greedy,
+    ties going to the lowest id. With `seed`, a draw depends only on the seed, the position and the logits.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+
+    def validate(self) -> None:
+        """Raise `RequestError` naming the first field out of its range."""
+        for name, low, high in _RANGES:
+            value: float | None = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise RequestError(f"{name} must be between {low:g} and {high:g}, got {value}", param=name)
+        if self.top_p == 0 or self.repetition_penalty == 0:
+            name = "top_p" if self.top_p == 0 else "repetition_penalty"
+            raise RequestError(f"{name} must be greater than 0, got 0", param=name)
+        if len(self.stop) > 16 or any(not text for text in self.stop):
+            raise RequestError("stop takes up to 16 texts, none of them empty", param="stop")
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, 2**31 - 1),
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("top_k", 0, 2**31 - 1),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 0, 100),
+    ("frequency_penalty", -2, 2),
+    ("presence_penalty", -2, 2),
+    ("top_logprobs", 0, 20),
+    ("seed", -(2**63), 2**64 - 1),
+)
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a model. Backends answer it with a stream of `ChatDelta`.
+
+    `prompt` (plain text, no chat template; OpenAI's /v1/completions) is used when `messages` is empty.
+    `timeout_seconds`, `private` and `session` are ours: the time the caller still has, whether the text may leave
+    this machine, and a name under which consecutive requests share a conversation.
+    """
+
+    model: str = ""
+    messages: list[Message] = []
+    prompt: str | None = None
+    tools: list[Tool] = []
+    tool_choice: str | JsonObject | None = None
+    response_format: ResponseFormat | None = None
+    sampling: SamplingParams = SamplingParams()
+    timeout_seconds: float | None = None
+    private: bool = False
+    session: str | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How many prompt tokens came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Where a request's time went, in seconds (ours)."""
+
+    queue_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens counted for one answer."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    timings: Timings | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """Why a link of a chain did not answer."""
+
+    backend: str
+    reason: str
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token's log probability, and those of its best rivals."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[tuple[str, float]] = []
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A piece of an answer. The last one of a stream has `finish_reason` and `usage`.
+
+    `backend` says who answers (on every delta); a chain puts the links that did not, with reasons, in `attempts` of
+    the first delta.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    model: str = ""
+    backend: str = ""
+    logprobs: list[TokenLogprob] = []
+    attempts: list[Attempt] = []
+
+
+class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A model a backend offers."""
+
+    id: str
+    backend: str = ""
+    context_length: int | None = None
+    architecture: str | None = None
+    quantization: str | None = None
+    size_bytes: int | None = None
+    is_loaded: bool | None = None
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Whether a backend can answer now, and if not, why and what to do."""
+
+    is_ready: bool
+    detail: str = ""
+    models: list[str] = []
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts to embed."""
+
+    model: str
+    input: list[str]
+
+
+class EmbedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector per text, in order."""
+
+    vectors: list[list[float]]
+    model: str = ""
+    usage: Usage = Usage()
