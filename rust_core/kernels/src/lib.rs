@@ -1,1 +1,3 @@
 //! SIMD kernels and their run-time dispatch.
+
+pub mod ggml;
