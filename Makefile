@@ -1,0 +1,80 @@
+# Every target works on a machine that has Python 3.11+ with pip, a Rust toolchain, a C compiler and a package index.
+# uv goes into a private folder (.tools); nothing outside this folder is touched.
+
+PYTHON ?= python3
+BIN := .venv/bin
+UV := .tools/bin/uv
+RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
+UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt
+
+.PHONY: help install demo test oracle slow check format bench docs lock wheel clean
+
+help:  ## Show this help
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+
+.tools/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "PyAgent needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "fetching uv (once, into .tools)"
+	@$(PYTHON) -m venv .tools && .tools/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+.venv/.created: .tools/bin/uv
+	@command -v cargo >/dev/null || { echo "PyAgent's engine is Rust: install the stable toolchain (rustup, or your distribution's cargo >= 1.89), then run make again."; exit 1; }
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv && touch $@
+
+.venv/.installed: .venv/.created $(RUST_SOURCES) pyproject.toml constraints.txt
+	@echo "building the Rust core (about three minutes the first time on two cores)"
+	@$(UV_INSTALL) --reinstall-package pyagent --editable . && touch $@
+
+.venv/.dev: .venv/.installed $(wildcard plugins/*/pyproject.toml)
+	@$(UV_INSTALL) --group dev $(foreach plugin,$(wildcard plugins/*),--editable $(plugin)) && touch $@
+
+.venv/.docs: .venv/.dev
+	@$(UV_INSTALL) --group docs && touch $@
+
+.oracle/.installed: .venv/.dev
+	@echo "installing transformers and torch for the oracle tests (once, about 1 GB, into .oracle)"
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .oracle
+	@$(UV) pip install --quiet --python .oracle/bin/python --constraint constraints.txt --group oracle --group dev --editable . && touch $@
+
+install: .venv/.installed  ## Build and install into .venv (gives .venv/bin/pyagent)
+
+demo: install  ## Watch a small fleet solve a real task on the embedded engine
+	@$(BIN)/pyagent demo
+
+test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
+	@rm -f .coverage .coverage.*
+	@$(BIN)/coverage run -m pytest -q
+	@$(BIN)/coverage combine -q && $(BIN)/coverage report
+
+oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
+	@.oracle/bin/python -m pytest -q -m oracle tests
+
+slow: .venv/.dev  ## Tests that take long (soaks, chaos)
+	@$(BIN)/python -m pytest -q -m slow
+
+check: .venv/.docs  ## Format, lint, types, import rules, clippy, Rust tests, docs
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	@$(BIN)/basedpyright
+	@$(BIN)/lint-imports
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets --quiet -- -D warnings
+	@cargo test --workspace --quiet
+	@$(MAKE) --no-print-directory docs
+
+format:  ## Format everything
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix . && cargo fmt --all
+
+docs: .venv/.docs  ## Build the documentation site into site/, warnings are errors
+	@$(BIN)/mkdocs build --strict --quiet
+
+bench: .venv/.dev  ## Every speed claim of the docs
+	@for script in start plugin_start code_health cpu_engine; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+
+wheel: .venv/.dev  ## Build the wheel into dist/
+	@$(BIN)/maturin build --release --quiet --out dist
+
+lock: .tools/bin/uv  ## Pin every dependency again (constraints.txt)
+	@$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --group docs --group oracle --no-emit-index-url --no-header --no-annotate --quiet --output-file constraints.txt
+
+clean:  ## Remove everything make made
+	rm -rf .venv .oracle .tools dist site target
