@@ -1,0 +1,50 @@
+//! What can go wrong with a block pool, split by who can act on it.
+
+use thiserror::Error;
+
+/// An operation the pool refused; the pool is unchanged.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CacheError {
+    /// Not enough free blocks: release or preempt a sequence, then try again.
+    #[error("{needed} more KV blocks needed, {free} free; release a sequence first")]
+    OutOfBlocks {
+        /// Blocks the call had to add.
+        needed: usize,
+        /// Blocks that were free, cached ones included.
+        free: usize,
+    },
+    /// The sequence was never added, or is released already.
+    #[error("sequence {0} is not in the block pool; add it first")]
+    UnknownSequence(u64),
+    /// A sequence with this id is in the pool.
+    #[error("sequence {0} is in the block pool already; release it first or choose another id")]
+    DuplicateSequence(u64),
+    /// A prompt of no tokens leaves nothing to compute.
+    #[error("sequence {0} has an empty prompt; expected at least one token")]
+    EmptyPrompt(u64),
+    /// Tokens were committed that the sequence's table has no room for.
+    #[error(
+        "sequence {seq} has room for {reserved} tokens, the commit makes it {num_tokens}; reserve first"
+    )]
+    NotReserved {
+        /// The sequence.
+        seq: u64,
+        /// Tokens its table covers.
+        reserved: usize,
+        /// Tokens it would hold after the commit.
+        num_tokens: usize,
+    },
+    /// The pool cannot be made in this size.
+    #[error("a pool of {num_blocks} blocks of {block_tokens} tokens cannot be made: {reason}")]
+    BadSize {
+        /// Blocks asked for.
+        num_blocks: u32,
+        /// Tokens a block.
+        block_tokens: usize,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The integrity check failed: a bug in the pool, not in its use.
+    #[error("the block pool is inconsistent: {0}")]
+    Inconsistent(String),
+}

@@ -1,0 +1,244 @@
+//! What a prefix hit may and may not return, case by case.
+
+use pyagent_cache::{BlockHasher, BlockPool, CacheError, Salt};
+
+const BLOCK: usize = 4;
+
+/// The worst hash there is: everything collides with everything.
+struct Colliding;
+
+impl BlockHasher for Colliding {
+    fn root(&self, _salt: &Salt) -> u64 {
+        7
+    }
+
+    fn block(&self, _parent: u64, _tokens: &[u32]) -> u64 {
+        7
+    }
+}
+
+fn pool(num_blocks: u32) -> BlockPool {
+    BlockPool::new(num_blocks, BLOCK).expect("a small pool")
+}
+
+fn tenant(name: &str) -> Salt {
+    Salt {
+        tenant: name.as_bytes().into(),
+        ..Salt::default()
+    }
+}
+
+/// Runs a whole sequence: adds it, computes all its tokens, returns how many were cached.
+fn compute(pool: &mut BlockPool, seq: u64, tokens: &[u32], salt: &Salt) -> usize {
+    let num_cached = pool.add(seq, tokens, salt).expect("a new sequence");
+    pool.reserve(seq, tokens.len()).expect("room");
+    pool.commit(seq, &tokens[num_cached..]).expect("reserved");
+    pool.check().expect("consistent");
+    num_cached
+}
+
+fn run(pool: &mut BlockPool, seq: u64, tokens: &[u32], salt: &Salt) -> usize {
+    let num_cached = compute(pool, seq, tokens, salt);
+    pool.release(seq).expect("there");
+    num_cached
+}
+
+/// A prompt that was computed before is cached but for its last token's block.
+#[test]
+fn add_leaves_a_token_to_compute() {
+    let (mut pool, salt) = (pool(8), Salt::default());
+    let prompt: Vec<u32> = (0..8).collect();
+    assert_eq!(run(&mut pool, 1, &prompt, &salt), 0);
+    assert_eq!(pool.num_cached_tokens(&prompt, &salt), 4);
+    assert_eq!(pool.add(2, &prompt, &salt), Ok(4));
+    assert_eq!(pool.add(3, &[&prompt[..], &[9]].concat(), &salt), Ok(8));
+    assert_eq!(pool.add(4, &prompt[..1], &salt), Ok(0));
+    assert_eq!(
+        (pool.stats().hits_tokens, pool.stats().queried_tokens),
+        (12, 8 + 8 + 9 + 1)
+    );
+}
+
+/// With a hasher under which everything collides, hits are still exactly the right blocks.
+#[test]
+fn collision_never_returns_other_text() {
+    let mut pool = BlockPool::with_hasher(32, BLOCK, Box::new(Colliding)).expect("a small pool");
+    let (red, blue) = (tenant("red"), tenant("blue"));
+    assert_eq!(run(&mut pool, 1, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &red), 0);
+    assert_eq!(
+        run(&mut pool, 2, &[9, 2, 3, 4, 5, 6, 7, 8, 9], &red),
+        0,
+        "other tokens"
+    );
+    assert_eq!(
+        run(&mut pool, 3, &[5, 6, 7, 8, 1], &red),
+        0,
+        "the same tokens after another parent"
+    );
+    assert_eq!(
+        run(&mut pool, 4, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &blue),
+        0,
+        "another tenant"
+    );
+    assert_eq!(run(&mut pool, 5, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &red), 8);
+    assert_eq!(run(&mut pool, 6, &[9, 2, 3, 4, 5, 6, 7, 8, 9], &red), 8);
+    assert_eq!(run(&mut pool, 7, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &blue), 8);
+}
+
+/// Every part of the salt separates sequences with the same tokens.
+#[test]
+fn salt_parts_each_separate() {
+    let mut pool = pool(32);
+    let salts = [
+        Salt::default(),
+        Salt {
+            adapter_id: 1,
+            ..Salt::default()
+        },
+        Salt {
+            media_hash: [1].into(),
+            ..Salt::default()
+        },
+        Salt {
+            tenant: [1].into(),
+            ..Salt::default()
+        },
+    ];
+    for round in 0..2 {
+        for (number, salt) in salts.iter().enumerate() {
+            let cached = run(&mut pool, number as u64, &[1, 2, 3, 4, 5], salt);
+            assert_eq!(cached, round * 4, "salt {number}, round {round}");
+        }
+    }
+}
+
+/// Sequences that compute the same block at the same time end up sharing one.
+#[test]
+fn commit_shares_identical_blocks() {
+    let (mut pool, salt) = (pool(8), Salt::default());
+    for seq in [1, 2] {
+        assert_eq!(pool.add(seq, &[1, 2, 3, 4, 5], &salt), Ok(0));
+        pool.reserve(seq, 5).expect("room");
+    }
+    for seq in [1, 2] {
+        pool.commit(seq, &[1, 2, 3, 4, 5]).expect("reserved");
+    }
+    assert_eq!(
+        pool.table(1).expect("there")[0],
+        pool.table(2).expect("there")[0]
+    );
+    assert_eq!(pool.stats().active, 3);
+    pool.check().expect("consistent");
+}
+
+/// Eviction takes the least recently released prefix, its tail first, and only when no empty block is left.
+#[test]
+fn eviction_takes_oldest_tail_first() {
+    let (mut pool, salt) = (pool(6), Salt::default());
+    let old: Vec<u32> = (0..9).collect();
+    let new: Vec<u32> = (100..109).collect();
+    run(&mut pool, 1, &old, &salt);
+    run(&mut pool, 2, &new, &salt);
+    assert_eq!((pool.stats().cached, pool.stats().evictions), (4, 0));
+    compute(&mut pool, 3, &(200..212).collect::<Vec<u32>>(), &salt);
+    assert_eq!(pool.stats().evictions, 1);
+    assert_eq!(
+        pool.num_cached_tokens(&old, &salt),
+        4,
+        "the head outlives the tail"
+    );
+    assert_eq!(pool.num_cached_tokens(&new, &salt), 8);
+}
+
+/// A fork shares whole blocks, copies the partial one, and then goes its own way.
+#[test]
+fn fork_copies_only_the_partial_block() {
+    let (mut pool, salt) = (pool(8), Salt::default());
+    compute(&mut pool, 1, &[1, 2, 3, 4, 5, 6], &salt);
+    let copies = pool.fork(1, 2).expect("room");
+    let (parent, child) = (
+        pool.table(1).expect("there").to_vec(),
+        pool.table(2).expect("there").to_vec(),
+    );
+    assert_eq!(copies, [(parent[1], child[1])]);
+    assert_eq!(parent[0], child[0]);
+    assert_ne!(parent[1], child[1]);
+    pool.commit(2, &[70, 80]).expect("the copy has room");
+    pool.commit(1, &[7, 8]).expect("its own has room");
+    assert_eq!(pool.fork(1, 3), Ok(vec![]), "nothing is partial");
+    assert_eq!(
+        pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 70, 80, 9], &salt),
+        8
+    );
+    assert_eq!(
+        pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt),
+        8
+    );
+    pool.check().expect("consistent");
+}
+
+/// After the index is cleared nothing computed before is found, not even what running sequences go on with.
+#[test]
+fn clear_index_hides_running_sequences() {
+    let (mut pool, salt) = (pool(8), Salt::default());
+    compute(&mut pool, 1, &[1, 2, 3, 4, 5], &salt);
+    pool.clear_index();
+    pool.commit(1, &[6, 7, 8]).expect("room in the block");
+    pool.check().expect("consistent");
+    assert_eq!(
+        pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt),
+        0
+    );
+    assert_eq!(run(&mut pool, 2, &[1, 2, 3, 4, 5], &salt), 0);
+    assert_eq!(run(&mut pool, 3, &[1, 2, 3, 4, 5], &salt), 4);
+}
+
+/// A reservation that does not fit changes nothing and says what is missing.
+#[test]
+fn reserve_is_all_or_nothing() {
+    let (mut pool, salt) = (pool(3), Salt::default());
+    pool.add(1, &[1], &salt).expect("new");
+    pool.reserve(1, 4).expect("room");
+    assert_eq!(
+        pool.reserve(1, 17),
+        Err(CacheError::OutOfBlocks { needed: 4, free: 2 })
+    );
+    assert_eq!(pool.table(1).expect("there").len(), 1);
+    pool.reserve(1, 12).expect("exactly all");
+    pool.reserve(1, 0).expect("less than held is no change");
+    assert_eq!(
+        (pool.table(1).expect("there").len(), pool.stats().free),
+        (3, 0)
+    );
+}
+
+/// Misuse is refused by name and leaves the pool as it was.
+#[test]
+fn misuse_is_refused() {
+    let (mut pool, salt) = (pool(2), Salt::default());
+    pool.add(1, &[1, 2], &salt).expect("new");
+    let before = pool.stats();
+    assert_eq!(
+        pool.add(1, &[1], &salt),
+        Err(CacheError::DuplicateSequence(1))
+    );
+    assert_eq!(pool.add(2, &[], &salt), Err(CacheError::EmptyPrompt(2)));
+    assert_eq!(
+        pool.commit(1, &[1]),
+        Err(CacheError::NotReserved {
+            seq: 1,
+            reserved: 0,
+            num_tokens: 1
+        })
+    );
+    assert_eq!(pool.fork(1, 1), Err(CacheError::DuplicateSequence(1)));
+    assert_eq!(pool.release(9), Err(CacheError::UnknownSequence(9)));
+    assert_eq!((pool.stats(), pool.check()), (before, Ok(())));
+    for (num_blocks, block_tokens) in [(0, 16), (1, 0), (u32::MAX, 16), (u32::MAX - 1, usize::MAX)]
+    {
+        assert!(matches!(
+            BlockPool::new(num_blocks, block_tokens),
+            Err(CacheError::BadSize { .. })
+        ));
+    }
+}
