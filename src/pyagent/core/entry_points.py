@@ -1,0 +1,93 @@
+"""What installed packages say about their plugins, read from metadata alone: nothing is imported here.
+
+An entry point of the group ``pyagent`` is called ``<plugin>.<noun>`` and names a module (or ``module:object``). One
+broken distribution does not hide the others. Versions and requirements are read only when somebody asks: parsing them
+for every plugin would cost more than all the rest of a start.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from importlib.metadata import Distribution, EntryPoint, distributions
+
+GROUP = "pyagent"
+_GROUP_HEADER = re.compile(rf"^\s*\[\s*{GROUP}\s*\]\s*$", re.MULTILINE)
+_REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9._-]+)(?:.*?;.*?\bextra\s*==\s*['\"]([^'\"]+)['\"])?", re.DOTALL)
+
+logger = logging.getLogger("pyagent.plugins")
+
+
+def installed_entry_points() -> Iterator[tuple[EntryPoint, Distribution]]:
+    """Every entry point of the group, in the order of `sys.path`; broken metadata is skipped."""
+    seen: set[tuple[str, str]] = set()
+    for distribution in distributions():
+        for entry in _entry_points_of(distribution):
+            if (entry.name, entry.value) not in seen:
+                seen.add((entry.name, entry.value))
+                yield entry, distribution
+
+
+def _entry_points_of(distribution: Distribution) -> list[EntryPoint]:
+    try:
+        text = distribution.read_text("entry_points.txt")
+        if not text or not _GROUP_HEADER.search(text):
+            return []
+        return [entry for entry in distribution.entry_points if entry.group == GROUP]
+    except Exception as error:  # noqa: BLE001 - the metadata is somebody else's; whatever is wrong with it, go on
+        logger.warning("the entry points of %s cannot be read: %s", distribution_name(distribution), error)
+        return []
+
+
+def distribution_name(distribution: Distribution | None) -> str:
+    """The distribution's name, empty when its metadata does not say."""
+    try:
+        return (distribution.metadata["Name"] or "") if distribution else ""
+    except Exception:  # noqa: BLE001 - as above
+        return ""
+
+
+def distribution_version(distribution: Distribution | None) -> str:
+    """The distribution's version, empty when its metadata does not say."""
+    try:
+        return (distribution.metadata["Version"] or "") if distribution else ""
+    except Exception:  # noqa: BLE001 - as above
+        return ""
+
+
+def missing_package_sentence(error: ImportError, module: str, distribution: Distribution | None) -> str | None:
+    """Say what to install when `error` means that a package is absent; None when it is another kind of failure.
+
+    `module` is the plugin's own module: its absence is a broken installation, not a missing package.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    owner = distribution_name(distribution)
+    if module == error.name or module.startswith(f"{error.name}."):
+        again = f"reinstall it: pip install --force-reinstall {owner}" if owner else "check the name"
+        return f"names the module {module!r}, which is not there; {again}"
+    package = error.name.partition(".")[0].replace("_", "-")
+    return (
+        f"needs the package {package!r}, which is not installed: pip install {_install_target(package, distribution)}"
+    )
+
+
+def _install_target(package: str, distribution: Distribution | None) -> str:
+    """`owner[extra]` (quoted for a shell) when the owner lists the package under an extra, else the package."""
+    for requirement in _requirements(distribution):
+        match = _REQUIREMENT.match(requirement)
+        if match and match[2] and _normal(match[1]) == _normal(package):
+            return f"'{distribution_name(distribution)}[{match[2]}]'"
+    return package
+
+
+def _requirements(distribution: Distribution | None) -> list[str]:
+    try:
+        return list(distribution.requires or ()) if distribution else []
+    except Exception:  # noqa: BLE001 - as above
+        return []
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

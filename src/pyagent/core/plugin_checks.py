@@ -1,0 +1,131 @@
+"""What a plugin may look like: the names, signatures and return types of its hooks. Pure checks, no state.
+
+Each check raises `PluginError` (or returns the sentence) naming what was found, what was expected and the nearest right
+name. The host in `core.plugins` decides what to do about it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import cast
+
+import pluggy
+
+from pyagent.core.errors import PluginError
+from pyagent.core.hooks import PROJECT_NAME, HookSpecs
+
+PREFIX = "pyagent_register_"
+NOUNS: tuple[str, ...] = tuple(name.removeprefix(PREFIX) for name in vars(HookSpecs) if name.startswith(PREFIX))
+"""What a plugin can bring: the last words of the hooks."""
+
+_MEMBERS: dict[str, tuple[str, ...]] = {"agents": ("description", "run"), "tools": ("description",)}
+
+
+def module_of(target: str) -> str:
+    """The module of `module` or `module:object`."""
+    return target.partition(":")[0].strip()
+
+
+def import_target(target: str) -> object:
+    """Import `module` or `module:object`."""
+    from importlib import import_module
+
+    thing: object = import_module(module_of(target))
+    for attribute in filter(None, target.partition(":")[2].strip().split(".")):
+        thing = getattr(thing, attribute)
+    return thing
+
+
+def unknown_noun(entry_name: str, noun: str) -> str:
+    """Say that an entry point brings something no hook is for."""
+    nearest = get_close_matches(noun, NOUNS, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "it may need a newer PyAgent"
+    return f"its entry point {entry_name!r} brings {noun!r}, which is none of {', '.join(NOUNS)}; {hint}"
+
+
+def check_hook_names(plugin: str, thing: object) -> None:
+    """Refuse a class, a hook that does not exist, one without the mark, and wrappers (calls are per plugin)."""
+    if inspect.isclass(thing):
+        raise PluginError(f"plugin {plugin!r} is the class {thing.__name__}; register an instance of it", plugin=plugin)
+    for name in dir(thing):
+        member = inspect.getattr_static(thing, name, None)
+        function = cast("object", getattr(member, "__func__", member))
+        options = cast("Mapping[str, object] | None", getattr(function, f"{PROJECT_NAME}_impl", None))
+        if not inspect.isroutine(function) or (options is None and not name.startswith(f"{PROJECT_NAME}_")):
+            continue
+        hook = str((options or {}).get("specname") or name)
+        if problem := _hook_problem(hook, options):
+            raise PluginError(f"plugin {plugin!r} {problem}", plugin=plugin, hook=hook)
+
+
+def _hook_problem(hook: str, options: Mapping[str, object] | None) -> str | None:
+    known = [PREFIX + noun for noun in NOUNS]
+    if hook not in known:
+        if options and options.get("optionalhook"):
+            return None
+        nearest = get_close_matches(hook, known, n=1, cutoff=0.4)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"the hooks are {', '.join(known)}"
+        return f"fills the hook {hook}, which does not exist; {hint}"
+    if options is None:
+        return f"defines {hook} without the mark @hookimpl (from pyagent.plugin import hookimpl)"
+    if options.get("wrapper") or options.get("hookwrapper"):
+        return f"makes {hook} a wrapper; wrappers are not supported, return your own values instead"
+    return None
+
+
+def signature_error(plugin: str, thing: object, error: pluggy.PluginValidationError) -> PluginError:
+    """Pluggy's complaint as one sentence that names plugin, hook and argument."""
+    for noun in NOUNS:
+        hook = PREFIX + noun
+        function = getattr(thing, hook, None)
+        if f"'{hook}'" not in str(error) or function is None:
+            continue
+        wanted = set(inspect.signature(getattr(HookSpecs, hook)).parameters) - {"self"}
+        extra = [name for name in inspect.signature(function).parameters if name not in wanted]
+        takes = f"the arguments {', '.join(sorted(wanted))}" if wanted else "no arguments"
+        what = f"has {hook} with the argument {', '.join(map(repr, extra))}; that hook takes {takes}"
+        return PluginError(f"plugin {plugin!r} {what}", plugin=plugin, hook=hook)
+    return PluginError(f"plugin {plugin!r} is refused: {error}", plugin=plugin)
+
+
+def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]:
+    """What a hook returned, by name; raises `PluginError` for a wrong type."""
+    if noun == "backends":
+        return _checked_backends(plugin, returned)
+    if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+        raise _returned_wrong(plugin, noun, f"a sequence of {noun}", returned)
+    items: dict[str, object] = {}
+    for item in cast("Sequence[object]", returned):
+        name = _checked_name(plugin, noun, item)
+        if name in items:
+            raise PluginError(f"brings the name {name!r} twice in {PREFIX}{noun}", plugin=plugin, hook=PREFIX + noun)
+        items[name] = item
+    return items
+
+
+def _checked_backends(plugin: str, returned: object) -> dict[str, object]:
+    if not isinstance(returned, Mapping):
+        raise _returned_wrong(plugin, "backends", "a mapping from scheme to factory", returned)
+    items: dict[str, object] = {}
+    for scheme, factory in cast("Mapping[object, object]", returned).items():
+        if not isinstance(scheme, str) or not scheme or ":" in scheme or not callable(factory):
+            raise _returned_wrong(plugin, "backends", "schemes without a colon, each with a factory", (scheme, factory))
+        items[scheme] = factory
+    return items
+
+
+def _checked_name(plugin: str, noun: str, item: object) -> str:
+    name = getattr(item, "name", None)
+    if inspect.isclass(item) or not isinstance(name, str) or not name or any(map(str.isspace, name)):
+        raise _returned_wrong(plugin, noun, f"{noun}: instances with a `name` without spaces", item)
+    for member in _MEMBERS[noun]:
+        if not hasattr(item, member):
+            raise _returned_wrong(plugin, noun, f"{noun} with `{member}`", item)
+    return name
+
+
+def _returned_wrong(plugin: str, noun: str, wanted: str, got: object) -> PluginError:
+    text = f"returned {type(got).__name__} from {PREFIX}{noun}, expected {wanted}: {got!r:.80}"
+    return PluginError(text, plugin=plugin, hook=PREFIX + noun)

@@ -1,0 +1,369 @@
+"""The plugin host: finds plugins by metadata, imports them when needed, and keeps the broken ones out.
+
+The only registry in PyAgent. Built-ins come through the package's own entry points, by the same path as everybody's.
+Invariants: a plugin that fails at import, registration, in a hook or by what it returns is *quarantined* (named, logged
+once, listed with the reason) and the program goes on; whoever comes first in the order wins a contested name, and the
+clash is listed. The order: plugins registered by hand, then `plugins.order`, then pluggy's tryfirst, the rest, and
+trylast; within each of these the built-ins, then the others by `sys.path`. Knows nothing of config files or sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+import msgspec
+import pluggy
+
+from pyagent.core.entry_points import (
+    distribution_name,
+    distribution_version,
+    installed_entry_points,
+    missing_package_sentence,
+)
+from pyagent.core.errors import PluginError, PyAgentError
+from pyagent.core.hooks import PROJECT_NAME, HookSpecs
+from pyagent.core.plugin_checks import (
+    NOUNS,
+    PREFIX,
+    check_hook_names,
+    checked_items,
+    import_target,
+    module_of,
+    signature_error,
+    unknown_noun,
+)
+
+if TYPE_CHECKING:
+    from pyagent.core.backends import Backend, BackendFactory, Link
+    from pyagent.core.config import Settings
+    from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.tools import FleetTool
+
+PluginState = Literal["idle", "loaded", "disabled", "quarantined"]
+
+logger = logging.getLogger("pyagent.plugins")
+
+
+class PluginOptions(Protocol):
+    """The part of the settings the host needs (`settings.plugins`)."""
+
+    @property
+    def disable(self) -> Sequence[str]:
+        """Plugins not to use."""
+        ...
+
+    @property
+    def order(self) -> Sequence[str]:
+        """Plugins that come first."""
+        ...
+
+
+class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pyagent plugins list` shows of one plugin. `provides` maps nouns to names, known once it is loaded."""
+
+    name: str
+    version: str
+    distribution: str
+    nouns: tuple[str, ...]
+    state: PluginState
+    reason: str = ""
+    load_seconds: float = 0.0
+    is_builtin: bool = False
+    modules: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+    provides: dict[str, tuple[str, ...]] = {}
+
+
+class Clash(msgspec.Struct, frozen=True):
+    """Two plugins bring the same name; `winner` came first in the order."""
+
+    noun: str
+    name: str
+    winner: str
+    loser: str
+
+
+@dataclass(slots=True)
+class _Plugin:
+    name: str
+    index: int
+    is_by_hand: bool = False
+    distribution: Distribution | None = None
+    noun_to_target: dict[str, str] = field(default_factory=dict[str, str])
+    target_to_object: dict[str, object] = field(default_factory=dict[str, object])
+    state: PluginState = "idle"
+    reason: str = ""
+    load_seconds: float = 0.0
+
+    @property
+    def is_builtin(self) -> bool:
+        return all(module_of(target).partition(".")[0] == PROJECT_NAME for target in self.noun_to_target.values())
+
+    def target_for(self, noun: str) -> str | None:
+        """The module that fills the noun's hook; an entry without a noun may fill any."""
+        return self.noun_to_target.get(noun) or self.noun_to_target.get("")
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in {"idle", "loaded"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Contribution:
+    plugin: _Plugin
+    rank: tuple[float, ...]
+    items: Mapping[str, object]
+
+
+class PluginHost:
+    """Holds the plugins. `discover` reads metadata; `backends`, `agents` and `tools` import what they need."""
+
+    def __init__(self, *, disable: Iterable[str] = (), order: Iterable[str] = ()) -> None:
+        self._manager = pluggy.PluginManager(PROJECT_NAME)
+        self._manager.add_hookspecs(HookSpecs)
+        self._disabled = frozenset(disable)
+        self._order = {name: position for position, name in enumerate(order)}
+        self._plugins: dict[str, _Plugin] = {}
+        self._contributions: dict[str, list[_Contribution]] = {noun: [] for noun in NOUNS}
+        self._asked: set[tuple[str, str]] = set()
+        self._clashes: dict[Clash, None] = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def discover(cls, options: PluginOptions) -> PluginHost:
+        """Find the installed plugins by their metadata; nothing is imported."""
+        host = cls(disable=options.disable, order=options.order)
+        for entry, distribution in installed_entry_points():
+            host._add_entry(entry.name, entry.value, distribution)
+        return host
+
+    def register(self, plugin: object, name: str) -> None:
+        """Add a module or object by hand; it comes before every installed plugin.
+
+        Raises `PluginError` when it is refused; one that the settings disable is listed but not used.
+        """
+        with self._lock:
+            if name in self._plugins:
+                raise PluginError(f"a plugin called {name!r} is there already; choose another name", plugin=name)
+            entry = _Plugin(name, len(self._plugins), is_by_hand=True, noun_to_target={"": name})
+            if name in self._disabled:
+                entry.state = "disabled"
+            else:
+                self._register_object(entry, name, plugin)
+                entry.state = "loaded"
+            self._plugins[name] = entry
+
+    def backends(self) -> dict[str, BackendFactory]:
+        """Backend factories by scheme."""
+        return cast("dict[str, BackendFactory]", self._collect("backends"))
+
+    def agents(self) -> dict[str, Agent]:
+        """Agents by name."""
+        return cast("dict[str, Agent]", self._collect("agents"))
+
+    def tools(self) -> dict[str, FleetTool]:
+        """Tools by name."""
+        return cast("dict[str, FleetTool]", self._collect("tools"))
+
+    def load_all(self) -> None:
+        """Load every plugin and ask every hook, so that `plugins` shows all there is to know."""
+        for noun in NOUNS:
+            self._collect(noun)
+
+    def plugins(self) -> list[PluginInfo]:
+        """Every plugin known, in order of discovery, with its state."""
+        return [self._info(plugin) for plugin in self._plugins.values()]
+
+    def clashes(self) -> list[Clash]:
+        """Names that two plugins bring, for the nouns collected so far."""
+        return list(self._clashes)
+
+    def unknown_names(self) -> list[str]:
+        """Names in `plugins.order` and `plugins.disable` that no plugin has."""
+        return sorted((self._disabled | self._order.keys()) - self._plugins.keys())
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    def _add_entry(self, entry_name: str, target: str, distribution: Distribution) -> None:
+        name, _, noun = entry_name.partition(".")
+        plugin = self._plugins.get(name)
+        if plugin is None:
+            plugin = self._plugins[name] = _Plugin(name, len(self._plugins), distribution=distribution)
+            if name in self._disabled:
+                plugin.state, plugin.reason = "disabled", "disabled by plugins.disable"
+        elif not _is_same(plugin.distribution, distribution):
+            self._report_shadowed(plugin, distribution)
+            return
+        if noun in plugin.noun_to_target:
+            return  # the same distribution twice on sys.path: the first counts, as for imports
+        plugin.noun_to_target[noun] = target
+        if noun and noun not in NOUNS and plugin.is_open:
+            self._quarantine(plugin, unknown_noun(entry_name, noun))
+
+    def _report_shadowed(self, plugin: _Plugin, distribution: Distribution) -> None:
+        """Another distribution claims the same plugin name: list it under `name@distribution`, unused."""
+        owner = distribution_name(distribution)
+        alias = f"{plugin.name}@{owner}"
+        if alias not in self._plugins:
+            shadowed = self._plugins[alias] = _Plugin(alias, len(self._plugins), distribution=distribution)
+            taken = distribution_name(plugin.distribution)
+            self._quarantine(shadowed, f"the name {plugin.name!r} is taken by {taken}; uninstall {taken} or {owner}")
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    def _load(self, plugin: _Plugin, target: str) -> None:
+        """Import one module of a plugin and register it; quarantines on any failure."""
+        started = time.perf_counter()
+        try:
+            self._register_object(plugin, target, import_target(target))
+        except PluginError as error:
+            self._quarantine(plugin, str(error).removeprefix(f"plugin {plugin.name!r} "))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's failure must not end the program
+            self._quarantine(plugin, self._why(plugin, target, error, "failed at import"))
+        else:
+            plugin.state = "loaded"
+        plugin.load_seconds += time.perf_counter() - started
+
+    def _register_object(self, plugin: _Plugin, target: str, thing: object) -> None:
+        check_hook_names(plugin.name, thing)
+        pluggy_name = plugin.name if not plugin.target_to_object else f"{plugin.name}:{target}"
+        try:
+            self._manager.register(thing, pluggy_name)
+        except pluggy.PluginValidationError as error:
+            raise signature_error(plugin.name, thing, error) from error
+        except ValueError as error:
+            raise PluginError(f"plugin {plugin.name!r} cannot be registered: {error}", plugin=plugin.name) from error
+        plugin.target_to_object[target] = thing
+
+    def _why(self, plugin: _Plugin, target: str, error: BaseException, what: str) -> str:
+        if isinstance(error, ImportError):
+            sentence = missing_package_sentence(error, module_of(target), plugin.distribution)
+            if sentence:
+                return sentence
+        return f"{what}: {type(error).__name__}: {error}"
+
+    def _quarantine(self, plugin: _Plugin, reason: str) -> None:
+        plugin.state, plugin.reason = "quarantined", reason
+        for thing in plugin.target_to_object.values():
+            if self._manager.is_registered(thing):
+                self._manager.unregister(thing)
+        logger.warning("plugin %s is quarantined, the program goes on without it: %s", plugin.name, reason)
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def _collect(self, noun: str) -> dict[str, object]:
+        with self._lock:
+            for plugin in list(self._plugins.values()):
+                target = plugin.target_for(noun)
+                if target and plugin.is_open and (noun, plugin.name) not in self._asked:
+                    self._asked.add((noun, plugin.name))
+                    self._ask(plugin, noun, target)
+            return self._merge(noun)
+
+    def _ask(self, plugin: _Plugin, noun: str, target: str) -> None:
+        """Load what the plugin names for the noun, call its hook, keep what it brings."""
+        if target not in plugin.target_to_object:
+            self._load(plugin, target)
+        thing = plugin.target_to_object.get(target)
+        if thing is None or not plugin.is_open:
+            return
+        impls = [impl for impl in self._hook(noun).get_hookimpls() if impl.plugin is thing]
+        if not impls and noun in plugin.noun_to_target:
+            self._quarantine(plugin, f"says it brings {noun}, but {target} does not fill {PREFIX}{noun}")
+        for impl in impls:
+            try:
+                items = self._guard_items(plugin, noun, checked_items(plugin.name, noun, impl.function()))
+            except PluginError as error:
+                self._quarantine(plugin, str(error))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's failure must not end the program
+                self._quarantine(plugin, self._why(plugin, target, error, f"failed in {PREFIX}{noun}"))
+            else:
+                self._contributions[noun].append(_Contribution(plugin, self._rank(plugin, impl), items))
+
+    def _hook(self, noun: str) -> pluggy.HookCaller:
+        return cast("pluggy.HookCaller", getattr(self._manager.hook, PREFIX + noun))
+
+    def _rank(self, plugin: _Plugin, impl: pluggy.HookImpl) -> tuple[float, ...]:
+        position = -1.0 if plugin.is_by_hand else self._order.get(plugin.name, len(self._order))
+        return position, impl.trylast - impl.tryfirst, not plugin.is_builtin, plugin.index
+
+    def _merge(self, noun: str) -> dict[str, object]:
+        """The contributions in order; the first to bring a name keeps it."""
+        merged: dict[str, object] = {}
+        owners: dict[str, _Plugin] = {}
+        for contribution in sorted(self._contributions[noun], key=lambda contribution: contribution.rank):
+            if not contribution.plugin.is_open:
+                continue
+            for name, item in contribution.items.items():
+                if name in merged:
+                    self._report_clash(Clash(noun, name, owners[name].name, contribution.plugin.name))
+                else:
+                    merged[name], owners[name] = item, contribution.plugin
+        return merged
+
+    def _report_clash(self, clash: Clash) -> None:
+        if clash in self._clashes:
+            return
+        self._clashes[clash] = None
+        is_wanted = clash.winner in self._order or self._plugins[clash.winner].is_by_hand
+        logger.log(
+            logging.DEBUG if is_wanted else logging.WARNING,
+            "plugins %s and %s both bring %s %r: %s comes first and is used (plugins.order changes that)",
+            *(clash.winner, clash.loser, clash.noun, clash.name, clash.winner),
+        )
+
+    # -- guarding -----------------------------------------------------------------------------------------------------
+
+    def _guard_items(self, plugin: _Plugin, noun: str, items: dict[str, object]) -> dict[str, object]:
+        if noun != "backends":
+            return items
+        return {name: self._guarded(plugin, cast("BackendFactory", item)) for name, item in items.items()}
+
+    def _guarded(self, plugin: _Plugin, factory: BackendFactory) -> BackendFactory:
+        """The factory with its failures turned into `PluginError`s that name the plugin."""
+        hook = f"{PREFIX}backends"
+
+        def make(link: Link, settings: Settings) -> Backend:
+            from pyagent.core.backends import Backend
+
+            try:
+                backend = factory(link, settings)
+            except PyAgentError:
+                raise
+            except Exception as error:
+                target = plugin.target_for("backends") or ""
+                why = self._why(plugin, target, error, f"failed to make the backend {link}")
+                raise PluginError(f"plugin {plugin.name!r} {why}", plugin=plugin.name, hook=hook) from error
+            if not isinstance(cast("object", backend), Backend):
+                what = f"made a {type(backend).__name__} for {link}, which is not a Backend (models, chat, health, ...)"
+                raise PluginError(f"plugin {plugin.name!r} {what}", plugin=plugin.name, hook=hook)
+            return backend
+
+        return make
+
+    def _info(self, plugin: _Plugin) -> PluginInfo:
+        by_noun = [(noun, [c for c in self._contributions[noun] if c.plugin is plugin]) for noun in NOUNS]
+        filled = tuple(noun for noun, contributions in by_noun if contributions)
+        return PluginInfo(
+            name=plugin.name,
+            version=distribution_version(plugin.distribution),
+            distribution=distribution_name(plugin.distribution),
+            nouns=tuple(noun for noun in plugin.noun_to_target if noun) or filled,
+            state=plugin.state,
+            reason=plugin.reason,
+            load_seconds=plugin.load_seconds,
+            is_builtin=plugin.is_builtin and not plugin.is_by_hand,
+            modules=() if plugin.is_by_hand else tuple(dict.fromkeys(plugin.noun_to_target.values())),
+            hooks=tuple(PREFIX + noun for noun in filled),
+            provides={noun: tuple(name for c in found for name in c.items) for noun, found in by_noun if found},
+        )
+
+
+def _is_same(one: Distribution | None, other: Distribution) -> bool:
+    return one is other or distribution_name(one) == distribution_name(other)
