@@ -1,1 +1,1 @@
-"""backends."""
+"""Backends that reach other programs over the network."""

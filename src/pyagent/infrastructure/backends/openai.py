@@ -1,0 +1,253 @@
+"""Any OpenAI-compatible server as a backend: `openai:URL` or `openai:URL#model` in a chain.
+
+Every answer is streamed. Failures of the network and of the other side are mapped here, once, to our errors; the API
+key goes into one header and nowhere else. Sockets open on the first call, one pool for each event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from pyagent.core.backends import Backend, BackendFactory, Link
+from pyagent.core.config import read_secret
+from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError
+from pyagent.core.hooks import hookimpl
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+from pyagent.core.resilience.deadline import Deadline
+from pyagent.infrastructure.backends.openai_wire import (
+    ChunkReader,
+    ModelList,
+    encode_request,
+    map_error,
+    unquote_choice,
+)
+from pyagent.infrastructure.backends.sse import EventTooLargeError, SseDecoder
+
+if TYPE_CHECKING:
+    import httpx
+
+    from pyagent.core.config import Settings
+
+_MAX_ERROR_BYTES = 64 * 1024
+_HEALTH_SECONDS = 3.0
+
+
+class OpenAIBackend:
+    """One OpenAI-compatible server. `read_seconds` bounds the silence between two pieces of an answer."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "",
+        api_key: str | None = None,
+        connect_seconds: float = 5.0,
+        read_seconds: float = 120.0,
+    ) -> None:
+        parts = _split(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ConfigError(
+                f"openai: takes an http(s) URL such as openai:http://host:8000/v1, got {url!r}", key="chain"
+            )
+        if parts.username or parts.password:
+            raise ConfigError("openai: the URL may hold no password; name it in backends.api_keys", key="chain")
+        self._url = url.rstrip("/")
+        self._model = model
+        self._api_key = api_key
+        self._seconds = (connect_seconds, read_seconds)
+        self._is_loopback = _is_loopback(parts.hostname)
+        self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+        self.name = f"openai:{self._url}" + (f"#{model}" if model else "")
+
+    async def models(self) -> list[ModelInfo]:
+        """What GET /models lists."""
+        async with self._errors_mapped():
+            response = await self._http().get(f"{self._url}/models")
+            if response.status_code != 200:
+                raise self._mapped(response, response.content)
+        try:
+            listed = msgspec.json.decode(response.content, type=ModelList)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BackendError(f"{self.name}: /models is not a list of models: {error}", backend=self.name) from error
+        return [
+            ModelInfo(id=model.id, backend=self.name, context_length=model.context_length or model.max_model_len)
+            for model in listed.data
+        ]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Stream the answer; closing the iterator closes the connection, which aborts the server's work."""
+        deadline = Deadline.after(request.timeout_seconds)
+        path, body = encode_request(request, await deadline.bound(self._pick_model(request), self.name))
+        reader = ChunkReader(self.name, request.model or self._model)
+        wanted = request.response_format
+        held: list[ChatDelta] | None = [] if wanted and wanted.type == "choice" else None
+        events = self._events(path, body)
+        try:
+            while not reader.is_finished and (data := await deadline.bound(_next(events), self.name)) is not None:
+                delta = reader.read(data)
+                if delta and held is not None:
+                    held.append(delta)
+                elif delta:
+                    yield delta
+        finally:
+            await events.aclose()
+        last = reader.last()
+        if held is not None and wanted:
+            text = unquote_choice("".join(delta.content for delta in held), wanted.choice or [], self.name)
+            yield ChatDelta(content=text, model=reader.model, backend=self.name)
+        yield last
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Not in this version."""
+        raise RequestError(f"{self.name} does not embed in this version; use an embedding backend", param="model")
+
+    async def health(self) -> Health:
+        """Ready when it lists its models, and the one this link names is among them."""
+        try:
+            models = [model.id for model in await Deadline.after(_HEALTH_SECONDS).bound(self.models(), "its models")]
+        except PyAgentError as error:
+            return Health(is_ready=False, detail=str(error).removeprefix(f"{self.name}: "))
+        if self._model and self._model not in models:
+            return Health(
+                is_ready=False, detail=f"has no model {self._model!r}, but {', '.join(models)}", models=models
+            )
+        return Health(is_ready=True, models=models)
+
+    async def close(self) -> None:
+        """Close the pool of the running event loop; a pool of an ended loop died with it."""
+        if self._client and self._client[0] is asyncio.get_running_loop():
+            await self._client[1].aclose()
+        self._client = None
+
+    # -- the wire -------------------------------------------------------------------------------------------------
+
+    async def _pick_model(self, request: ChatRequest) -> str:
+        """The model to ask for: the request's, the link's, or the first that the server lists."""
+        if request.model and self._model and request.model != self._model:
+            raise RequestError(
+                f"{self.name} serves {self._model!r}, not {request.model!r}", param="model", code="model_not_found"
+            )
+        if request.model or self._model:
+            return request.model or self._model
+        models = await self.models()
+        if not models:
+            raise BackendError(f"{self.name} lists no model; load one there", backend=self.name, retryable=False)
+        return models[0].id
+
+    async def _events(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
+        decoder = SseDecoder()
+        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        async with (
+            self._errors_mapped(),
+            self._http().stream("POST", f"{self._url}/{path}", content=body, headers=headers) as response,
+        ):
+            if response.status_code != 200:
+                raise self._mapped(response, await _head(response))
+            kind = response.headers.get("content-type", "")
+            if not kind.startswith("text/event-stream"):
+                raise BackendError(
+                    f"{self.name} answered with {kind or 'no content type'}, not a stream", backend=self.name
+                )
+            async for chunk in response.aiter_bytes():
+                for data in decoder.feed(chunk):
+                    yield data
+
+    def _http(self) -> httpx.AsyncClient:
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            connect, read = self._seconds
+            client = httpx.AsyncClient(
+                headers={"authorization": f"Bearer {self._api_key}"} if self._api_key else None,
+                timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+                trust_env=not self._is_loopback,  # a proxy from the environment must not see what stays on this machine
+            )
+            self._client = (loop, client)
+        return self._client[1]
+
+    @asynccontextmanager
+    async def _errors_mapped(self) -> AsyncGenerator[None]:
+        import httpx
+
+        try:
+            yield
+        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, EventTooLargeError, OSError) as error:
+            raise BackendError(f"{self.name}: {_why(error)}", backend=self.name) from error
+
+    def _mapped(self, response: httpx.Response, body: bytes) -> PyAgentError:
+        return map_error(self.name, response.status_code, body, response.headers.get("retry-after"))
+
+
+def _why(error: Exception) -> str:
+    """A network failure in words a user can act on."""
+    import httpx
+
+    match error:
+        case httpx.ConnectTimeout() | httpx.ConnectError():
+            return f"cannot connect ({str(error) or 'timed out'}); is the server running?"
+        case httpx.ReadTimeout():
+            return "sent nothing for too long (backends.timeout_seconds)"
+        case httpx.RemoteProtocolError() | httpx.ReadError():
+            return "closed the connection in mid-answer"
+        case _:
+            return str(error) or type(error).__name__
+
+
+async def _next(events: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(events, None)
+
+
+async def _head(response: httpx.Response) -> bytes:
+    """The beginning of an error's body, enough to say what it says."""
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _MAX_ERROR_BYTES:
+            break
+    return body
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError(f"openai: {url!r} is not a URL: {error}", key="chain") from error
+    return parts
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_backend(link: Link, settings: Settings) -> Backend:
+    """The backend of a chain entry `openai:URL[#model]`, with the key that `backends.api_keys` names for its host."""
+    url, _, model = link.target.partition("#")
+    parts = _split(url)
+    references = settings.backends.api_keys
+    reference = references.get(parts.netloc) or references.get(parts.hostname or "")
+    return OpenAIBackend(
+        url,
+        model=model,
+        api_key=read_secret(reference) if reference else None,
+        connect_seconds=settings.backends.connect_timeout_seconds,
+        read_seconds=settings.backends.timeout_seconds,
+    )
+
+
+@hookimpl
+def pyagent_register_backends() -> dict[str, BackendFactory]:
+    """The scheme `openai`."""
+    return {"openai": make_backend}
