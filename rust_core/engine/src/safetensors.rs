@@ -1,0 +1,254 @@
+//! A folder in the layout of the Hugging Face hub: `config.json` and one or more `*.safetensors`.
+//!
+//! The header's format is read by the `safetensors` crate, which refuses holes, overlaps and sizes that disagree
+//! with dtype and shape; here its size is bounded first, its facts are put into errors, and its shapes are turned to
+//! the order of [`TensorView`]. File names in an index are hostile input too: only names in this folder are opened.
+
+mod header;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+pub use header::{SafetensorsHeader, SafetensorsInfo};
+
+use crate::weights::{Mapping, ModelFileError, TensorView, clipped};
+
+/// Longest `config.json` or index that is read; real ones are below 1 MiB.
+const MAX_JSON_BYTES: u64 = 16 << 20;
+
+const CONFIG_NAME: &str = "config.json";
+const INDEX_NAME: &str = "model.safetensors.index.json";
+
+/// Element types that are read, for messages.
+const SUPPORTED: &str = "F32, F16, BF16";
+
+/// A JSON object: keys with any values.
+pub type JsonObject = serde_json::Map<String, serde_json::Value>;
+
+/// A model in safetensors files, mapped, their headers checked.
+#[derive(Debug)]
+pub struct SafetensorsFolder {
+    path: PathBuf,
+    config: JsonObject,
+    shards: Vec<Mapping>,
+    name_to_tensor: BTreeMap<String, ShardTensor>,
+}
+
+/// A tensor and the shard it is in.
+#[derive(Debug)]
+struct ShardTensor {
+    shard: usize,
+    info: SafetensorsInfo,
+}
+
+impl SafetensorsFolder {
+    /// Reads `config.json`, maps the safetensors files and checks their headers.
+    ///
+    /// With a `model.safetensors.index.json` the files are those it names, and each tensor must be where it says;
+    /// without one they are all `*.safetensors` of the folder. As with GGUF, files must not be changed in place.
+    pub fn open(path: &Path) -> Result<Self, ModelFileError> {
+        let config = read_object(&path.join(CONFIG_NAME))?;
+        let index = path.join(INDEX_NAME);
+        let weight_map = if index.exists() {
+            Some(read_index(&index)?)
+        } else {
+            None
+        };
+        let file_names = match &weight_map {
+            Some(weight_map) => weight_map.values().cloned().collect(),
+            None => find_files(path).map_err(|error| error.in_file(path))?,
+        };
+        let mut folder = Self {
+            path: path.to_owned(),
+            config,
+            shards: Vec::new(),
+            name_to_tensor: BTreeMap::new(),
+        };
+        for file_name in &file_names {
+            folder.add_shard(&path.join(file_name))?;
+        }
+        for (name, file_name) in weight_map.iter().flatten() {
+            folder
+                .check_place(name, file_name)
+                .map_err(|error| error.in_file(&index))?;
+        }
+        Ok(folder)
+    }
+
+    /// The folder that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The content of `config.json`.
+    pub fn config(&self) -> &JsonObject {
+        &self.config
+    }
+
+    /// The tensor with this name, if there is one; an error if its element type cannot be read.
+    pub fn find_tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, ModelFileError> {
+        let Some((name, tensor)) = self.name_to_tensor.get_key_value(name) else {
+            return Ok(None);
+        };
+        self.view(name, tensor).map(Some)
+    }
+
+    /// Every tensor whose element type can be read, by name.
+    ///
+    /// Others (position numbers of old models, for instance) do not keep a folder from being opened; asking for one
+    /// of them by name says what it is.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.name_to_tensor
+            .iter()
+            .filter_map(|(name, tensor)| self.view(name, tensor).ok())
+    }
+
+    /// Bytes of all safetensors files.
+    pub fn file_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.bytes().len() as u64).sum()
+    }
+
+    pub(crate) fn mappings(&self) -> impl Iterator<Item = &Mapping> {
+        self.shards.iter()
+    }
+
+    fn add_shard(&mut self, path: &Path) -> Result<(), ModelFileError> {
+        let mapping = Mapping::open(path)?;
+        let header = SafetensorsHeader::parse(mapping.bytes()).map_err(|error| error.in_file(path))?;
+        let shard = self.shards.len();
+        for (name, info) in header.tensors {
+            if self.name_to_tensor.contains_key(&name) {
+                let fault = ModelFileError::Duplicate {
+                    what: "tensor name",
+                    name: clipped(&name),
+                };
+                return Err(fault.in_file(path));
+            }
+            self.name_to_tensor.insert(name, ShardTensor { shard, info });
+        }
+        self.shards.push(mapping);
+        Ok(())
+    }
+
+    fn check_place(&self, name: &str, file_name: &str) -> Result<(), ModelFileError> {
+        let found = self
+            .name_to_tensor
+            .get(name)
+            .map(|tensor| self.shards[tensor.shard].path());
+        if found.is_some_and(|path| path.ends_with(file_name)) {
+            return Ok(());
+        }
+        let place = found.map_or("in no file".to_owned(), |path| format!("in {}", path.display()));
+        let reason = format!(
+            "it says tensor {:?} is in {file_name}, but it is {place}",
+            clipped(name)
+        );
+        Err(ModelFileError::Json { reason })
+    }
+
+    fn view<'a>(&'a self, name: &'a str, tensor: &'a ShardTensor) -> Result<TensorView<'a>, ModelFileError> {
+        let mapping = &self.shards[tensor.shard];
+        match &tensor.info.kind {
+            Ok(kind) => {
+                let bytes = &mapping.bytes()[tensor.info.range.clone()];
+                Ok(TensorView {
+                    name,
+                    dims: &tensor.info.dims,
+                    kind: *kind,
+                    bytes,
+                })
+            }
+            Err(found) => {
+                let (name, found) = (clipped(name), found.clone());
+                let fault = ModelFileError::ElementType {
+                    name,
+                    found,
+                    supported: SUPPORTED,
+                };
+                Err(fault.in_file(mapping.path()))
+            }
+        }
+    }
+}
+
+/// Names of the safetensors files in a folder.
+fn find_files(folder: &Path) -> Result<BTreeSet<String>, ModelFileError> {
+    let unreadable = |source| ModelFileError::Io {
+        action: "list the folder",
+        source,
+    };
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name();
+        names.extend(name.to_str().filter(|name| is_shard_name(name)).map(str::to_owned));
+    }
+    if names.is_empty() {
+        let got = "a folder with config.json and no *.safetensors".to_owned();
+        return Err(ModelFileError::NotAModel { got });
+    }
+    Ok(names)
+}
+
+/// Whether this names a safetensors file in the folder itself, not one somewhere else.
+fn is_shard_name(name: &str) -> bool {
+    name.ends_with(".safetensors") && !name.contains(['/', '\\', ':', '\0'])
+}
+
+/// The index's map from tensor to file.
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelFileError> {
+    let refuse = |reason: String| ModelFileError::Json { reason }.in_file(path);
+    let object = read_object(path)?;
+    let Some(weight_map) = object.get("weight_map").and_then(serde_json::Value::as_object) else {
+        return Err(refuse(
+            "expected an object \"weight_map\" from tensor names to file names".to_owned(),
+        ));
+    };
+    let mut name_to_file = BTreeMap::new();
+    for (name, file) in weight_map {
+        let Some(file) = file.as_str().filter(|file| is_shard_name(file)) else {
+            let (name, file) = (clipped(name), clipped(&file.to_string()));
+            return Err(refuse(format!(
+                "tensor {name:?} is in {file}: expected the name of a safetensors file beside it"
+            )));
+        };
+        name_to_file.insert(name.clone(), file.to_owned());
+    }
+    if name_to_file.is_empty() {
+        return Err(refuse("\"weight_map\" names no tensors".to_owned()));
+    }
+    Ok(name_to_file)
+}
+
+/// Reads a JSON file that must hold an object.
+fn read_object(path: &Path) -> Result<JsonObject, ModelFileError> {
+    read_bounded(path)
+        .and_then(|bytes| {
+            serde_json::from_slice(&bytes).map_err(|error| ModelFileError::Json {
+                reason: clipped(&error.to_string()),
+            })
+        })
+        .map_err(|error| error.in_file(path))
+}
+
+fn read_bounded(path: &Path) -> Result<Vec<u8>, ModelFileError> {
+    let io = |action| move |source| ModelFileError::Io { action, source };
+    let facts = path.metadata().map_err(io("find the file"))?;
+    if !facts.is_file() {
+        return Err(ModelFileError::Json {
+            reason: "expected a file, got something else".to_owned(),
+        });
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(io("open the file"))?;
+    file.take(MAX_JSON_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(io("read the file"))?;
+    if bytes.len() as u64 > MAX_JSON_BYTES {
+        return Err(ModelFileError::Json {
+            reason: format!("it is longer than the {MAX_JSON_BYTES} bytes allowed"),
+        });
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,136 @@
+//! One view of a model's tensors, whatever file they come from.
+//!
+//! Knows where a tensor's bytes are and how they are encoded; must not know what the tensor is for.
+
+mod error;
+mod mapping;
+
+use std::ops::Range;
+use std::path::Path;
+
+use pyagent_kernels::ggml::{self, GgmlError, GgmlType};
+
+pub use error::ModelFileError;
+pub(crate) use error::clipped;
+pub(crate) use mapping::Mapping;
+
+use crate::gguf::GgufFile;
+use crate::safetensors::SafetensorsFolder;
+
+/// A tensor's place in a mapped file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorView<'a> {
+    /// Its name in the file.
+    pub name: &'a str,
+    /// Its dimensions in GGUF's order, the contiguous one first: a matrix is `[cols, rows]`. None is zero.
+    ///
+    /// Safetensors and numpy write the same shape the other way round.
+    pub dims: &'a [usize],
+    /// How its elements are encoded.
+    pub kind: GgmlType,
+    /// Its elements, row after row; exactly `rows() * kind.row_bytes(cols())` bytes, at any address.
+    pub bytes: &'a [u8],
+}
+
+impl TensorView<'_> {
+    /// The contiguous dimension: elements of a row (1 for a scalar).
+    pub fn cols(&self) -> usize {
+        self.dims.first().copied().unwrap_or(1)
+    }
+
+    /// The product of all other dimensions: 1 for a vector.
+    pub fn rows(&self) -> usize {
+        self.dims.iter().skip(1).product()
+    }
+
+    /// The elements as numbers.
+    pub fn to_f32(&self) -> Result<Vec<f32>, GgmlError> {
+        let mut values = vec![0.0; self.cols() * self.rows()];
+        ggml::dequantise(self.kind, self.bytes, &mut values)?;
+        Ok(values)
+    }
+}
+
+/// A model's weights, mapped and checked.
+#[derive(Debug)]
+pub enum ModelFile {
+    /// One GGUF file.
+    Gguf(GgufFile),
+    /// A folder with `config.json` and safetensors.
+    Safetensors(SafetensorsFolder),
+}
+
+impl ModelFile {
+    /// Opens a GGUF file, or a folder that holds `config.json` and `*.safetensors`.
+    pub fn open(path: &Path) -> Result<Self, ModelFileError> {
+        if path.is_dir() {
+            return SafetensorsFolder::open(path).map(Self::Safetensors);
+        }
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let got = "a single safetensors file; give the folder it is in".to_owned();
+            return Err(ModelFileError::NotAModel { got }.in_file(path));
+        }
+        GgufFile::open(path).map(Self::Gguf)
+    }
+
+    /// The file or folder that was opened.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Gguf(file) => file.path(),
+            Self::Safetensors(folder) => folder.path(),
+        }
+    }
+
+    /// The tensor with this name; an error if there is none.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, ModelFileError> {
+        self.find_tensor(name)?
+            .ok_or_else(|| ModelFileError::TensorMissing { name: name.to_owned() }.in_file(self.path()))
+    }
+
+    /// The tensor with this name, if there is one; an error if its element type cannot be read.
+    pub fn find_tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, ModelFileError> {
+        match self {
+            Self::Gguf(file) => Ok(file.find_tensor(name)),
+            Self::Safetensors(folder) => folder.find_tensor(name),
+        }
+    }
+
+    /// Every tensor that can be read, in the order of the file (by name in a folder).
+    pub fn tensors(&self) -> Box<dyn Iterator<Item = TensorView<'_>> + '_> {
+        match self {
+            Self::Gguf(file) => Box::new(file.tensors()),
+            Self::Safetensors(folder) => Box::new(folder.tensors()),
+        }
+    }
+
+    /// Bytes of all mapped files.
+    pub fn file_bytes(&self) -> u64 {
+        match self {
+            Self::Gguf(file) => file.file_bytes(),
+            Self::Safetensors(folder) => folder.file_bytes(),
+        }
+    }
+
+    /// Gives the memory behind a tensor back to the system, for instance once it is packed.
+    ///
+    /// Its bytes stay readable (from the file, slowly). Does nothing where the system has no such call, and nothing
+    /// for bytes that are not of this file.
+    pub fn drop_pages(&self, bytes: &[u8]) {
+        let drop_from = |mapping: &Mapping| {
+            if let Some(range) = range_within(bytes, mapping.bytes()) {
+                mapping.drop_pages(range);
+            }
+        };
+        match self {
+            Self::Gguf(file) => drop_from(file.mapping()),
+            Self::Safetensors(folder) => folder.mappings().for_each(drop_from),
+        }
+    }
+}
+
+/// Where `part` lies in `whole`, if it does.
+fn range_within(part: &[u8], whole: &[u8]) -> Option<Range<usize>> {
+    let start = part.as_ptr().addr().checked_sub(whole.as_ptr().addr())?;
+    let end = start.checked_add(part.len())?;
+    (end <= whole.len()).then_some(start..end)
+}

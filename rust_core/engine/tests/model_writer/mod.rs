@@ -1,0 +1,181 @@
+//! Writes small model files for tests: valid ones by default, broken ones where a test asks for it.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A GGUF string: a length of 64 bits and the text.
+pub fn string(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// A GGUF array of already encoded elements.
+pub fn array(element_type: u32, count: u64, elements: &[u8]) -> Vec<u8> {
+    [&element_type.to_le_bytes()[..], &count.to_le_bytes(), elements].concat()
+}
+
+/// A GGUF file in the making.
+#[derive(Clone)]
+pub struct GgufWriter {
+    pub magic: [u8; 4],
+    pub version: u32,
+    pub alignment: usize,
+    /// Written instead of the true number of metadata keys.
+    pub num_entries: Option<u64>,
+    /// Written instead of the true number of tensors.
+    pub num_tensors: Option<u64>,
+    pub entries: Vec<Vec<u8>>,
+    pub infos: Vec<Vec<u8>>,
+    pub data: Vec<u8>,
+}
+
+impl Default for GgufWriter {
+    fn default() -> Self {
+        Self {
+            magic: *b"GGUF",
+            version: 3,
+            alignment: 32,
+            num_entries: None,
+            num_tensors: None,
+            entries: Vec::new(),
+            infos: Vec::new(),
+            data: Vec::new(),
+        }
+    }
+}
+
+impl GgufWriter {
+    /// Adds a key whose value is already encoded.
+    pub fn entry(mut self, key: &str, value_type: u32, value: &[u8]) -> Self {
+        self.entries
+            .push([&string(key)[..], &value_type.to_le_bytes(), value].concat());
+        self
+    }
+
+    /// Adds a key with a string.
+    pub fn text(self, key: &str, value: &str) -> Self {
+        self.entry(key, 8, &string(value))
+    }
+
+    /// Adds a key with a `u32`.
+    pub fn number(self, key: &str, value: u32) -> Self {
+        self.entry(key, 4, &value.to_le_bytes())
+    }
+
+    /// Adds a tensor at the next aligned place.
+    pub fn tensor(mut self, name: &str, dims: &[u64], type_id: u32, bytes: &[u8]) -> Self {
+        self.data.resize(self.data.len().next_multiple_of(self.alignment), 0);
+        let offset = self.data.len() as u64;
+        self.data.extend_from_slice(bytes);
+        self.tensor_at(name, dims, type_id, offset)
+    }
+
+    /// Adds a line to the tensor table and no data.
+    pub fn tensor_at(mut self, name: &str, dims: &[u64], type_id: u32, offset: u64) -> Self {
+        let dim_bytes: Vec<u8> = dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
+        let num_dims = (dims.len() as u32).to_le_bytes();
+        let info = [
+            &string(name)[..],
+            &num_dims,
+            &dim_bytes,
+            &type_id.to_le_bytes(),
+            &offset.to_le_bytes(),
+        ];
+        self.infos.push(info.concat());
+        self
+    }
+
+    /// The file.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.magic.to_vec();
+        bytes.extend(self.version.to_le_bytes());
+        bytes.extend(self.num_tensors.unwrap_or(self.infos.len() as u64).to_le_bytes());
+        bytes.extend(self.num_entries.unwrap_or(self.entries.len() as u64).to_le_bytes());
+        bytes.extend(self.entries.concat());
+        bytes.extend(self.infos.concat());
+        if !self.infos.is_empty() {
+            bytes.resize(bytes.len().next_multiple_of(self.alignment), 0);
+            bytes.extend(&self.data);
+        }
+        bytes
+    }
+
+    /// Writes the file into a folder.
+    pub fn write(&self, folder: &Path) -> PathBuf {
+        let path = folder.join("model.gguf");
+        fs::write(&path, self.bytes()).expect("the test's folder is writable");
+        path
+    }
+}
+
+/// A GGUF file with every value type and tensors of several element types.
+pub fn full_gguf(version: u32) -> GgufWriter {
+    let nested = [
+        array(4, 2, &[1u32.to_le_bytes(), 2u32.to_le_bytes()].concat()),
+        array(7, 1, &[1]),
+    ]
+    .concat();
+    GgufWriter {
+        version,
+        ..GgufWriter::default()
+    }
+    .text("general.architecture", "llama")
+    .entry("u8", 0, &[200])
+    .entry("i8", 1, &[0xff])
+    .entry("u16", 2, &60_000u16.to_le_bytes())
+    .entry("i16", 3, &(-3i16).to_le_bytes())
+    .number("u32", 4_000_000_000)
+    .entry("i32", 5, &(-5i32).to_le_bytes())
+    .entry("f32", 6, &1.5f32.to_le_bytes())
+    .entry("bool", 7, &[1])
+    .entry("u64", 10, &u64::MAX.to_le_bytes())
+    .entry("i64", 11, &7i64.to_le_bytes())
+    .entry("f64", 12, &0.1f64.to_le_bytes())
+    .entry("strings", 9, &array(8, 2, &[string("a"), string("\u{2581}b")].concat()))
+    .entry(
+        "f32s",
+        9,
+        &array(6, 2, &[0.5f32.to_le_bytes(), (-1f32).to_le_bytes()].concat()),
+    )
+    .entry(
+        "i32s",
+        9,
+        &array(5, 2, &[(-1i32).to_le_bytes(), 6i32.to_le_bytes()].concat()),
+    )
+    .entry("u16s", 9, &array(2, 1, &60_000u16.to_le_bytes()))
+    .entry("u64s", 9, &array(10, 1, &u64::MAX.to_le_bytes()))
+    .entry("nested", 9, &array(9, 2, &nested))
+    .entry("empty", 9, &array(8, 0, &[]))
+    .tensor(
+        "norm",
+        &[3],
+        0,
+        &[1f32.to_le_bytes(), 2f32.to_le_bytes(), 3f32.to_le_bytes()].concat(),
+    )
+    .tensor(
+        "embedding",
+        &[32, 2],
+        8,
+        &[&[0x00, 0x3c], &[1u8; 32][..], &[0x00, 0x40], &[2u8; 32]].concat(),
+    )
+    .tensor("half", &[2, 1, 2], 1, &[0x00, 0x3c].repeat(4))
+    .tensor("scalar", &[], 30, &[0x80, 0x3f])
+}
+
+/// A safetensors file from a header and its data.
+pub fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
+}
+
+/// A valid safetensors file with four tensors, one of which has a type that is not read.
+pub fn full_safetensors() -> Vec<u8> {
+    let header = r#"{"__metadata__":{"format":"pt"},
+        "a.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},
+        "b.weight":{"dtype":"BF16","shape":[2],"data_offsets":[24,28]},
+        "c.weight":{"dtype":"F16","shape":[1,1,2],"data_offsets":[28,32]},
+        "position_ids":{"dtype":"I64","shape":[1],"data_offsets":[32,40]}}"#;
+    let numbers: Vec<u8> = (0u8..6).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+    let halves = [0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3c, 0x00, 0xbc];
+    safetensors_bytes(header, &[&numbers[..], &halves, &[0; 8]].concat())
+}
