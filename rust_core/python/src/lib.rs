@@ -1,6 +1,8 @@
 //! `pyagent._rust`: converts arguments, releases the GIL, calls the pure crates, converts back.
 
 mod cache;
+mod engine;
+mod text;
 
 use pyo3::prelude::*;
 
@@ -11,6 +13,12 @@ mod _rust {
 
     #[pymodule_export]
     use crate::cache::{BlockPool, OutOfBlocks, PoolStats};
+
+    #[pymodule_export]
+    use crate::text::analyse_code;
+
+    #[pymodule_export]
+    use crate::engine::{CpuModel, Drawn, ModelFileError, SamplerState, cpu_features};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
