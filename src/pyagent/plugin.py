@@ -1,0 +1,120 @@
+"""All a plugin may import: the hook mark, backends, messages, errors, agents and tools. A test pins this list.
+
+What lives in heavier modules is looked up when first used, so importing this costs what the messages cost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyagent.core.backends import Answer, Backend, BackendFactory, Link, collect
+from pyagent.core.errors import (
+    AgentError,
+    BackendError,
+    BudgetError,
+    CapacityError,
+    ConfigError,
+    ContextOverflowError,
+    DeadlineError,
+    ModelError,
+    PluginError,
+    PyAgentError,
+    RequestError,
+)
+from pyagent.core.hooks import hookimpl
+from pyagent.core.messages import (
+    Attempt,
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    FinishReason,
+    FunctionCall,
+    FunctionDefinition,
+    Health,
+    ImagePart,
+    ImageUrl,
+    JsonSchemaFormat,
+    Message,
+    ModelInfo,
+    PromptTokensDetails,
+    ResponseFormat,
+    Role,
+    SamplingParams,
+    TextPart,
+    Timings,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from pyagent.core.config import Settings
+    from pyagent.core.fleet.agent import Agent, Context, Task
+    from pyagent.core.fleet.tools import FleetTool
+
+_LATER = {
+    "Agent": "pyagent.core.fleet.agent",
+    "Context": "pyagent.core.fleet.agent",
+    "FleetTool": "pyagent.core.fleet.tools",
+    "Settings": "pyagent.core.settings",
+    "Task": "pyagent.core.fleet.agent",
+}
+
+__all__ = [
+    "Agent",
+    "AgentError",
+    "Answer",
+    "Attempt",
+    "Backend",
+    "BackendError",
+    "BackendFactory",
+    "BudgetError",
+    "CapacityError",
+    "ChatDelta",
+    "ChatRequest",
+    "ConfigError",
+    "Context",
+    "ContextOverflowError",
+    "DeadlineError",
+    "EmbedRequest",
+    "EmbedResult",
+    "FinishReason",
+    "FleetTool",
+    "FunctionCall",
+    "FunctionDefinition",
+    "Health",
+    "ImagePart",
+    "ImageUrl",
+    "JsonSchemaFormat",
+    "Link",
+    "Message",
+    "ModelError",
+    "ModelInfo",
+    "PluginError",
+    "PromptTokensDetails",
+    "PyAgentError",
+    "RequestError",
+    "ResponseFormat",
+    "Role",
+    "SamplingParams",
+    "Settings",
+    "Task",
+    "TextPart",
+    "Timings",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "Usage",
+    "collect",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _LATER:
+        raise AttributeError(f"pyagent.plugin has no {name!r}; see docs/reference/plugins.md for what it has")
+    return getattr(import_module(_LATER[name]), name)
