@@ -1,0 +1,145 @@
+"""What an agent is, and the task it is given.
+
+An agent is any object with a name, a description and `run`. Its types stand where Python has them: `run`'s return
+annotation is the type of its result, and an optional `arguments` attribute (a msgspec struct, or a union of tagged ones)
+is the type of `Task.arguments`. The fleet checks both, so that nothing malformed spreads. Knows no model and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, get_type_hints
+
+import msgspec
+
+from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.messages import JsonObject
+
+if TYPE_CHECKING:
+    from pyagent.core.fleet.context import Context
+
+T = TypeVar("T")
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is asked of an agent. `results` holds the outputs of the steps that this one comes after, by step name."""
+
+    text: str = ""
+    files: tuple[str, ...] = ()
+    arguments: JsonObject = {}
+    results: dict[str, object] = {}
+
+    def arguments_as(self, kind: type[T]) -> T:
+        """The arguments as `kind`, a msgspec struct; raises `RequestError` naming what is wrong."""
+        try:
+            return msgspec.convert(self.arguments, kind, strict=True)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"the arguments are not what the agent takes: {error}", param="arguments") from error
+
+
+class Agent(Protocol):
+    """A specialist. It may also have:
+
+    - `arguments`: the type of `Task.arguments`, checked before it runs;
+    - `matches(task) -> str | None`: why the task is plainly for this agent (the router asks before it asks the model);
+    - `needs`: names of agents it spawns;
+    - `async close()`: releases what it holds, when the fleet ends.
+    """
+
+    name: str
+    description: str
+
+    async def run(self, context: Context, task: Task) -> object:
+        """Do the task. What it returns must be of the annotated type, and not empty."""
+        ...
+
+
+class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What programs need to know to call an agent. `arguments` and `output` are JSON schemas."""
+
+    name: str
+    description: str
+    arguments: JsonObject | None = None
+    output: JsonObject | None = None
+    needs: tuple[str, ...] = ()
+
+
+def describe(agent: Agent) -> AgentInfo:
+    """An agent's name, description and types."""
+    return AgentInfo(
+        name=agent.name,
+        description=agent.description,
+        arguments=_schema(arguments_type(agent)),
+        output=_schema(output_type(agent)),
+        needs=needs(agent),
+    )
+
+
+def arguments_type(agent: Agent) -> type[object] | None:
+    """The type of the agent's `Task.arguments`; None when it takes none but text."""
+    return cast("type[object] | None", getattr(agent, "arguments", None))
+
+
+def output_type(agent: Agent) -> object:
+    """The type `run` says it returns; `object` when it does not say."""
+    try:
+        return cast("object", get_type_hints(agent.run).get("return", object))
+    except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can resolve
+        return object
+
+
+def needs(agent: Agent) -> tuple[str, ...]:
+    """The agents it spawns."""
+    return tuple(cast("Sequence[str]", getattr(agent, "needs", ())))
+
+
+def rule_reason(agent: Agent, task: Task) -> str | None:
+    """Why the task is plainly for this agent, as its own rule says."""
+    matches = getattr(agent, "matches", None)
+    return matches(task) if callable(matches) else None  # type: ignore[return-value]
+
+
+def checked_task(agent: Agent, task: Task) -> Task:
+    """The task with a JSON text read as arguments; raises `RequestError` when they are not what the agent takes."""
+    kind = arguments_type(agent)
+    if not task.arguments and kind is not None and task.text.lstrip().startswith("{"):
+        try:
+            arguments = msgspec.json.decode(task.text, type=JsonObject)
+        except msgspec.DecodeError as error:
+            raise RequestError(f"{agent.name}: the arguments are not valid JSON: {error}", param="arguments") from error
+        task = msgspec.structs.replace(task, text="", arguments=arguments)
+    if task.arguments and kind is None:
+        raise RequestError(f"{agent.name} takes a text, not arguments", param="arguments")
+    if task.arguments and kind is not None:
+        task.arguments_as(kind)
+    if not (task.text.strip() or task.files or task.arguments or task.results):
+        raise RequestError(f"{agent.name} needs a task: a text, a file or arguments", param="text")
+    return task
+
+
+def checked_output(agent: Agent, output: object) -> object:
+    """The output; raises `AgentError` when it is empty or not of the type the agent promises."""
+    if output is None or (isinstance(output, str) and not output.strip()):
+        raise AgentError(f"{agent.name} gave an empty answer", agent=agent.name)
+    kind = output_type(agent)
+    if isinstance(kind, type) and kind is not object and not isinstance(output, kind):
+        message = f"{agent.name} promises {kind.__name__} and gave {type(output).__name__}: {output!r:.80}"
+        raise AgentError(message, agent=agent.name)
+    return output
+
+
+def unknown_name(what: str, name: str, known: Sequence[str]) -> RequestError:
+    """The error for a name nobody has, with the nearest one that somebody has."""
+    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(sorted(known)) or 'none'}"
+    return RequestError(f"there is no {what} {name!r}; {hint}", param=what, code=f"{what}_not_found")
+
+
+def _schema(kind: object) -> JsonObject | None:
+    if kind is None or kind is object:
+        return None
+    try:
+        return msgspec.json.schema(kind)
+    except TypeError:
+        return None
