@@ -193,6 +193,7 @@ fn damaged_headers_are_refused() {
         r#"{"dtype":"F33","shape":[2],"data_offsets":[0,8]}"#,
         r#"{"dtype":"F32","shape":[2]}"#,
         r#"{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"u":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#,
+        r#"{"dtype":"F32","shape":[2,1,1,1,1,1,1,1,1],"data_offsets":[0,8]}"#,
         "[[[[",
     ] {
         let error = SafetensorsHeader::parse(&entry(header)).expect_err(header);

@@ -12,6 +12,9 @@ use crate::weights::{ModelFileError, clipped};
 /// Longest header that is read, as in the format's own description.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
+/// Most dimensions a tensor may have; convolutions over video have five.
+const MAX_DIMS: usize = 8;
+
 /// The header's length comes first, in 64 bits.
 const LENGTH_BYTES: usize = 8;
 
@@ -102,14 +105,20 @@ fn place(
 
 fn read_info(name: &str, info: &TensorInfo, range: Range<usize>) -> Result<SafetensorsInfo, ModelFileError> {
     let dims: Vec<usize> = info.shape.iter().rev().copied().collect();
-    if dims.contains(&0) {
+    let refuse = |dims: &[usize], problem: String| {
         let dims = dims.iter().map(|dim| *dim as u64).collect();
-        let problem = "a dimension is 0; the file is damaged".to_owned();
-        return Err(ModelFileError::Dimensions {
+        ModelFileError::Dimensions {
             name: clipped(name),
             dims,
             problem,
-        });
+        }
+    };
+    if dims.len() > MAX_DIMS {
+        let problem = format!("{} of them, more than the {MAX_DIMS} that are read", dims.len());
+        return Err(refuse(&[], problem));
+    }
+    if dims.contains(&0) {
+        return Err(refuse(&dims, "a dimension is 0; the file is damaged".to_owned()));
     }
     let kind = match info.dtype {
         Dtype::F32 => Ok(GgmlType::F32),
