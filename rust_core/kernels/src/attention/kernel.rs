@@ -1,0 +1,384 @@
+//! The attention of a few rows (query token and head) at once, written once for all instruction sets.
+//!
+//! Three passes: scores of all visible keys into scratch; softmax per row; weighted sum of the values.
+//! `ROWS`, and the tile widths `KEYS` (blocks of keys) and `DIMS` (registers of dimensions), only say what is
+//! held in registers together: each number is computed by the same chain of operations for all of them.
+
+use std::ops::Range;
+
+use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType};
+use crate::elementwise::functions;
+use crate::lanes::{F16, LANES, Lanes};
+
+/// Scratch of a group, all on cache-line borders.
+pub(super) struct Work {
+    /// `[block][row][16]`.
+    pub(super) scores: *mut f32,
+    /// `[head_dim][row]`.
+    pub(super) queries: *mut f32,
+    /// `[row][head_dim]`.
+    pub(super) sums: *mut f32,
+}
+
+/// Rows computed together, and all they need.
+pub(super) struct Group<'a> {
+    pub(super) layout: &'a KvLayout,
+    pub(super) args: &'a AttentionArgs<'a>,
+    /// The first row; row `r` is query head `r % heads` of token `r / heads`.
+    pub(super) first_row: usize,
+    /// The blocks that any of the rows sees.
+    pub(super) blocks: Range<usize>,
+    pub(super) work: Work,
+}
+
+/// A number as it lies in key-value memory.
+trait Stored: Copy {
+    unsafe fn load<L: Lanes>(source: *const Self) -> L;
+    fn widen(self) -> f32;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(source: *const Self) -> L {
+        // SAFETY: the caller promises sixteen numbers and the set of `L`.
+        unsafe { L::load(source) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Stored for F16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(source: *const Self) -> L {
+        // SAFETY: the caller promises sixteen numbers and the set of `L`.
+        unsafe { L::load_f16(source) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Group<'_> {
+    /// Query token and query head of a row.
+    #[inline(always)]
+    fn token_and_head(&self, row: usize) -> (usize, usize) {
+        let row = self.first_row + row;
+        (
+            row / self.args.num_query_heads_per_kv,
+            row % self.args.num_query_heads_per_kv,
+        )
+    }
+
+    /// The positions that a row sees.
+    #[inline(always)]
+    fn visible(&self, row: usize) -> Range<usize> {
+        self.args.visible(self.token_and_head(row).0)
+    }
+
+    /// The bytes `offset` into a block of the sequence.
+    #[inline(always)]
+    unsafe fn block<T>(&self, block: usize, offset: usize) -> *const T {
+        // SAFETY: the caller promises that the table's blocks exist.
+        unsafe {
+            let id = *self.args.table.get_unchecked(block) as usize;
+            self.args.layer_base.add(id * self.layout.block_bytes() + offset).cast()
+        }
+    }
+}
+
+/// Computes a group of `ROWS` rows.
+///
+/// # Safety
+/// What [`super::attend`] asks for holds, the scratch has room for the group, and the CPU has the set of `L`.
+#[inline(always)]
+pub(super) unsafe fn attend<L: Lanes, const ROWS: usize, const KEYS: usize, const DIMS: usize>(group: &Group<'_>) {
+    // SAFETY: the caller's promise; the dtype says how the numbers lie.
+    unsafe {
+        match group.layout.dtype {
+            KvType::F32 => attend_stored::<L, f32, ROWS, KEYS, DIMS>(group),
+            KvType::F16 => attend_stored::<L, F16, ROWS, KEYS, DIMS>(group),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize, const DIMS: usize>(
+    group: &Group<'_>,
+) {
+    // SAFETY: the caller's promise, which is the same for each pass.
+    unsafe {
+        transpose_queries::<ROWS>(group);
+        score_blocks::<L, S, ROWS, KEYS>(group);
+        let mut inverse_sums = [0.0; ROWS];
+        for (row, inverse) in inverse_sums.iter_mut().enumerate() {
+            *inverse = 1.0 / weigh::<L, ROWS>(group, row);
+        }
+        sum_values::<L, S, ROWS, DIMS>(group);
+        write_out::<L, ROWS>(group, &inverse_sums);
+    }
+}
+
+/// Lays the queries out as `[head_dim][row]`, so that one pointer serves all rows of a dimension.
+#[inline(always)]
+unsafe fn transpose_queries<const ROWS: usize>(group: &Group<'_>) {
+    for row in 0..ROWS {
+        let (token, head) = group.token_and_head(row);
+        for d in 0..group.layout.head_dim {
+            // SAFETY: the caller promises the query rows and the scratch.
+            unsafe {
+                let number = *group
+                    .args
+                    .q
+                    .add(token * group.args.q_stride + head * group.layout.head_dim + d);
+                *group.work.queries.add(d * ROWS + row) = number;
+            }
+        }
+    }
+}
+
+/// Scores of every key in the group's blocks, scaled and capped.
+#[inline(always)]
+unsafe fn score_blocks<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(group: &Group<'_>) {
+    let mut block = group.blocks.start;
+    // SAFETY: the caller's promise; the tiles stay within the group's blocks.
+    unsafe {
+        while block + KEYS <= group.blocks.end {
+            score_tile::<L, S, ROWS, KEYS>(group, block);
+            block += KEYS;
+        }
+        while block < group.blocks.end {
+            score_tile::<L, S, ROWS, 1>(group, block);
+            block += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn score_tile<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(group: &Group<'_>, block: usize) {
+    // SAFETY: the caller promises blocks, queries, scratch and the set of `L`.
+    unsafe {
+        let keys_at = group.layout.keys_at(group.args.kv_head);
+        let mut keys: [*const S; KEYS] = [std::ptr::null(); KEYS];
+        for (i, pointer) in keys.iter_mut().enumerate() {
+            *pointer = group.block(block + i, keys_at);
+        }
+        let mut scores = [[L::splat(0.0); KEYS]; ROWS];
+        for d in 0..group.layout.head_dim {
+            let mut lines = [L::splat(0.0); KEYS];
+            for (line, pointer) in lines.iter_mut().zip(&keys) {
+                *line = S::load(pointer.add(d * BLOCK_TOKENS));
+            }
+            for (row, scores) in scores.iter_mut().enumerate() {
+                let query = L::splat(*group.work.queries.add(d * ROWS + row));
+                for (score, line) in scores.iter_mut().zip(&lines) {
+                    *score = query.fma(*line, *score);
+                }
+            }
+        }
+        let scale = L::splat(group.args.scale);
+        for i in 0..KEYS {
+            let target = group.work.scores.add((block + i - group.blocks.start) * ROWS * LANES);
+            for (row, scores) in scores.iter().enumerate() {
+                scores[i].mul(scale).store(target.add(row * LANES));
+            }
+        }
+    }
+}
+
+/// Turns a row's scores into weights `e^(score - greatest)`, 0 where it does not see, and gives their sum.
+#[inline(always)]
+unsafe fn weigh<L: Lanes, const ROWS: usize>(group: &Group<'_>, row: usize) -> f32 {
+    let visible = group.visible(row);
+    let first = visible.start / BLOCK_TOKENS;
+    let last = (visible.end - 1) / BLOCK_TOKENS;
+    // SAFETY: the caller promises scratch for the group's blocks, which include these, and the set of `L`.
+    unsafe {
+        let scores = group.work.scores.add(row * LANES);
+        let line = |block: usize| scores.add((block - group.blocks.start) * ROWS * LANES);
+        if let Some(cap) = group.args.softcap {
+            let cap = L::splat(cap);
+            for block in first..=last {
+                functions::soft_cap(L::load(line(block)), cap).store(line(block));
+            }
+        }
+        for position in (first * BLOCK_TOKENS)..visible.start {
+            *line(first).add(position % BLOCK_TOKENS) = f32::NEG_INFINITY;
+        }
+        for position in visible.end..(last + 1) * BLOCK_TOKENS {
+            *line(last).add(position % BLOCK_TOKENS) = f32::NEG_INFINITY;
+        }
+        let mut greatest = L::splat(f32::NEG_INFINITY);
+        for block in first..=last {
+            greatest = L::load(line(block)).max(greatest);
+        }
+        let greatest = L::splat(greatest.greatest());
+        let mut sum = L::splat(0.0);
+        for block in first..=last {
+            let weights = functions::exp(L::load(line(block)).sub(greatest));
+            weights.store(line(block));
+            sum = sum.add(weights);
+        }
+        sum.sum()
+    }
+}
+
+/// Weighted sums of the values into `work.sums`.
+///
+/// A row takes in exactly the keys it sees: memory it does not see may hold anything, even a NaN, and even a
+/// weight of 0 would let that through. Where the rows' ranges differ, each goes alone.
+#[inline(always)]
+unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(group: &Group<'_>) {
+    let head_dim = group.layout.head_dim;
+    // Ranges move forward with the row, so the last begins last and the first ends first.
+    let common = group.visible(ROWS - 1).start..group.visible(0).end;
+    // SAFETY: the caller's promise; the ranges are what the rows see.
+    unsafe {
+        std::slice::from_raw_parts_mut(group.work.sums, ROWS * head_dim).fill(0.0);
+        if common.is_empty() {
+            for row in 0..ROWS {
+                add_values::<L, S, 1, ROWS, DIMS>(group, row, group.visible(row));
+            }
+            return;
+        }
+        for row in 0..ROWS {
+            add_values::<L, S, 1, ROWS, DIMS>(group, row, group.visible(row).start..common.start);
+        }
+        add_values::<L, S, ROWS, ROWS, DIMS>(group, 0, common.clone());
+        for row in 0..ROWS {
+            add_values::<L, S, 1, ROWS, DIMS>(group, row, common.end..group.visible(row).end);
+        }
+    }
+}
+
+/// Adds the weighted values at `positions` to `TAKEN` rows from `row` on, of a group of `ROWS`.
+#[inline(always)]
+unsafe fn add_values<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, const DIMS: usize>(
+    group: &Group<'_>,
+    row: usize,
+    positions: Range<usize>,
+) {
+    if positions.is_empty() {
+        return;
+    }
+    let head_dim = group.layout.head_dim;
+    let mut d = 0;
+    // SAFETY: the caller's promise; the tiles stay within the head.
+    unsafe {
+        while d + DIMS * LANES <= head_dim {
+            add_tile::<L, S, TAKEN, ROWS, DIMS>(group, row, d, positions.clone());
+            d += DIMS * LANES;
+        }
+        while d + LANES <= head_dim {
+            add_tile::<L, S, TAKEN, ROWS, 1>(group, row, d, positions.clone());
+            d += LANES;
+        }
+        if d < head_dim {
+            add_rest::<S, TAKEN, ROWS>(group, row, d, positions);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, const DIMS: usize>(
+    group: &Group<'_>,
+    row: usize,
+    d: usize,
+    positions: Range<usize>,
+) {
+    let head_dim = group.layout.head_dim;
+    let values_at = group.layout.values_at(group.args.kv_head);
+    // SAFETY: the caller promises blocks, scratch and the set of `L`; the tile is within the head.
+    unsafe {
+        let target = group.work.sums.add(row * head_dim + d);
+        let mut sums = [[L::splat(0.0); DIMS]; TAKEN];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load(target.add(r * head_dim + i * LANES));
+            }
+        }
+        let mut position = positions.start;
+        while position < positions.end {
+            let block = position / BLOCK_TOKENS;
+            let end = positions.end.min((block + 1) * BLOCK_TOKENS);
+            let mut slot = position % BLOCK_TOKENS;
+            let mut values = group.block::<S>(block, values_at).add(slot * head_dim + d);
+            let weights = group
+                .work
+                .scores
+                .add(((block - group.blocks.start) * ROWS + row) * LANES);
+            while position < end {
+                let mut lines = [L::splat(0.0); DIMS];
+                for (i, line) in lines.iter_mut().enumerate() {
+                    *line = S::load(values.add(i * LANES));
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let weight = L::splat(*weights.add(r * LANES + slot));
+                    for (sum, line) in sums.iter_mut().zip(&lines) {
+                        *sum = weight.fma(*line, *sum);
+                    }
+                }
+                values = values.add(head_dim);
+                slot += 1;
+                position += 1;
+            }
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (i, sum) in sums.iter().enumerate() {
+                sum.store(target.add(r * head_dim + i * LANES));
+            }
+        }
+    }
+}
+
+/// The dimensions from `d` on that do not fill a register, one by one.
+#[inline(always)]
+unsafe fn add_rest<S: Stored, const TAKEN: usize, const ROWS: usize>(
+    group: &Group<'_>,
+    row: usize,
+    d: usize,
+    positions: Range<usize>,
+) {
+    let head_dim = group.layout.head_dim;
+    let values_at = group.layout.values_at(group.args.kv_head);
+    // SAFETY: the caller promises blocks and scratch; rows and dimensions are within them.
+    unsafe {
+        for position in positions {
+            let (block, slot) = (position / BLOCK_TOKENS, position % BLOCK_TOKENS);
+            let values = group.block::<S>(block, values_at).add(slot * head_dim);
+            let weights = group
+                .work
+                .scores
+                .add((block - group.blocks.start) * ROWS * LANES + slot);
+            for row in row..row + TAKEN {
+                for d in d..head_dim {
+                    let sum = group.work.sums.add(row * head_dim + d);
+                    *sum = (*weights.add(row * LANES)).mul_add((*values.add(d)).widen(), *sum);
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies the sums by each row's factor, into the result.
+#[inline(always)]
+unsafe fn write_out<L: Lanes, const ROWS: usize>(group: &Group<'_>, factors: &[f32; ROWS]) {
+    let head_dim = group.layout.head_dim;
+    for (row, factor) in factors.iter().enumerate() {
+        let (token, head) = group.token_and_head(row);
+        // SAFETY: the caller promises the rows of the result and the scratch.
+        unsafe {
+            let sums = group.work.sums.add(row * head_dim);
+            let out = group.args.out.add(token * group.args.out_stride + head * head_dim);
+            let whole = head_dim / LANES * LANES;
+            for d in (0..whole).step_by(LANES) {
+                L::load(sums.add(d)).mul(L::splat(*factor)).store(out.add(d));
+            }
+            for d in whole..head_dim {
+                *out.add(d) = *sums.add(d) * factor;
+            }
+        }
+    }
+}

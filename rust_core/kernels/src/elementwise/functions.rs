@@ -1,0 +1,71 @@
+//! The exponential and what is built on it, as one sequence of operations for every instruction set.
+
+use crate::lanes::Lanes;
+
+/// `e^x`, within 2 units in the last place over the whole range; `e^-inf` is 0, an overflow is infinite.
+///
+/// Range reduction to `r = x - n ln 2` with `|r| <= ln 2 / 2`, then `1 + r + r^2 p(r)` with a minimax `p` of
+/// degree 4 (fitted by Lawson's iteration, error 3e-9), times `2^n`.
+#[inline(always)]
+pub(crate) fn exp<L: Lanes>(x: L) -> L {
+    // Outside these bounds the result is 0 or infinite anyway. Constants first: a NaN then passes through.
+    let x = x.all(130.0).min(x.all(-150.0).max(x));
+    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits; subtracting it gives that integer.
+    let rounder = x.all(12_582_912.0);
+    let n = x.fma(x.all(std::f32::consts::LOG2_E), rounder).sub(rounder);
+    // ln 2 in two parts: the first has few bits, so that n times it is exact.
+    let r = n.fma(x.all(-0.693_145_75), x);
+    let r = n.fma(x.all(-1.428_606_8e-6), r);
+    let p = x.all(0.001_395_049_2);
+    let p = p.fma(r, x.all(0.008_368_89));
+    let p = p.fma(r, x.all(0.041_666_206));
+    let p = p.fma(r, x.all(0.166_665_18));
+    let p = p.fma(r, x.all(0.5));
+    let e = p.fma(r.mul(r), r).add(x.all(1.0));
+    e.scale_by_power_of_two(n)
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<L: Lanes>(x: L) -> L {
+    let one = x.all(1.0);
+    one.div(one.add(exp(x.all(0.0).sub(x))))
+}
+
+/// `x sigmoid(x)`.
+#[inline(always)]
+pub(crate) fn silu<L: Lanes>(x: L) -> L {
+    x.mul(sigmoid(x))
+}
+
+/// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, by way of `(1 + tanh u) / 2 = sigmoid(2 u)`.
+#[inline(always)]
+pub(crate) fn gelu_tanh<L: Lanes>(x: L) -> L {
+    let inner = x.mul(x).fma(x.all(0.044_715), x.all(1.0)).mul(x);
+    x.mul(sigmoid(inner.mul(x.all(1.595_769_1))))
+}
+
+/// The hyperbolic tangent, within 3 units in the last place.
+///
+/// Near zero `x + x^3 p(x^2)` keeps the relative accuracy that `1 - 2 / (e^2x + 1)` loses.
+#[inline(always)]
+pub(crate) fn tanh<L: Lanes>(x: L) -> L {
+    let magnitude = x.abs();
+    let square = x.mul(x);
+    let p = x.all(-0.005_717_042_4);
+    let p = p.fma(square, x.all(0.020_650_584));
+    let p = p.fma(square, x.all(-0.053_743_497));
+    let p = p.fma(square, x.all(0.133_314_91));
+    let p = p.fma(square, x.all(-0.333_332_84));
+    let small = p.fma(square.mul(x), x);
+    let large = x
+        .all(1.0)
+        .sub(x.all(2.0).div(exp(magnitude.add(magnitude)).add(x.all(1.0))));
+    magnitude.select_less(x.all(0.625), small, large.copysign(x))
+}
+
+/// `cap tanh(x / cap)`: the soft cap that Gemma 2 puts on attention scores and logits.
+#[inline(always)]
+pub(crate) fn soft_cap<L: Lanes>(x: L, cap: L) -> L {
+    tanh(x.div(cap)).mul(cap)
+}

@@ -1,0 +1,210 @@
+//! The kernels between the matrix products: norms, activations, rotary positions, half precision, softmax.
+//!
+//! All work on one row at a time and know nothing of models. Each result depends on its row alone and is the
+//! same bit for bit on every instruction set: lanes are outputs, and the sums (of squares, of a softmax)
+//! run in sixteen lanes, lane = index mod 16, that one fixed tree adds up.
+//!
+//! Rows of unequal length are a bug of the caller and panic.
+
+pub(crate) mod functions;
+mod rope;
+
+#[cfg(test)]
+mod tests;
+
+pub use rope::{RopeError, RopeScaling, RopeStyle, RopeTable, rope};
+
+use crate::isa::Isa;
+use crate::lanes::{F16, LANES, Lanes, load_part, run_on, store_part};
+
+/// Defines a kernel that makes each number of its first row from the same place of its other rows.
+macro_rules! elementwise {
+    ($(#[$doc:meta])* $name:ident($target:ident, $($row:ident)? ; $($constant:ident)?) = $result:expr) => {
+        $(#[$doc])*
+        pub fn $name(isa: Isa, $target: &mut [f32], $($row: &[f32],)? $($constant: f32)?) {
+            $(assert_eq!($target.len(), $row.len(), "rows of unequal length");)?
+            #[inline(always)]
+            unsafe fn kernel<L: Lanes>($target: &mut [f32], $($row: &[f32],)? $($constant: f32)?) {
+                // SAFETY: the caller promises the set of `L`.
+                $(let $constant = unsafe { L::splat($constant) };)?
+                for start in (0..$target.len()).step_by(LANES) {
+                    let value: L = {
+                        // SAFETY: as above.
+                        $(let $row: L = unsafe { load_part($row, start) };)?
+                        // SAFETY: as above.
+                        let $target: L = unsafe { load_part($target, start) };
+                        $result
+                    };
+                    store_part(value, $target, start);
+                }
+            }
+            run_on!(isa, kernel($target: &mut [f32], $($row: &[f32],)? $($constant: f32)?))
+        }
+    };
+}
+
+elementwise! {
+    /// `acc += x`.
+    add(acc, x;) = acc.add(x)
+}
+elementwise! {
+    /// `x *= factor`.
+    scale(x, ; factor) = x.mul(factor)
+}
+elementwise! {
+    /// `acc += factor * x`, rounded once.
+    add_scaled(acc, x; factor) = x.fma(factor, acc)
+}
+elementwise! {
+    /// `x = cap tanh(x / cap)`: Gemma 2's soft cap on logits. The attention kernel has its own.
+    soft_cap(x, ; cap) = functions::soft_cap(x, cap)
+}
+
+/// Defines a gated activation: `out = function(gate) * up`.
+macro_rules! gated {
+    ($(#[$doc:meta])* $name:ident = $function:ident) => {
+        $(#[$doc])*
+        pub fn $name(isa: Isa, gate: &[f32], up: &[f32], out: &mut [f32]) {
+            assert!(gate.len() == out.len() && up.len() == out.len(), "rows of unequal length");
+            #[inline(always)]
+            unsafe fn kernel<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+                for start in (0..out.len()).step_by(LANES) {
+                    // SAFETY: the caller promises the set of `L`.
+                    let (gate, up): (L, L) = unsafe { (load_part(gate, start), load_part(up, start)) };
+                    store_part(functions::$function(gate).mul(up), out, start);
+                }
+            }
+            run_on!(isa, kernel(gate: &[f32], up: &[f32], out: &mut [f32]))
+        }
+    };
+}
+
+gated! {
+    /// `out = silu(gate) * up`, where `silu(x) = x / (1 + e^-x)`.
+    silu_mul = silu
+}
+gated! {
+    /// `out = gelu(gate) * up`, with the tanh form of gelu.
+    gelu_tanh_mul = gelu_tanh
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, arXiv 1910.07467).
+pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    assert!(
+        x.len() == out.len() && weight.len() == out.len(),
+        "rows of unequal length"
+    );
+    #[inline(always)]
+    unsafe fn kernel<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        // SAFETY: the caller promises the set of `L`.
+        let factor = unsafe { L::splat(inverse_rms::<L>(x, eps)) };
+        for start in (0..out.len()).step_by(LANES) {
+            // SAFETY: as above.
+            let (x, weight): (L, L) = unsafe { (load_part(x, start), load_part(weight, start)) };
+            store_part(x.mul(factor).mul(weight), out, start);
+        }
+    }
+    run_on!(isa, kernel(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]))
+}
+
+/// [`rms_norm`] in place of every run of `weight.len()` numbers in `x`: the norm of each head's query or key.
+pub fn rms_norm_in_place(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
+    assert!(
+        !weight.is_empty() && x.len().is_multiple_of(weight.len()),
+        "x is not whole heads"
+    );
+    #[inline(always)]
+    unsafe fn kernel<L: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+        for head in x.chunks_exact_mut(weight.len()) {
+            // SAFETY: the caller promises the set of `L`.
+            let factor = unsafe { L::splat(inverse_rms::<L>(head, eps)) };
+            for start in (0..head.len()).step_by(LANES) {
+                // SAFETY: as above.
+                let (x, weight): (L, L) = unsafe { (load_part(head, start), load_part(weight, start)) };
+                store_part(x.mul(factor).mul(weight), head, start);
+            }
+        }
+    }
+    run_on!(isa, kernel(x: &mut [f32], weight: &[f32], eps: f32))
+}
+
+/// `1 / sqrt(mean(x^2) + eps)`.
+#[inline(always)]
+unsafe fn inverse_rms<L: Lanes>(x: &[f32], eps: f32) -> f32 {
+    // SAFETY: the caller promises the set of `L`.
+    let mut squares = unsafe { L::splat(0.0) };
+    for start in (0..x.len()).step_by(LANES) {
+        // SAFETY: as above.
+        let x: L = unsafe { load_part(x, start) };
+        squares = x.fma(x, squares);
+    }
+    1.0 / (squares.sum() / x.len() as f32 + eps).sqrt()
+}
+
+/// Replaces `x` by `e^(x - max x) / sum`, the probabilities of the scores `x`. An empty row stays empty.
+pub fn softmax(isa: Isa, x: &mut [f32]) {
+    let Some(greatest) = x.iter().copied().reduce(|a, b| if b > a { b } else { a }) else {
+        return;
+    };
+    let total = exp_sum(isa, x, greatest, 1.0);
+    scale(isa, x, (1.0 / total) as f32);
+}
+
+/// Replaces `x` by `e^((x - shift) / divisor)` and gives the sum of that, accumulated in `f64`.
+///
+/// Infinitely negative scores count 0.
+pub(crate) fn exp_sum(isa: Isa, x: &mut [f32], shift: f32, divisor: f32) -> f64 {
+    #[inline(always)]
+    unsafe fn kernel<L: Lanes>(x: &mut [f32], shift: f32, divisor: f32) -> f64 {
+        // SAFETY: the caller promises the set of `L`.
+        let (shift, divisor) = unsafe { (L::splat(shift), L::splat(divisor)) };
+        let mut sums = [0.0_f64; LANES];
+        for start in (0..x.len()).step_by(LANES) {
+            // SAFETY: as above.
+            let scores: L = unsafe { load_part(x, start) };
+            let weights = functions::exp(scores.sub(shift).div(divisor));
+            store_part(weights, x, start);
+            let filled = LANES.min(x.len() - start);
+            for (sum, weight) in sums.iter_mut().zip(&weights.to_array()[..filled]) {
+                *sum += f64::from(*weight);
+            }
+        }
+        sums.iter().sum()
+    }
+    run_on!(isa, kernel(x: &mut [f32], shift: f32, divisor: f32) -> f64)
+}
+
+/// Widens half-precision bits.
+pub fn f16_to_f32(isa: Isa, halves: &[u16], out: &mut [f32]) {
+    assert_eq!(halves.len(), out.len(), "rows of unequal length");
+    #[inline(always)]
+    unsafe fn kernel<L: Lanes>(halves: &[u16], out: &mut [f32]) {
+        let whole = out.len() / LANES * LANES;
+        for start in (0..whole).step_by(LANES) {
+            // SAFETY: the caller promises the set of `L`; sixteen numbers are left; F16 is a transparent u16.
+            let lanes = unsafe { L::load_f16(halves.as_ptr().add(start).cast()) };
+            store_part(lanes, out, start);
+        }
+        for (half, out) in halves[whole..].iter().zip(&mut out[whole..]) {
+            *out = F16(*half).to_f32();
+        }
+    }
+    run_on!(isa, kernel(halves: &[u16], out: &mut [f32]))
+}
+
+/// Rounds to half-precision bits, ties to even; beyond the range gives infinity.
+pub fn f32_to_f16(isa: Isa, x: &[f32], out: &mut [u16]) {
+    assert_eq!(x.len(), out.len(), "rows of unequal length");
+    #[inline(always)]
+    unsafe fn kernel<L: Lanes>(x: &[f32], out: &mut [u16]) {
+        let whole = out.len() / LANES * LANES;
+        for start in (0..whole).step_by(LANES) {
+            // SAFETY: the caller promises the set of `L`; sixteen numbers are left; F16 is a transparent u16.
+            unsafe { L::load(x.as_ptr().add(start)).store_f16(out.as_mut_ptr().add(start).cast()) };
+        }
+        for (x, out) in x[whole..].iter().zip(&mut out[whole..]) {
+            *out = F16::from_f32(*x).0;
+        }
+    }
+    run_on!(isa, kernel(x: &[f32], out: &mut [u16]))
+}

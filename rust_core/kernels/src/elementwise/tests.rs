@@ -1,0 +1,287 @@
+//! Kernels against double precision, and each instruction set against plain Rust.
+
+use super::*;
+use crate::lanes::scalar::Scalar;
+use proptest::prelude::*;
+
+fn bits(row: &[f32]) -> Vec<u32> {
+    row.iter().map(|x| x.to_bits()).collect()
+}
+
+/// The distance of `got` from `exact` in units of the last place of `exact` as an `f32`.
+fn ulps(got: f32, exact: f64) -> f64 {
+    let rounded = (exact.abs() as f32).max(f32::MIN_POSITIVE);
+    let unit = f64::from(f32::from_bits(rounded.to_bits() + 1)) - f64::from(rounded);
+    (f64::from(got) - exact).abs() / unit
+}
+
+/// Applies a function of lanes to one number.
+macro_rules! at {
+    ($function:ident, $x:expr) => {{
+        // SAFETY: plain Rust needs no instruction set.
+        let lanes = unsafe { Scalar::splat($x) };
+        functions::$function(lanes).to_array()[0]
+    }};
+}
+
+/// The exponential is within 2 units in the last place, and right at its ends.
+#[test]
+fn exp_is_within_two_ulps() {
+    let worst = (0..2_000_000)
+        .map(|i| -87.0 + i as f32 * (175.0 / 2_000_000.0))
+        .fold(0.0_f64, |worst, x| worst.max(ulps(at!(exp, x), f64::from(x).exp())));
+    println!("exp: {worst} ulp");
+    assert!(worst < 2.0, "{worst} ulp");
+    let ends = [f32::NEG_INFINITY, -200.0, -0.0, 0.0, 89.0, f32::INFINITY].map(|x| at!(exp, x));
+    assert_eq!(ends, [0.0, 0.0, 1.0, 1.0, f32::INFINITY, f32::INFINITY]);
+    assert!(at!(exp, f32::NAN).is_nan());
+    let subnormal = f64::from(at!(exp, -100.0));
+    assert!(
+        (subnormal - (-100.0_f64).exp()).abs() <= 2.0_f64.powi(-149),
+        "subnormal results are not flushed"
+    );
+}
+
+/// The hyperbolic tangent is within 3 units in the last place, odd, and 1 at infinity.
+#[test]
+fn tanh_is_within_three_ulps() {
+    let worst = (1..1_000_000).map(|i| i as f32 * 1e-5).fold(0.0_f64, |worst, x| {
+        assert_eq!(at!(tanh, -x), -at!(tanh, x));
+        worst.max(ulps(at!(tanh, x), f64::from(x).tanh()))
+    });
+    println!("tanh: {worst} ulp");
+    assert!(worst < 3.0, "{worst} ulp");
+    assert_eq!(
+        [at!(tanh, 0.0), at!(tanh, f32::INFINITY), at!(tanh, f32::NEG_INFINITY)],
+        [0.0, 1.0, -1.0]
+    );
+}
+
+/// Gated activations equal their formulas: 5e-7 relative, or 1e-7 where the result vanishes.
+#[test]
+fn gated_activations_equal_their_formulas() {
+    let gate: Vec<f32> = (0..4001).map(|i| (i - 2000) as f32 * 0.01).collect();
+    let up = vec![1.0; gate.len()];
+    let (mut silu, mut gelu) = (vec![0.0; gate.len()], vec![0.0; gate.len()]);
+    silu_mul(Isa::best(), &gate, &up, &mut silu);
+    gelu_tanh_mul(Isa::best(), &gate, &up, &mut gelu);
+    for (i, x) in gate.iter().map(|x| f64::from(*x)).enumerate() {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        for (got, expected) in [
+            (silu[i], x / (1.0 + (-x).exp())),
+            (gelu[i], x / 2.0 * (1.0 + inner.tanh())),
+        ] {
+            let error = (f64::from(got) - expected).abs();
+            assert!(
+                error < 5e-7 * expected.abs() + 1e-7,
+                "{x}: got {got}, expected {expected}"
+            );
+        }
+    }
+}
+
+/// The norm equals its formula to 1e-6 relative, on rows that fill registers and rows that do not.
+#[test]
+fn rms_norm_equals_its_formula() {
+    for len in [1, 15, 16, 64, 100, 576, 4096] {
+        let x: Vec<f32> = (0..len).map(|i| ((i * 37) % 101) as f32 * 0.05 - 2.0).collect();
+        let weight: Vec<f32> = (0..len).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
+        let mut out = vec![0.0; len];
+        rms_norm(Isa::best(), &x, &weight, 1e-5, &mut out);
+        let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / len as f64;
+        for i in 0..len {
+            let expected = f64::from(x[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i]);
+            assert!(
+                (f64::from(out[i]) - expected).abs() <= 1e-6 * expected.abs(),
+                "{len}: {i}"
+            );
+        }
+        let mut heads = [x.clone(), x].concat();
+        rms_norm_in_place(Isa::best(), &mut heads, &weight, 1e-5);
+        assert_eq!(heads, [out.clone(), out].concat());
+    }
+}
+
+/// Probabilities sum to 1, keep the order of the scores and give 0 to negative infinity.
+#[test]
+fn softmax_is_a_distribution() {
+    let mut x = [1.0, 3.0, f32::NEG_INFINITY, 2.0];
+    softmax(Isa::best(), &mut x);
+    assert!((x.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    assert_eq!(x[2], 0.0);
+    assert!(((x[1] / x[0]) - std::f32::consts::E.powi(2)).abs() < 1e-5);
+    softmax(Isa::best(), &mut []);
+}
+
+/// Rotation equals its definition in both styles, which are one up to a permutation, and keeps lengths.
+#[test]
+fn rope_rotates_pairs_by_their_angles() {
+    let mut table = RopeTable::new(20, 10_000.0, &RopeScaling::None, 4096).unwrap();
+    table.grow_to(101).unwrap();
+    let (cos, sin) = table.row(100);
+    let head: Vec<f32> = (0..24).map(|i| (i as f32 * 0.7).sin()).collect();
+    let mut halves = head.clone();
+    rope(Isa::best(), &mut halves, cos, sin, RopeStyle::Neox);
+    let mut pairs = head.clone();
+    for i in 0..10 {
+        (pairs[2 * i], pairs[2 * i + 1]) = (head[i], head[i + 10]);
+    }
+    rope(Isa::best(), &mut pairs, cos, sin, RopeStyle::Interleaved);
+    for i in 0..10 {
+        let angle = 100.0 * 10_000.0_f64.powf(-2.0 * i as f64 / 20.0);
+        let (a, b) = (f64::from(head[i]), f64::from(head[i + 10]));
+        let expected = [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()];
+        // The angle is rounded to f32: up to 100 * 2^-24.
+        assert!((f64::from(halves[i]) - expected[0]).abs() < 1e-5);
+        assert!((f64::from(halves[i + 10]) - expected[1]).abs() < 1e-5);
+        assert_eq!((pairs[2 * i], pairs[2 * i + 1]), (halves[i], halves[i + 10]));
+    }
+    assert_eq!(halves[20..], head[20..], "dimensions beyond the rotary ones stay");
+}
+
+/// Scores after rotation depend on the distance of two positions alone.
+#[test]
+fn rope_makes_scores_depend_on_distance() {
+    let mut table = RopeTable::new(64, 10_000.0, &RopeScaling::None, 4096).unwrap();
+    table.grow_to(2000).unwrap();
+    let rotated = |seed: usize, position| {
+        let mut x: Vec<f32> = (0..64).map(|i| ((i * seed) as f32).sin()).collect();
+        let (cos, sin) = table.row(position);
+        rope(Isa::best(), &mut x, cos, sin, RopeStyle::Neox);
+        x
+    };
+    let score = |m, n| rotated(3, m).iter().zip(rotated(5, n)).map(|(a, b)| a * b).sum::<f32>();
+    assert!((score(17, 3) - score(1017, 1003)).abs() < 1e-3);
+}
+
+/// Each kind of scaling changes the angles as its paper says.
+#[test]
+fn rope_scaling_follows_each_rule() {
+    let row = |scaling: RopeScaling, position| {
+        let mut table = RopeTable::new(64, 500_000.0, &scaling, 1 << 17).unwrap();
+        table.grow_to(position + 1).unwrap();
+        table.row(position).0.to_vec()
+    };
+    let plain = row(RopeScaling::None, 8);
+    assert_eq!(row(RopeScaling::Linear { factor: 4.0 }, 32), plain);
+    assert_eq!(row(RopeScaling::Factors(vec![4.0; 32]), 32), plain);
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position: 8192,
+    };
+    let scaled = row(llama3, 8);
+    // Wavelengths 2 pi base^(2 i / 64): below 2,048 for i <= 14, above 8,192 for i >= 18.
+    assert_eq!(scaled[..14], plain[..14]);
+    assert_eq!(scaled[18..], row(RopeScaling::None, 1)[18..]);
+}
+
+/// What does not make a table is refused with the number at fault.
+#[test]
+fn rope_table_refuses_bad_configurations() {
+    let error = |dims, base, scaling| RopeTable::new(dims, base, &scaling, 10).unwrap_err().to_string();
+    assert!(error(7, 1e4, RopeScaling::None).contains("got 7"));
+    assert!(error(8, f32::NAN, RopeScaling::None).contains("base must be finite"));
+    assert!(error(8, 1e4, RopeScaling::Linear { factor: 0.0 }).contains("above 0, got 0"));
+    assert!(error(8, 1e4, RopeScaling::Factors(vec![1.0])).contains("1 factors for 4 frequencies"));
+    let mut table = RopeTable::new(8, 1e4, &RopeScaling::None, 10).unwrap();
+    assert_eq!(
+        table.grow_to(11),
+        Err(RopeError::Position {
+            position: 10,
+            max_positions: 10
+        })
+    );
+}
+
+/// Half precision comes back from every one of its 65,536 values, the same on every set.
+#[test]
+fn f16_round_trips_on_every_set() {
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    let mut expected = vec![0.0; halves.len()];
+    f16_to_f32(Isa::Scalar, &halves, &mut expected);
+    assert_eq!(
+        [expected[0x3c00], expected[0x0001], expected[0xfbff]],
+        [1.0, 2.0_f32.powi(-24), -65504.0]
+    );
+    for isa in Isa::available() {
+        let mut wide = vec![0.0; halves.len()];
+        f16_to_f32(isa, &halves, &mut wide);
+        assert_eq!(bits(&wide), bits(&expected), "{isa:?}");
+        let mut back = vec![0; halves.len()];
+        f32_to_f16(isa, &wide, &mut back);
+        let quiet = |half: u16| if half & 0x7fff > 0x7c00 { half | 0x0200 } else { half };
+        assert!(
+            back.iter().zip(&halves).all(|(back, half)| *back == quiet(*half)),
+            "{isa:?}"
+        );
+    }
+}
+
+fn any_bits() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        any::<u32>().prop_map(f32::from_bits),
+        -20.0_f32..20.0,
+        -70_000.0_f32..70_000.0,
+        -1e-4_f32..1e-4
+    ]
+}
+
+/// Equal bits, or both a NaN (its payload is not promised).
+fn same(a: &[f32], b: &[f32]) -> bool {
+    a.iter()
+        .zip(b)
+        .all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Rounding to half precision is the hardware's, for any bits.
+    #[test]
+    fn f32_to_f16_is_the_same_on_every_set(x in prop::collection::vec(any_bits(), 0..70)) {
+        let mut expected = vec![0; x.len()];
+        f32_to_f16(Isa::Scalar, &x, &mut expected);
+        for isa in Isa::available() {
+            let mut halves = vec![0; x.len()];
+            f32_to_f16(isa, &x, &mut halves);
+            prop_assert_eq!(&halves, &expected, "{:?}", isa);
+        }
+    }
+
+    /// Every kernel gives the same bits on every set, for any length and any numbers.
+    #[test]
+    fn kernels_are_the_same_on_every_set(x in prop::collection::vec(any_bits(), 1..100)) {
+        let y: Vec<f32> = x.iter().rev().copied().collect();
+        let half = x.len() / 2;
+        let (cos, sin) = (&y[..half], &x[..half]);
+        let all = |isa| {
+            let fresh = || vec![0.0; x.len()];
+            let mut rows = vec![fresh(), fresh(), fresh()];
+            rms_norm(isa, &x, &y, 1e-5, &mut rows[0]);
+            silu_mul(isa, &x, &y, &mut rows[1]);
+            gelu_tanh_mul(isa, &x, &y, &mut rows[2]);
+            let mut in_place = |kernel: &dyn Fn(&mut [f32])| {
+                let mut row = x.clone();
+                kernel(&mut row);
+                rows.push(row);
+            };
+            in_place(&|row| add(isa, row, &y));
+            in_place(&|row| scale(isa, row, 0.3));
+            in_place(&|row| add_scaled(isa, row, &y, 0.7));
+            in_place(&|row| soft_cap(isa, row, 30.0));
+            in_place(&|row| softmax(isa, row));
+            in_place(&|row| rms_norm_in_place(isa, row, &y, 1e-6));
+            in_place(&|row| rope(isa, row, cos, sin, RopeStyle::Neox));
+            in_place(&|row| rope(isa, row, cos, sin, RopeStyle::Interleaved));
+            rows
+        };
+        let expected = all(Isa::Scalar);
+        for isa in Isa::available() {
+            for (i, (row, expected)) in all(isa).iter().zip(&expected).enumerate() {
+                prop_assert!(same(row, expected), "{:?}, kernel {}: {:?} is not {:?}", isa, i, row, expected);
+            }
+        }
+    }
+}

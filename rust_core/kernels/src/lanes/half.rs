@@ -1,0 +1,50 @@
+//! IEEE-754 binary16 in plain Rust, equal bit for bit to what F16C does in hardware.
+
+/// A half-precision number as its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct F16(pub(crate) u16);
+
+impl F16 {
+    /// Rounds to nearest, ties to even; beyond the range gives infinity, a NaN stays a (quiet) NaN.
+    pub(crate) fn from_f32(x: f32) -> Self {
+        let bits = x.to_bits();
+        let sign = ((bits >> 16) & 0x8000) as u16;
+        let magnitude = bits & 0x7fff_ffff;
+        let half = if magnitude > 0x7f80_0000 {
+            0x7e00 | ((magnitude >> 13) & 0x03ff) as u16
+        } else if magnitude >= 0x4780_0000 {
+            0x7c00 // 65,536 and more; what rounds up to it is handled by the carry below
+        } else if magnitude >= 0x3880_0000 {
+            let rebased = magnitude - 0x3800_0000; // exponent bias 127 -> 15
+            round_off(rebased, 13)
+        } else if magnitude < 0x3300_0000 {
+            0 // under half of the least subnormal
+        } else {
+            let mantissa = (magnitude & 0x007f_ffff) | 0x0080_0000;
+            round_off(mantissa, 126 - (magnitude >> 23))
+        };
+        Self(sign | half)
+    }
+
+    /// Widens exactly; a NaN comes back quiet, as from the hardware.
+    pub(crate) fn to_f32(self) -> f32 {
+        let sign = u32::from(self.0 & 0x8000) << 16;
+        let magnitude = u32::from(self.0 & 0x7fff);
+        let bits = match magnitude {
+            0x7c00 => 0x7f80_0000,
+            0x7c01.. => 0x7fc0_0000 | (magnitude << 13),
+            0x0400.. => (magnitude << 13) + 0x3800_0000,
+            _ => (magnitude as f32 * 2.0_f32.powi(-24)).to_bits(),
+        };
+        f32::from_bits(sign | bits)
+    }
+}
+
+/// Drops the lowest `shift` bits, rounding to nearest, ties to even. `shift` is 1 to 31.
+fn round_off(value: u32, shift: u32) -> u16 {
+    let kept = value >> shift;
+    let dropped = value & ((1 << shift) - 1);
+    let tie = 1 << (shift - 1);
+    (kept + u32::from(dropped > tie || (dropped == tie && kept & 1 == 1))) as u16
+}

@@ -1,0 +1,272 @@
+//! The ranking of a row's tokens, made only as far down as a question needs.
+//!
+//! A vocabulary has up to 262,144 tokens and the filters mostly keep a few dozen. So a bound is found that at
+//! least `n` tokens reach (from the maxima of runs of tokens, one pass), the tokens that reach it are gathered
+//! (a second pass) and only those are sorted; `n` grows until the question is answered.
+
+use super::{SampleError, SamplingParams};
+use crate::elementwise::exp_sum;
+use crate::isa::Isa;
+
+/// Tokens ranked at first, unless top-k says how many are needed.
+const FIRST_RANKED: usize = 256;
+/// Tokens under one maximum when looking for a bound.
+const RUN: usize = 32;
+
+/// The filters, each of which keeps a prefix of the ranking.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    top_k: usize,
+    top_p: f64,
+    min_p: f32,
+}
+
+impl Limits {
+    pub(super) fn of(params: &SamplingParams) -> Self {
+        let top_k = if params.top_k == 0 { usize::MAX } else { params.top_k };
+        Self {
+            top_k,
+            top_p: f64::from(params.top_p),
+            min_p: params.min_p,
+        }
+    }
+}
+
+/// Log-probabilities of a row.
+pub(super) struct Report {
+    pub(super) top: Vec<(u32, f32)>,
+    greatest: f32,
+    log_sum: f64,
+}
+
+impl Report {
+    /// The log-probability that belongs to a logit.
+    pub(super) fn of(&self, logit: f32) -> f32 {
+        (f64::from(logit) - f64::from(self.greatest) - self.log_sum) as f32
+    }
+}
+
+/// The place of a token, best first when sorted ascending: the higher logit, then the lower id.
+fn rank_key(logit: f32, token: usize) -> u64 {
+    let bits = (logit + 0.0).to_bits(); // -0 and 0 are equal logits
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
+    u64::from(!ascending) << 32 | token as u64
+}
+
+fn token_of(key: u64) -> u32 {
+    key as u32
+}
+
+/// The greatest logit's token, the lowest of equals; also the check that the row is sound.
+pub(super) fn argmax(logits: &[f32]) -> Result<u32, SampleError> {
+    let greatest = greatest(logits);
+    if greatest.is_nan() || greatest == f32::INFINITY {
+        let broken = |x: &f32| x.is_nan() || *x == f32::INFINITY;
+        let token = logits
+            .iter()
+            .position(broken)
+            .expect("the row has a number that is not finite");
+        return Err(SampleError::NotFinite {
+            token: token as u32,
+            value: logits[token],
+        });
+    }
+    if greatest == f32::NEG_INFINITY {
+        let vocab = logits.len();
+        return Err(if vocab == 0 {
+            SampleError::Empty
+        } else {
+            SampleError::AllMasked { vocab }
+        });
+    }
+    // Whole runs first: looking for equality without an early exit inside a run is vectorised.
+    let run = logits
+        .chunks(RUN)
+        .position(|run| run.iter().fold(false, |found, x| found | (*x == greatest)));
+    let start = run.expect("the maximum is in the row") * RUN;
+    let within = logits[start..]
+        .iter()
+        .position(|x| *x == greatest)
+        .expect("the maximum is in its run");
+    Ok((start + within) as u32)
+}
+
+/// The greatest number, or NaN if there is one.
+fn greatest(logits: &[f32]) -> f32 {
+    let mut best = [f32::NEG_INFINITY; 16];
+    let mut is_nan = [false; 16];
+    let chunks = logits.chunks_exact(16);
+    for (i, x) in chunks.remainder().iter().enumerate() {
+        best[i] = if *x > best[i] { *x } else { best[i] };
+        is_nan[i] |= x.is_nan();
+    }
+    for chunk in chunks {
+        for (i, x) in chunk.iter().enumerate() {
+            best[i] = if *x > best[i] { *x } else { best[i] };
+            is_nan[i] |= x.is_nan();
+        }
+    }
+    if is_nan.contains(&true) {
+        return f32::NAN;
+    }
+    best.into_iter().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Works out rankings; keeps its memory from row to row.
+#[derive(Clone, Debug)]
+pub(super) struct Ranking {
+    isa: Isa,
+    /// Keys of the best tokens, best first.
+    ranked: Vec<u64>,
+    run_maxima: Vec<f32>,
+    /// `e^((logit - greatest) / temperature)` of every token.
+    weights: Vec<f32>,
+}
+
+impl Ranking {
+    pub(super) fn new(isa: Isa) -> Self {
+        Self {
+            isa,
+            ranked: Vec::new(),
+            run_maxima: Vec::new(),
+            weights: Vec::new(),
+        }
+    }
+
+    /// The best `count` tokens, best first.
+    #[cfg(test)]
+    pub(super) fn best(&mut self, logits: &[f32], count: usize) -> Vec<u32> {
+        self.rank(logits, count);
+        self.ranked.iter().map(|key| token_of(*key)).collect()
+    }
+
+    /// Log-probabilities of a row at temperature 1, with the `count` best tokens.
+    pub(super) fn log_probabilities(&mut self, logits: &[f32], best: u32, count: usize) -> Report {
+        let greatest = logits[best as usize];
+        let log_sum = self.weigh(logits, greatest, 1.0).ln();
+        self.rank(logits, count);
+        let mut report = Report {
+            top: Vec::new(),
+            greatest,
+            log_sum,
+        };
+        let entry = |key: &u64| (token_of(*key), report.of(logits[token_of(*key) as usize]));
+        report.top = self.ranked.iter().map(entry).collect();
+        report
+    }
+
+    /// The token at which the kept tokens' mass, best first, first exceeds `uniform` of it.
+    pub(super) fn draw(&mut self, logits: &[f32], best: u32, temperature: f32, limits: &Limits, uniform: f64) -> u32 {
+        let total = self.weigh(logits, logits[best as usize], temperature);
+        let mut num_ranked = FIRST_RANKED.max(limits.top_k.min(logits.len()));
+        loop {
+            self.rank(logits, num_ranked);
+            let is_whole = self.ranked.len() < num_ranked || num_ranked >= logits.len();
+            if let Some(token) = self.draw_ranked(total, is_whole, limits, uniform) {
+                return token;
+            }
+            num_ranked = num_ranked.saturating_mul(16).min(logits.len());
+        }
+    }
+
+    /// [`Self::draw`] from the ranked tokens, or `None` if it needs more of them.
+    fn draw_ranked(&self, total: f64, is_whole: bool, limits: &Limits, uniform: f64) -> Option<u32> {
+        let (num_kept, mass) = self.kept(total, is_whole, limits)?;
+        let mut reached = 0.0;
+        for key in &self.ranked[..num_kept] {
+            reached += self.weight(*key);
+            if reached > uniform * mass {
+                return Some(token_of(*key));
+            }
+        }
+        // Ranked to the end, only the rounding of the sum can be short of `mass`: the last token with any.
+        is_whole.then(|| {
+            let last = self
+                .ranked
+                .iter()
+                .take(num_kept)
+                .rev()
+                .find(|key| self.weight(**key) > 0.0);
+            token_of(*last.unwrap_or(&self.ranked[0]))
+        })
+    }
+
+    /// How many of the ranked tokens the filters keep, and the mass of all they keep. `None` when that cannot
+    /// be told without ranking more. If no filter cuts, all ranked tokens stand for the whole row.
+    fn kept(&self, total: f64, is_whole: bool, limits: &Limits) -> Option<(usize, f64)> {
+        let num_candidates = self.ranked.len().min(limits.top_k);
+        let candidates = &self.ranked[..num_candidates];
+        let is_complete = is_whole || limits.top_k <= self.ranked.len();
+        let is_cut_by_k = limits.top_k <= self.ranked.len();
+        let candidate_mass = if is_cut_by_k {
+            candidates.iter().map(|key| self.weight(*key)).sum()
+        } else {
+            total
+        };
+        if limits.top_p >= 1.0 && limits.min_p <= 0.0 {
+            return Some((num_candidates, candidate_mass));
+        }
+        let target = if limits.top_p < 1.0 {
+            limits.top_p * candidate_mass
+        } else {
+            f64::INFINITY
+        };
+        let mut mass = 0.0;
+        for (i, key) in candidates.iter().enumerate() {
+            let weight = self.weight(*key);
+            // The best token's weight is 1, so a weight is the ratio that min-p bounds.
+            if weight < f64::from(limits.min_p) {
+                return Some((i, mass));
+            }
+            mass += weight;
+            if mass >= target {
+                return Some((i + 1, mass));
+            }
+        }
+        is_complete.then_some((num_candidates, mass))
+    }
+
+    fn weight(&self, key: u64) -> f64 {
+        f64::from(self.weights[token_of(key) as usize])
+    }
+
+    /// Fills `weights`; gives their sum.
+    fn weigh(&mut self, logits: &[f32], greatest: f32, temperature: f32) -> f64 {
+        self.weights.clear();
+        self.weights.extend_from_slice(logits);
+        exp_sum(self.isa, &mut self.weights, greatest, temperature)
+    }
+
+    /// Puts the best `count` tokens into `ranked`; fewer if fewer are allowed.
+    fn rank(&mut self, logits: &[f32], count: usize) {
+        let bound = self.bound(logits, count);
+        self.ranked.clear();
+        for (i, run) in logits.chunks(RUN).enumerate() {
+            if self.run_maxima[i] < bound {
+                continue;
+            }
+            for (j, logit) in run.iter().enumerate() {
+                if *logit >= bound && *logit > f32::NEG_INFINITY {
+                    self.ranked.push(rank_key(*logit, i * RUN + j));
+                }
+            }
+        }
+        if self.ranked.len() > count && count > 0 {
+            self.ranked.select_nth_unstable(count - 1);
+        }
+        self.ranked.truncate(count);
+        self.ranked.sort_unstable();
+    }
+
+    /// A logit that at least `count` tokens reach: the `count`-th greatest maximum of runs.
+    fn bound(&mut self, logits: &[f32], count: usize) -> f32 {
+        let maximum = |run: &[f32]| run.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
+        self.run_maxima.clear();
+        self.run_maxima.extend(logits.chunks(RUN).map(maximum));
+        if count == 0 || count > self.run_maxima.len() {
+            return f32::NEG_INFINITY;
+        }
+        let mut maxima = self.run_maxima.clone();
+        *maxima.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1
+    }
+}

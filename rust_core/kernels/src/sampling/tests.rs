@@ -1,0 +1,416 @@
+//! Each filter against its paper's formula in double precision, and draws against the distribution they follow.
+
+use super::*;
+use proptest::prelude::*;
+
+fn params() -> SamplingParams {
+    SamplingParams::default()
+}
+
+fn sampler(params: SamplingParams) -> SamplerState {
+    SamplerState::new(params.checked().unwrap())
+}
+
+/// Logits that look like a model's: a few high ones over a broad floor.
+fn logits(vocab: usize, seed: u64) -> Vec<f32> {
+    (0..vocab)
+        .map(|i| (draw::uniform(seed, i as u64).ln() * -2.5) as f32 - 3.0)
+        .collect()
+}
+
+/// What the contract says is drawn from: the token probabilities after all filters.
+fn reference(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) -> bool) -> Vec<f64> {
+    let scaled: Vec<f64> = logits
+        .iter()
+        .map(|x| f64::from(*x) / f64::from(params.temperature))
+        .collect();
+    let mut order: Vec<usize> = (0..logits.len()).filter(|i| allowed(*i)).collect();
+    order.sort_by(|a, b| scaled[*b].total_cmp(&scaled[*a]).then(a.cmp(b)));
+    if params.top_k > 0 {
+        order.truncate(params.top_k);
+    }
+    let greatest = scaled[order[0]];
+    let sum: f64 = order.iter().map(|i| (scaled[*i] - greatest).exp()).sum();
+    let probability = |i: usize| (scaled[i] - greatest).exp() / sum;
+    if params.top_p < 1.0 {
+        let mut mass = 0.0;
+        let crossing = order.iter().position(|i| {
+            mass += probability(*i);
+            mass >= f64::from(params.top_p)
+        });
+        order.truncate(crossing.map_or(order.len(), |i| i + 1));
+    }
+    let threshold = f64::from(params.min_p) * probability(order[0]);
+    order.retain(|i| probability(*i) >= threshold);
+    let mass: f64 = order.iter().map(|i| probability(*i)).sum();
+    let mut out = vec![0.0; logits.len()];
+    for i in order {
+        out[i] = probability(i) / mass;
+    }
+    out
+}
+
+/// Draws `num_draws` times and compares the counts with the reference by the chi-square statistic.
+fn check_draws(params: SamplingParams, row: &[f32]) {
+    let expected = reference(&params, row, |_| true);
+    let num_draws = 40_000;
+    let mut counts = vec![0_u32; row.len()];
+    let mut sampler = sampler(params.clone());
+    for step in 0..num_draws {
+        counts[sampler.sample(&mut row.to_vec(), None, step).unwrap().token as usize] += 1;
+    }
+    let (mut statistic, mut freedom) = (0.0, -1.0);
+    let mut rare = (0.0_f64, 0.0_f64);
+    for (count, p) in counts.iter().zip(&expected) {
+        assert!(
+            *p > 0.0 || *count == 0,
+            "{params:?}: a token was drawn that the filters cut"
+        );
+        let mean = p * num_draws as f64;
+        if mean >= 8.0 {
+            statistic += (f64::from(*count) - mean).powi(2) / mean;
+            freedom += 1.0;
+        } else {
+            rare = (rare.0 + f64::from(*count), rare.1 + mean);
+        }
+    }
+    if rare.1 >= 8.0 {
+        statistic += (rare.0 - rare.1).powi(2) / rare.1;
+        freedom += 1.0;
+    }
+    // Mean f, variance 2 f: five deviations is one chance in a million, and the seeds are fixed anyway.
+    let limit = freedom + 5.0 * (2.0_f64 * freedom).sqrt() + 1.0;
+    assert!(
+        statistic < limit,
+        "{params:?}: chi-square {statistic} for {freedom} degrees of freedom"
+    );
+}
+
+/// Draws follow the distribution that each filter, and all together, leave.
+#[test]
+fn draws_follow_the_filtered_distribution() {
+    let row = logits(600, 5);
+    check_draws(params(), &row);
+    check_draws(
+        SamplingParams {
+            temperature: 0.7,
+            seed: 1,
+            ..params()
+        },
+        &row,
+    );
+    check_draws(
+        SamplingParams {
+            temperature: 1.5,
+            top_k: 7,
+            seed: 2,
+            ..params()
+        },
+        &row,
+    );
+    check_draws(
+        SamplingParams {
+            top_p: 0.8,
+            seed: 3,
+            ..params()
+        },
+        &row,
+    );
+    check_draws(
+        SamplingParams {
+            min_p: 0.1,
+            seed: 4,
+            ..params()
+        },
+        &row,
+    );
+    check_draws(
+        SamplingParams {
+            temperature: 1.2,
+            top_k: 50,
+            top_p: 0.9,
+            min_p: 0.02,
+            seed: 5,
+            ..params()
+        },
+        &row,
+    );
+    check_draws(
+        SamplingParams {
+            temperature: 3.0,
+            top_p: 0.95,
+            seed: 6,
+            ..params()
+        },
+        &row,
+    );
+}
+
+/// A row so flat that the ranking must grow to its end is still drawn from evenly.
+#[test]
+fn flat_rows_are_drawn_evenly() {
+    check_draws(SamplingParams { seed: 9, ..params() }, &[1.5; 1000]);
+    check_draws(
+        SamplingParams {
+            top_p: 0.5,
+            seed: 10,
+            ..params()
+        },
+        &[0.0; 1000],
+    );
+}
+
+/// The nucleus is the fewest tokens whose mass reaches p, the crossing token included.
+#[test]
+fn top_p_keeps_the_crossing_token() {
+    let row: Vec<f32> = [0.5_f32, 0.3, 0.15, 0.05].map(f32::ln).to_vec();
+    for (top_p, kept) in [(0.4, 1), (0.6, 2), (0.79, 2), (0.81, 3), (0.96, 4)] {
+        let mut sampler = sampler(SamplingParams { top_p, ..params() });
+        let drawn = (0..2000).map(|step| sampler.sample(&mut row.clone(), None, step).unwrap().token);
+        assert_eq!(drawn.max(), Some(kept - 1), "top_p {top_p}");
+    }
+}
+
+/// Min-p keeps the tokens at least that times as likely as the likeliest, after the temperature.
+#[test]
+fn min_p_keeps_by_ratio_to_the_best() {
+    let row: Vec<f32> = [0.5_f32, 0.26, 0.14, 0.1].map(f32::ln).to_vec();
+    for (min_p, temperature, kept) in [
+        (0.5, 1.0, 2),
+        (0.25, 1.0, 3),
+        (0.19, 1.0, 4),
+        (0.5, 2.0, 3),
+        (1.0, 1.0, 1),
+    ] {
+        let mut sampler = sampler(SamplingParams {
+            min_p,
+            temperature,
+            ..params()
+        });
+        let drawn = (0..3000).map(|step| sampler.sample(&mut row.clone(), None, step).unwrap().token);
+        assert_eq!(
+            drawn.max(),
+            Some(kept - 1),
+            "min_p {min_p} at temperature {temperature}"
+        );
+    }
+}
+
+/// Repetition divides positive and multiplies negative logits of seen tokens; the others count output alone.
+#[test]
+fn penalties_follow_their_formulas() {
+    let mut sampler = sampler(SamplingParams {
+        repetition_penalty: 2.0,
+        frequency_penalty: 0.5,
+        presence_penalty: 0.25,
+        logit_bias: vec![(4, -3.0)],
+        ..params()
+    });
+    sampler.observe_prompt(&[0, 1, 1]);
+    for token in [1, 2, 2] {
+        sampler.observe(token);
+    }
+    let mut row = [4.0, -4.0, 4.0, 4.0, 4.0];
+    sampler.sample(&mut row, None, 0).unwrap();
+    assert_eq!(row, [2.0, -8.75, 0.75, 4.0, 1.0]);
+}
+
+/// Greedy takes the likeliest token, the lowest id of equals, and minus zero equals zero.
+#[test]
+fn greedy_takes_the_lowest_of_equals() {
+    let mut sampler = sampler(SamplingParams {
+        temperature: 0.0,
+        ..params()
+    });
+    for len in [3, 17, 40, 1000] {
+        let mut row = vec![-1.0; len];
+        (row[len - 1], row[len - 2]) = (0.0, -0.0);
+        let sampled = sampler.sample(&mut row, None, 0).unwrap();
+        assert_eq!(
+            (sampled.token as usize, sampled.logprob, sampled.top_logprobs.len()),
+            (len - 2, None, 0)
+        );
+    }
+}
+
+/// Log-probabilities are those of the whole row after the mask, at temperature 1, to 1e-6.
+#[test]
+fn logprobs_are_of_the_masked_row_at_temperature_one() {
+    let row = logits(3000, 8);
+    let mask: Vec<u32> = (0..94).map(|i| 0x5555_5555_u32.rotate_left(i % 2)).collect();
+    let allowed = |i: usize| mask[i / 32] >> (i % 32) & 1 == 1;
+    let plain = params();
+    let expected = reference(&plain, &row, allowed);
+    for temperature in [0.0, 0.3, 2.0] {
+        let mut sampler = sampler(SamplingParams {
+            temperature,
+            top_k: 3,
+            num_logprobs: 5,
+            ..params()
+        });
+        let sampled = sampler.sample(&mut row.clone(), Some(&mask), 3).unwrap();
+        assert_eq!(sampled.top_logprobs.len(), 5);
+        assert!(sampled.top_logprobs.is_sorted_by(|a, b| a.1 >= b.1));
+        let own = (sampled.token, sampled.logprob.unwrap());
+        for (token, logprob) in sampled.top_logprobs.iter().chain([&own]) {
+            let exact = expected[*token as usize].ln();
+            assert!((f64::from(*logprob) - exact).abs() < 1e-6, "{logprob} is not {exact}");
+        }
+    }
+}
+
+/// A draw is a function of seed, step and logits: neither earlier draws nor another request change it.
+#[test]
+fn draws_depend_on_seed_step_and_logits_alone() {
+    let row = logits(2000, 3);
+    let draw = |sampler: &mut SamplerState, step| sampler.sample(&mut row.clone(), None, step).unwrap().token;
+    let mut forward = sampler(SamplingParams { seed: 42, ..params() });
+    let there: Vec<u32> = (0..50).map(|step| draw(&mut forward, step)).collect();
+    let mut backward = sampler(SamplingParams { seed: 42, ..params() });
+    let back: Vec<u32> = (0..50).rev().map(|step| draw(&mut backward, step)).collect();
+    assert!(there.iter().eq(back.iter().rev()));
+    let mut other = sampler(SamplingParams { seed: 43, ..params() });
+    assert_ne!(there, (0..50).map(|step| draw(&mut other, step)).collect::<Vec<_>>());
+}
+
+/// Uniform numbers of consecutive steps, and of consecutive seeds, fill 64 bins evenly.
+#[test]
+fn uniforms_are_even_over_steps_and_seeds() {
+    for of in [|i| draw::uniform(7, i), |i| draw::uniform(i, 0)] {
+        let mut bins = [0.0_f64; 64];
+        for i in 0..64_000 {
+            bins[(of(i) * 64.0) as usize] += 1.0;
+        }
+        let statistic: f64 = bins.iter().map(|count| (count - 1000.0).powi(2) / 1000.0).sum();
+        assert!(
+            statistic < 63.0 + 5.0 * 126.0_f64.sqrt(),
+            "chi-square {statistic} for 63 degrees of freedom"
+        );
+    }
+}
+
+/// Rows and masks that leave nothing sound to draw are errors that name the token.
+#[test]
+fn unsound_rows_are_errors() {
+    let mut plain = sampler(params());
+    let mut error = |row: &[f32], mask: Option<&[u32]>| plain.sample(&mut row.to_vec(), mask, 0).unwrap_err();
+    assert_eq!(error(&[], None), SampleError::Empty);
+    assert_eq!(error(&[1.0, 2.0], Some(&[0])), SampleError::AllMasked { vocab: 2 });
+    assert_eq!(
+        error(&[f32::NEG_INFINITY; 2], None),
+        SampleError::AllMasked { vocab: 2 }
+    );
+    assert_eq!(
+        error(&[0.0; 33], Some(&[1])),
+        SampleError::MaskLength { got: 1, vocab: 33 }
+    );
+    assert_eq!(
+        error(&[0.0, f32::INFINITY], None),
+        SampleError::NotFinite {
+            token: 1,
+            value: f32::INFINITY
+        }
+    );
+    let mut row = vec![0.0; 40];
+    row[37] = f32::NAN;
+    assert!(error(&row, None).to_string().contains("token 37 is NaN"));
+    let mut biased = sampler(SamplingParams {
+        logit_bias: vec![(9, 1.0)],
+        ..params()
+    });
+    assert_eq!(
+        biased.sample(&mut [0.0; 9], None, 0),
+        Err(SampleError::UnknownToken { token: 9, vocab: 9 })
+    );
+}
+
+/// Each parameter out of its range is refused by name, with the value and the range.
+#[test]
+fn parameters_out_of_range_are_refused_by_name() {
+    let error = |params: SamplingParams| params.checked().unwrap_err().to_string();
+    assert_eq!(
+        error(SamplingParams {
+            temperature: -1.0,
+            ..params()
+        }),
+        "temperature must be a finite number of at least 0, got -1"
+    );
+    assert!(
+        error(SamplingParams {
+            temperature: f32::NAN,
+            ..params()
+        })
+        .ends_with("got NaN")
+    );
+    assert_eq!(
+        error(SamplingParams { top_p: 0.0, ..params() }),
+        "top_p must be above 0 and at most 1, got 0"
+    );
+    assert!(error(SamplingParams { min_p: 1.5, ..params() }).starts_with("min_p must be"));
+    assert!(
+        error(SamplingParams {
+            repetition_penalty: 0.0,
+            ..params()
+        })
+        .starts_with("repetition_penalty")
+    );
+    assert!(
+        error(SamplingParams {
+            frequency_penalty: 2.5,
+            ..params()
+        })
+        .starts_with("frequency_penalty")
+    );
+    assert!(
+        error(SamplingParams {
+            presence_penalty: -2.5,
+            ..params()
+        })
+        .starts_with("presence_penalty")
+    );
+    assert!(
+        error(SamplingParams {
+            logit_bias: vec![(0, 101.0)],
+            ..params()
+        })
+        .starts_with("logit_bias")
+    );
+}
+
+proptest! {
+    /// Whatever the filters, a drawn token is one that they and the mask keep, and the best is always kept.
+    #[test]
+    fn drawn_tokens_are_kept_by_filters_and_mask(
+        row in prop::collection::vec(-12.0_f32..12.0, 1..700),
+        mask in prop::collection::vec(any::<u32>(), 22),
+        temperature in 0.05_f32..3.0,
+        top_k in 0_usize..300,
+        top_p in 0.01_f32..=1.0,
+        min_p in prop_oneof![Just(0.0_f32), 0.0_f32..=1.0],
+        step in any::<u64>(),
+    ) {
+        let allowed = |i: usize| mask[i / 32] >> (i % 32) & 1 == 1;
+        prop_assume!((0..row.len()).any(allowed));
+        let params = SamplingParams { temperature, top_k, top_p, min_p, ..params() };
+        // The crossing token may differ when its mass is within rounding of p: ask for a little more or less.
+        let wider = SamplingParams { top_p: (top_p * 1.00001).min(1.0), min_p: min_p * 0.99999, ..params.clone() };
+        let expected = reference(&wider, &row, allowed);
+        let token = sampler(params.clone()).sample(&mut row.clone(), Some(&mask), step).unwrap().token;
+        prop_assert!(allowed(token as usize));
+        prop_assert!(expected[token as usize] > 0.0);
+        let greedy = SamplingParams { temperature: 0.0, ..params };
+        let best = sampler(greedy).sample(&mut row.clone(), Some(&mask), step).unwrap().token;
+        prop_assert!(expected[best as usize] > 0.0);
+        prop_assert!((0..row.len()).filter(|i| allowed(*i)).all(|i| row[i] <= row[best as usize]));
+    }
+
+    /// The ranking made from run maxima is the sorted row, for any count and any number of ties.
+    #[test]
+    fn ranking_is_the_sorted_row(row in prop::collection::vec(-5_i8..5, 1..500), count in 1_usize..600) {
+        let row: Vec<f32> = row.into_iter().map(|x| if x == -5 { f32::NEG_INFINITY } else { f32::from(x) }).collect();
+        let mut expected: Vec<u32> = (0..row.len() as u32).filter(|i| row[*i as usize] > f32::NEG_INFINITY).collect();
+        expected.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b)));
+        expected.truncate(count);
+        prop_assert_eq!(Ranking::new(Isa::Scalar).best(&row, count), expected);
+    }
+}
