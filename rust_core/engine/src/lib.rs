@@ -1,1 +1,11 @@
 //! Model files, the decoder's forward pass and KV memory: the CPU model runner.
+
+pub mod config;
+pub mod forward;
+pub mod gguf;
+pub mod kv;
+pub mod model;
+pub mod runner;
+pub mod safetensors;
+pub mod weights;
+pub mod workspace;

@@ -54,13 +54,7 @@ impl PoolStats {
     fn __repr__(&self) -> String {
         format!(
             "PoolStats(num_blocks={}, free={}, cached={}, active={}, hits_tokens={}, queried_tokens={}, evictions={})",
-            self.num_blocks,
-            self.free,
-            self.cached,
-            self.active,
-            self.hits_tokens,
-            self.queried_tokens,
-            self.evictions
+            self.num_blocks, self.free, self.cached, self.active, self.hits_tokens, self.queried_tokens, self.evictions
         )
     }
 }
@@ -100,8 +94,7 @@ impl BlockPool {
     /// # Errors
     /// `RuntimeError` when a thread panicked in the pool: it must not be trusted with memory any more.
     pub(crate) fn lock(&self) -> PyResult<MutexGuard<'_, pyagent_cache::BlockPool>> {
-        let poisoned =
-            |_| PyRuntimeError::new_err("the block pool failed in another thread; make a new one");
+        let poisoned = |_| PyRuntimeError::new_err("the block pool failed in another thread; make a new one");
         self.inner.lock().map_err(poisoned)
     }
 

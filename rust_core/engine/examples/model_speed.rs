@@ -1,0 +1,71 @@
+//! Prefill and decode speed of a model file: `model_speed FILE [threads] [isa]`.
+
+use std::path::Path;
+use std::time::Instant;
+
+use pyagent_engine::forward::Segment;
+use pyagent_engine::runner::{CpuModel, LoadOptions};
+use pyagent_kernels::attention::KvType;
+use pyagent_kernels::isa::Isa;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let path = args.next().ok_or("usage: model_speed FILE [threads] [isa]")?;
+    let threads = args.next().map_or(Ok(2), |text| text.parse())?;
+    let isa = args.next().and_then(|name| Isa::from_name(&name));
+    let options = LoadOptions {
+        threads,
+        isa,
+        kv_type: KvType::F16,
+        kv_bytes: 1 << 30,
+    };
+    let mut model = CpuModel::load(Path::new(&path), &options)?;
+    println!(
+        "loaded in {:.0} ms, {} MiB of weights, {}",
+        model.load_seconds() * 1e3,
+        model.weight_bytes() >> 20,
+        model.isa().name()
+    );
+
+    let vocab = model.config().vocab_size as u32;
+    let tokens: Vec<u32> = (0..512).map(|i| (i * 7919 + 300) % vocab).collect();
+    let tables: Vec<Vec<u32>> = (0..32)
+        .map(|sequence| (sequence * 72..(sequence + 1) * 72).collect())
+        .collect();
+    for round in 0..5 {
+        let start = Instant::now();
+        model.execute(&[Segment {
+            table: &tables[0],
+            first_position: 0,
+            tokens: &tokens,
+            num_outputs: 1,
+        }])?;
+        println!(
+            "prefill 512, round {round}: {:.0} tok/s",
+            512.0 / start.elapsed().as_secs_f64()
+        );
+    }
+    for (batch, depth) in [(1, 16), (1, 1000), (8, 16), (16, 16), (32, 16)] {
+        let mut best = f64::MAX;
+        for _ in 0..5 {
+            let start = Instant::now();
+            for step in 0..16 {
+                let segments: Vec<Segment<'_>> = (0..batch)
+                    .map(|sequence| Segment {
+                        table: &tables[sequence],
+                        first_position: depth + step,
+                        tokens: &tokens[step..=step],
+                        num_outputs: 1,
+                    })
+                    .collect();
+                model.execute(&segments)?;
+            }
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        println!(
+            "decode, {batch} sequences at depth {depth}: {:.0} tok/s in all",
+            16.0 * batch as f64 / best
+        );
+    }
+    Ok(())
+}

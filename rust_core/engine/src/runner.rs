@@ -1,0 +1,263 @@
+//! The CPU model runner: a model, its KV memory and its threads; computes batches and draws tokens.
+
+use std::path::Path;
+use std::time::Instant;
+
+use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, KvLayout, KvType};
+use pyagent_kernels::elementwise::{RopeError, RopeScaling, RopeTable};
+use pyagent_kernels::isa::Isa;
+use pyagent_kernels::pool::{Pool, PoolError};
+use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
+
+use crate::config::ModelConfig;
+use crate::forward::{Pass, Plan, Segment};
+use crate::kv::KvMemory;
+use crate::model::{self, Weights};
+use crate::weights::ModelFileError;
+use crate::workspace::Workspace;
+
+/// What can go wrong while loading or running a model.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The file cannot be used.
+    #[error(transparent)]
+    File(#[from] ModelFileError),
+    /// KV memory cannot be had.
+    #[error("cannot reserve {bytes} bytes of KV memory: {reason}")]
+    KvMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// Rotary tables cannot be made.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+    /// A batch that cannot be computed; nothing was.
+    #[error("segment {segment} of the batch: {reason}")]
+    Batch {
+        /// Which segment is at fault.
+        segment: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A thread of the pool panicked: a bug in a kernel.
+    #[error(transparent)]
+    Kernel(#[from] PoolError),
+}
+
+/// How a model is loaded.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Threads that compute, the caller's included.
+    pub threads: usize,
+    /// The instruction set; `None` is the best this CPU has.
+    pub isa: Option<Isa>,
+    /// How keys and values are stored.
+    pub kv_type: KvType,
+    /// Bytes of KV memory; the pool gets as many whole blocks as fit, at least one.
+    pub kv_bytes: usize,
+}
+
+/// A row of logits to draw from.
+pub struct Draw<'a> {
+    /// Row of the last batch's logits.
+    pub row: usize,
+    /// The request's parameters and counts.
+    pub state: &'a mut SamplerState,
+    /// One bit per token, set where allowed.
+    pub mask: Option<&'a [u32]>,
+    /// Tokens the request has drawn so far: with its seed, what the draw depends on.
+    pub step: u64,
+}
+
+/// A loaded model.
+pub struct CpuModel {
+    config: ModelConfig,
+    weights: Weights,
+    kv: KvMemory,
+    space: Workspace,
+    rope: [RopeTable; 2],
+    pool: Pool,
+    isa: Isa,
+    num_outputs: usize,
+    load_seconds: f64,
+}
+
+impl CpuModel {
+    /// Loads a GGUF file or a safetensors folder.
+    pub fn load(path: &Path, options: &LoadOptions) -> Result<Self, EngineError> {
+        let start = Instant::now();
+        let (file, config) = model::open(path)?;
+        let pool = Pool::new(options.threads.max(1));
+        let weights = model::load(&file, &config, &pool)?;
+        let layout = KvLayout {
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            dtype: options.kv_type,
+        };
+        let num_blocks = (options.kv_bytes / (layout.block_bytes() * config.num_layers)).clamp(1, u32::MAX as usize);
+        let kv = KvMemory::new(layout, config.num_layers, num_blocks)?;
+        let rope = [
+            RopeTable::new(
+                config.head_dim,
+                config.rope_base as f32,
+                &config.rope_scaling,
+                config.context_length,
+            )?,
+            RopeTable::new(
+                config.head_dim,
+                config.local_rope_base as f32,
+                &RopeScaling::None,
+                config.context_length,
+            )?,
+        ];
+        let space = Workspace::new(&config, &weights);
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        let load_seconds = start.elapsed().as_secs_f64();
+        Ok(Self {
+            config,
+            weights,
+            kv,
+            space,
+            rope,
+            pool,
+            isa,
+            num_outputs: 0,
+            load_seconds,
+        })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Bytes held by weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    /// Seconds `load` took.
+    pub fn load_seconds(&self) -> f64 {
+        self.load_seconds
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// KV blocks of 16 tokens.
+    pub fn num_blocks(&self) -> usize {
+        self.kv.num_blocks
+    }
+
+    /// Bytes of KV memory one token takes, over all layers.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        self.kv.layout.block_bytes() * self.config.num_layers / BLOCK_TOKENS
+    }
+
+    /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
+    pub fn execute(&mut self, segments: &[Segment<'_>]) -> Result<usize, EngineError> {
+        self.num_outputs = 0;
+        for (index, segment) in segments.iter().enumerate() {
+            self.check(segment)
+                .map_err(|reason| EngineError::Batch { segment: index, reason })?;
+        }
+        let last = segments
+            .iter()
+            .map(|segment| segment.first_position + segment.tokens.len())
+            .max()
+            .unwrap_or(0);
+        for table in &mut self.rope {
+            table.grow_to(last)?;
+        }
+        let plan = Plan::new(segments, self.config.num_kv_heads);
+        self.space.prepare(plan.num_rows(), plan.num_outputs());
+        let pass = Pass {
+            config: &self.config,
+            weights: &self.weights,
+            kv: &self.kv,
+            space: &self.space,
+            rope: &self.rope,
+            isa: self.isa,
+        };
+        self.pool.run(|worker| {
+            let mut scratch = AttentionScratch::default();
+            // SAFETY: `check` saw that tokens, tables and positions are in range, `prepare` made room; that no block is
+            // written by two segments is the block pool's invariant.
+            unsafe { pass.run(worker, &plan, &mut scratch) };
+        })?;
+        self.num_outputs = plan.num_outputs();
+        Ok(self.num_outputs)
+    }
+
+    /// The last batch's logits, [outputs, vocab].
+    pub fn logits(&mut self) -> &mut [f32] {
+        let rows = self.num_outputs;
+        self.space.logits.first(rows)
+    }
+
+    /// Draws a token from each given row of the last batch's logits. Rows must differ; a row's fault is its own.
+    pub fn sample(&mut self, draws: &mut [Draw<'_>]) -> Vec<Result<Sampled, SampleError>> {
+        let vocab = self.config.vocab_size;
+        let logits = self.space.logits.first(self.num_outputs);
+        draws
+            .iter_mut()
+            .map(|draw| {
+                draw.state.sample(
+                    &mut logits[draw.row * vocab..(draw.row + 1) * vocab],
+                    draw.mask,
+                    draw.step,
+                )
+            })
+            .collect()
+    }
+
+    fn check(&self, segment: &Segment<'_>) -> Result<(), String> {
+        let end = segment.first_position + segment.tokens.len();
+        if segment.tokens.is_empty() || segment.num_outputs > segment.tokens.len() {
+            return Err(format!(
+                "{} outputs of {} tokens",
+                segment.num_outputs,
+                segment.tokens.len()
+            ));
+        }
+        if end > self.config.context_length {
+            return Err(format!(
+                "position {} is past the context of {} tokens",
+                end - 1,
+                self.config.context_length
+            ));
+        }
+        if segment.table.len() * BLOCK_TOKENS < end {
+            return Err(format!(
+                "{} blocks do not cover position {}",
+                segment.table.len(),
+                end - 1
+            ));
+        }
+        if let Some(block) = segment
+            .table
+            .iter()
+            .find(|&&block| block as usize >= self.kv.num_blocks)
+        {
+            return Err(format!(
+                "block {block} does not exist; there are {}",
+                self.kv.num_blocks
+            ));
+        }
+        match segment
+            .tokens
+            .iter()
+            .find(|&&token| token as usize >= self.config.vocab_size)
+        {
+            Some(token) => Err(format!(
+                "token {token} is not in the vocabulary of {}",
+                self.config.vocab_size
+            )),
+            None => Ok(()),
+        }
+    }
+}

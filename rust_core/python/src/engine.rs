@@ -1,0 +1,310 @@
+//! `CpuModel` and `SamplerState`: the CPU runner, one call a step.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use pyagent_engine::forward::Segment;
+use pyagent_engine::runner::{self, Draw, EngineError, LoadOptions};
+use pyagent_kernels::attention::KvType;
+use pyagent_kernels::isa::Isa;
+use pyagent_kernels::sampling;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::cache::BlockPool;
+
+create_exception!(
+    pyagent._rust,
+    ModelFileError,
+    PyException,
+    "A model file that cannot be read or run; the text says what is wrong with it."
+);
+
+pub(crate) fn engine_error(error: &EngineError) -> PyErr {
+    match error {
+        EngineError::File(error) => ModelFileError::new_err(error.to_string()),
+        EngineError::Batch { .. } => PyValueError::new_err(error.to_string()),
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+/// One request's sampling parameters and token counts; draws depend only on them, the step and the logits.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct SamplerState {
+    inner: Arc<Mutex<sampling::SamplerState>>,
+}
+
+#[pymethods]
+impl SamplerState {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "one keyword for each field of the request")]
+    #[pyo3(signature = (*, temperature = 1.0, top_k = 0, top_p = 1.0, min_p = 0.0, repetition_penalty = 1.0,
+        frequency_penalty = 0.0, presence_penalty = 0.0, logit_bias = Vec::new(), seed = 0, num_logprobs = 0))]
+    fn new(
+        temperature: f32,
+        top_k: usize,
+        top_p: f32,
+        min_p: f32,
+        repetition_penalty: f32,
+        frequency_penalty: f32,
+        presence_penalty: f32,
+        logit_bias: Vec<(u32, f32)>,
+        seed: u64,
+        num_logprobs: usize,
+    ) -> PyResult<Self> {
+        let params = sampling::SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            logit_bias,
+            seed,
+            num_logprobs,
+        };
+        let params = params
+            .checked()
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Self {
+            inner: Arc::new(Mutex::new(sampling::SamplerState::new(params))),
+        })
+    }
+
+    /// Counts a prompt's tokens, for the repetition penalty.
+    fn observe_prompt(&self, tokens: Vec<u32>) -> PyResult<()> {
+        self.lock()?.observe_prompt(&tokens);
+        Ok(())
+    }
+}
+
+impl SamplerState {
+    fn lock(&self) -> PyResult<MutexGuard<'_, sampling::SamplerState>> {
+        self.inner
+            .lock()
+            .map_err(|_| PyRuntimeError::new_err("this sampler failed in another thread; make a new one"))
+    }
+}
+
+/// A token drawn, or why none could be.
+#[pyclass(frozen, get_all, module = "pyagent._rust")]
+pub struct Drawn {
+    token: u32,
+    logprob: Option<f32>,
+    top_logprobs: Vec<(u32, f32)>,
+    error: Option<String>,
+}
+
+/// A model loaded on the CPU.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct CpuModel {
+    inner: Mutex<runner::CpuModel>,
+}
+
+impl CpuModel {
+    fn lock(&self) -> PyResult<MutexGuard<'_, runner::CpuModel>> {
+        self.inner
+            .lock()
+            .map_err(|_| PyRuntimeError::new_err("the model failed in another thread; load it again"))
+    }
+}
+
+/// What a step asks of the sampler: row of logits, state, mask, step.
+type DrawRequest<'py> = (usize, Bound<'py, SamplerState>, Option<Vec<u8>>, u64);
+
+#[pymethods]
+impl CpuModel {
+    /// Loads a GGUF file or a safetensors folder. `kv_type` is "f16" or "f32"; `isa` one of `cpu_features()["isas"]`.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "f16", isa = None))]
+    fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        threads: usize,
+        kv_bytes: usize,
+        kv_type: &str,
+        isa: Option<&str>,
+    ) -> PyResult<Self> {
+        let kv_type = match kv_type {
+            "f16" => KvType::F16,
+            "f32" => KvType::F32,
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "kv_type must be f16 or f32, got '{other}'"
+                )));
+            }
+        };
+        let isa = isa.map(parse_isa).transpose()?;
+        let options = LoadOptions {
+            threads,
+            isa,
+            kv_type,
+            kv_bytes,
+        };
+        let model = py
+            .detach(|| runner::CpuModel::load(&path, &options))
+            .map_err(|error| engine_error(&error))?;
+        Ok(Self {
+            inner: Mutex::new(model),
+        })
+    }
+
+    /// Computes one step and draws from its logits.
+    ///
+    /// `segments` are (sequence of `pool`, its next tokens, how many of the last of them give logits); `draws` are
+    /// (row of logits, state, mask of allowed tokens, step). The tokens are committed to the pool. Raises `ValueError`
+    /// when the batch cannot be computed; then nothing was.
+    fn execute(
+        &self,
+        py: Python<'_>,
+        pool: &BlockPool,
+        segments: Vec<(u64, Vec<u32>, usize)>,
+        draws: Vec<DrawRequest<'_>>,
+    ) -> PyResult<Vec<Drawn>> {
+        type Prepared = (usize, Arc<Mutex<sampling::SamplerState>>, Option<Vec<u32>>, u64);
+        let draws: Vec<Prepared> = draws
+            .into_iter()
+            .map(|(row, state, mask, step)| {
+                (
+                    row,
+                    Arc::clone(&state.get().inner),
+                    mask.map(|bytes| mask_words(&bytes)),
+                    step,
+                )
+            })
+            .collect();
+        py.detach(|| {
+            let mut model = self.lock()?;
+            let num_outputs = compute(&mut model, pool, &segments)?;
+            let vocab_size = model.config().vocab_size;
+            let mut guards = Vec::with_capacity(draws.len());
+            for (row, state, mask, _) in &draws {
+                if *row >= num_outputs || mask.as_ref().is_some_and(|mask| mask.len() * 32 < vocab_size) {
+                    return Err(PyValueError::new_err(format!(
+                        "draw from row {row} of {num_outputs}, or its mask is too short"
+                    )));
+                }
+                guards.push(
+                    state
+                        .try_lock()
+                        .map_err(|_| PyValueError::new_err("a sampler is used twice in one step"))?,
+                );
+            }
+            let mut requests: Vec<Draw<'_>> = guards
+                .iter_mut()
+                .zip(&draws)
+                .map(|(state, (row, _, mask, step))| Draw {
+                    row: *row,
+                    state,
+                    mask: mask.as_deref(),
+                    step: *step,
+                })
+                .collect();
+            Ok(model.sample(&mut requests).into_iter().map(drawn).collect())
+        })
+    }
+
+    /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.
+    fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let mut model = self.lock()?;
+        let bytes: Vec<u8> = model.logits().iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// What was loaded: architecture, sizes, memory, instruction set, seconds it took.
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let model = self.lock()?;
+        let config = model.config();
+        let info = PyDict::new(py);
+        info.set_item("architecture", config.architecture.name())?;
+        info.set_item("vocab_size", config.vocab_size)?;
+        info.set_item("context_length", config.context_length)?;
+        info.set_item("num_layers", config.num_layers)?;
+        info.set_item("hidden_size", config.hidden_size)?;
+        info.set_item("weight_bytes", model.weight_bytes())?;
+        info.set_item("num_blocks", model.num_blocks())?;
+        info.set_item("kv_bytes_per_token", model.kv_bytes_per_token())?;
+        info.set_item("isa", model.isa().name())?;
+        info.set_item("load_seconds", model.load_seconds())?;
+        Ok(info)
+    }
+}
+
+fn compute(model: &mut runner::CpuModel, pool: &BlockPool, segments: &[(u64, Vec<u32>, usize)]) -> PyResult<usize> {
+    let mut places = Vec::with_capacity(segments.len());
+    {
+        let pool = pool.lock()?;
+        for (seq, ..) in segments {
+            let place = pool
+                .table(*seq)
+                .and_then(|table| Ok((table.to_vec(), pool.num_tokens(*seq)?)));
+            places.push(place.map_err(|error| PyValueError::new_err(error.to_string()))?);
+        }
+    }
+    let batch: Vec<Segment<'_>> = segments
+        .iter()
+        .zip(&places)
+        .map(|((_, tokens, num_outputs), (table, first_position))| Segment {
+            table,
+            first_position: *first_position,
+            tokens,
+            num_outputs: *num_outputs,
+        })
+        .collect();
+    let num_outputs = model.execute(&batch).map_err(|error| engine_error(&error))?;
+    let mut pool = pool.lock()?;
+    for (seq, tokens, _) in segments {
+        pool.commit(*seq, tokens)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    }
+    Ok(num_outputs)
+}
+
+fn mask_words(bytes: &[u8]) -> Vec<u32> {
+    bytes
+        .chunks(4)
+        .map(|word| word.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte)))
+        .collect()
+}
+
+fn drawn(result: Result<sampling::Sampled, sampling::SampleError>) -> Drawn {
+    match result {
+        Ok(sampled) => Drawn {
+            token: sampled.token,
+            logprob: sampled.logprob,
+            top_logprobs: sampled.top_logprobs,
+            error: None,
+        },
+        Err(error) => Drawn {
+            token: 0,
+            logprob: None,
+            top_logprobs: Vec::new(),
+            error: Some(error.to_string()),
+        },
+    }
+}
+
+fn parse_isa(name: &str) -> PyResult<Isa> {
+    let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+    Isa::from_name(name)
+        .filter(|isa| Isa::available().contains(isa))
+        .ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "instruction set '{name}' is not one of {}",
+                available.join(", ")
+            ))
+        })
+}
+
+/// What this CPU has: its features, the instruction sets the kernels can use, and the one they use.
+#[pyfunction]
+pub fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let features = PyDict::new(py);
+    features.set_item("features", pyagent_kernels::isa::features())?;
+    features.set_item("isas", Isa::available().into_iter().map(Isa::name).collect::<Vec<_>>())?;
+    features.set_item("isa", Isa::detect().name())?;
+    Ok(features)
+}

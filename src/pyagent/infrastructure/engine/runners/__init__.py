@@ -1,0 +1,1 @@
+"""Runners: one per kind of device, all behind `batch.Runner`."""

@@ -1,0 +1,85 @@
+"""The CPU runner: the Rust model and its block pool behind the `Runner` protocol."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pyagent import _rust
+from pyagent.core.errors import ConfigError, ModelError
+from pyagent.infrastructure.engine.batch import Batch, Drawn, StepOutput
+
+DEFAULT_KV_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions:
+    """How to load: threads (0 means all cores), bytes of KV memory, its type, and the instruction set (None: best)."""
+
+    threads: int = 0
+    kv_bytes: int = DEFAULT_KV_BYTES
+    kv_type: Literal["f16", "f32"] = "f16"
+    isa: str | None = None
+
+
+class CpuRunner:
+    """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
+
+    def __init__(self, path: Path, options: CpuOptions | None = None) -> None:
+        """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it."""
+        options = options or CpuOptions()
+        try:
+            self.model = _rust.CpuModel.load(
+                path,
+                threads=options.threads or available_cores(),
+                kv_bytes=options.kv_bytes,
+                kv_type=options.kv_type,
+                isa=options.isa,
+            )
+        except _rust.ModelFileError as error:
+            raise ModelError(f"{path}: {error}", model=str(path)) from error
+        except ValueError as error:
+            raise ConfigError(str(error), key="engine.isa") from error
+        self.info = self.model.info()
+        self.pool = _rust.BlockPool(self.info["num_blocks"])
+
+    @property
+    def context_length(self) -> int:
+        """Positions the model was made for."""
+        return self.info["context_length"]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of logits are this long."""
+        return self.info["vocab_size"]
+
+    def add(self, sequence_id: int, tokens: list[int]) -> int:
+        """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
+        return self.pool.add(sequence_id, tokens)
+
+    def reserve(self, sequence_id: int, num_tokens: int) -> bool:
+        """Make room for so many tokens in all; False, and nothing changed, when there is none."""
+        try:
+            self.pool.reserve(sequence_id, num_tokens)
+        except _rust.OutOfBlocks:
+            return False
+        return True
+
+    def release(self, sequence_id: int) -> None:
+        """End a sequence; what it computed may be found again as a prefix."""
+        self.pool.release(sequence_id)
+
+    def execute(self, batch: Batch) -> StepOutput:
+        """Compute a batch and draw the tokens it asks for; the pool learns what was computed."""
+        segments = [(s.sequence_id, s.tokens, 1 if s.draw else 0) for s in batch.segments]
+        asked = [segment.draw for segment in batch.segments if segment.draw]
+        draws = [(row, draw.sampler, draw.mask, draw.step) for row, draw in enumerate(asked)]
+        drawn = self.model.execute(self.pool, segments, draws)
+        return StepOutput([Drawn(d.token, d.logprob, d.top_logprobs, d.error) for d in drawn])
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
