@@ -1,3 +1,11 @@
 //! SIMD kernels and their run-time dispatch.
 
+pub mod attention;
+pub mod elementwise;
 pub mod ggml;
+pub mod isa;
+mod lanes;
+pub mod matmul;
+pub mod pack;
+pub mod pool;
+pub mod sampling;

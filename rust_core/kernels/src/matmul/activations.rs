@@ -1,0 +1,205 @@
+//! The right-hand side of a matmul: a batch of token vectors, as 8-bit integers, as `f32`, or as both.
+//!
+//! Quantisation per token and block of 32 columns: `scale = amax / 127`, `q = round_half_even(x * (127 / amax))`
+//! with `amax` the largest magnitude, so the result depends on nothing but the block's 32 numbers. A block whose
+//! largest magnitude is below [`SMALLEST`] counts as zero (its inverse would overflow); one with an infinity or a
+//! NaN gets a NaN scale, which makes every output of its token NaN instead of a plausible wrong number.
+
+use crate::isa::Isa;
+use crate::pack::BLOCK_COLS;
+use crate::pack::memory::Memory;
+
+/// Tokens the buffers are rounded up to, so that a whole AMX tile may be read.
+const TOKEN_TILE: usize = 16;
+/// Largest magnitudes below this are taken for zero.
+pub(crate) const SMALLEST: f32 = 1e-30;
+/// Bits of the positive infinity; magnitudes from here on are not finite.
+pub(crate) const INFINITY_BITS: u32 = 0x7f80_0000;
+
+/// 32 quantised activations of one token, with all that kernels need of them in one cache line.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ActivationBlock {
+    /// The integers, in -127..=127.
+    pub(crate) quants: [i8; BLOCK_COLS],
+    /// What an integer is multiplied by.
+    pub(crate) scale: f32,
+    /// `scale` times the sum of the integers.
+    pub(crate) sum: f32,
+    /// `scale` times the sums of the first and the last 16 integers.
+    pub(crate) half_sums: [f32; 2],
+    /// -8 times the sum of the integers: removes the offset of 4-bit weights.
+    pub(crate) minus_8_sum: i32,
+    /// -128 times the sum of the integers: removes the offset of 8-bit weights.
+    pub(crate) minus_128_sum: i32,
+    /// The negated sums of the first and the last 16 integers.
+    pub(crate) minus_half_sums: [i32; 2],
+}
+
+const _: () = assert!(size_of::<ActivationBlock>() == 64);
+
+impl ActivationBlock {
+    /// Fills in everything but the integers.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self, scale: f32, half_sums: [i32; 2]) {
+        let [low, high] = half_sums;
+        let sum = low + high;
+        self.scale = scale;
+        self.sum = scale * sum as f32;
+        self.half_sums = [scale * low as f32, scale * high as f32];
+        self.minus_8_sum = -8 * sum;
+        self.minus_128_sum = -128 * sum;
+        self.minus_half_sums = [-low, -high];
+    }
+
+    /// The block for numbers that are all zero (`scale` 0) or not all finite (`scale` NaN).
+    #[inline(always)]
+    pub(crate) fn degenerate(&mut self, amax_bits: u32) {
+        self.quants = [0; BLOCK_COLS];
+        let scale = if amax_bits < INFINITY_BITS { 0.0 } else { f32::NAN };
+        self.finish(scale, [0, 0]);
+    }
+
+    /// Whether [`Self::degenerate`] applies.
+    #[inline(always)]
+    pub(crate) fn is_degenerate(amax_bits: u32) -> bool {
+        !(SMALLEST.to_bits()..INFINITY_BITS).contains(&amax_bits)
+    }
+}
+
+/// A reusable batch of token vectors.
+///
+/// Threads write different rows at once with [`Self::write_row`]; a barrier must come between writing and
+/// reading. Nothing is shared between rows, so the batch a token is in cannot change its numbers.
+#[derive(Debug, Default)]
+pub struct Activations {
+    tokens: usize,
+    cols: usize,
+    quantised: Option<Memory>,
+    dense: Option<Memory>,
+    has_quantised: bool,
+    has_dense: bool,
+}
+
+impl Activations {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes room for `tokens` vectors of `cols` numbers, as integers if `quantised`, as `f32` if `dense`.
+    ///
+    /// The content is unspecified until written. Memory only grows, so a buffer can serve every step.
+    ///
+    /// # Panics
+    /// If `quantised` and `cols` is not a multiple of 32, or the size cannot be addressed.
+    pub fn resize(&mut self, tokens: usize, cols: usize, quantised: bool, dense: bool) {
+        assert!(
+            !quantised || cols.is_multiple_of(BLOCK_COLS),
+            "{cols} columns are not whole blocks of {BLOCK_COLS}"
+        );
+        (self.tokens, self.cols) = (tokens, cols);
+        (self.has_quantised, self.has_dense) = (quantised, dense);
+        let padded = tokens.next_multiple_of(TOKEN_TILE);
+        if quantised {
+            let bytes = self.block_stride().checked_mul(size_of::<ActivationBlock>());
+            grow(&mut self.quantised, padded, bytes);
+        }
+        if dense {
+            let bytes = self.dense_stride().checked_mul(size_of::<f32>());
+            grow(&mut self.dense, padded, bytes);
+        }
+    }
+
+    /// Vectors in the batch.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Numbers in a vector.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let held = |memory: &Option<Memory>| memory.as_ref().map_or(0, Memory::len);
+        held(&self.quantised) + held(&self.dense)
+    }
+
+    /// Writes the vector of `token` in the forms the batch has.
+    ///
+    /// # Safety
+    /// `isa` must be available on this CPU. Nobody else may write this row or read it at the same time.
+    ///
+    /// # Panics
+    /// If there is no such token, or `x` has not one number per column.
+    pub unsafe fn write_row(&self, isa: Isa, token: usize, x: &[f32]) {
+        assert!(token < self.tokens, "token {token} of {}", self.tokens);
+        assert_eq!(x.len(), self.cols, "numbers for the columns");
+        if self.has_dense {
+            // SAFETY: the row lies inside the buffer and is ours alone by contract.
+            unsafe {
+                let row = self.dense_row(token).cast_mut();
+                row.copy_from_nonoverlapping(x.as_ptr(), x.len());
+            }
+        }
+        if self.has_quantised {
+            // SAFETY: as above; the buffer was zeroed when allocated.
+            let row = unsafe {
+                let start = self.blocks_of(token).cast_mut();
+                std::slice::from_raw_parts_mut(start, self.cols / BLOCK_COLS)
+            };
+            // SAFETY: `isa` is available by contract.
+            unsafe { super::quantise_row(isa, x, row) };
+        }
+    }
+
+    /// Whether the integers are there.
+    pub(crate) fn has_quantised(&self) -> bool {
+        self.has_quantised
+    }
+
+    /// Whether the `f32` numbers are there.
+    pub(crate) fn has_dense(&self) -> bool {
+        self.has_dense
+    }
+
+    /// Blocks from one token to the next: odd, lest the tokens of a tile share their cache sets.
+    pub(crate) fn block_stride(&self) -> usize {
+        (self.cols / BLOCK_COLS) | 1
+    }
+
+    /// Numbers from one dense token to the next: an odd number of cache lines.
+    pub(crate) fn dense_stride(&self) -> usize {
+        (self.cols.div_ceil(16) | 1) * 16
+    }
+
+    /// The first block of a token of a quantised batch.
+    pub(crate) fn blocks_of(&self, token: usize) -> *const ActivationBlock {
+        let memory = self.quantised.as_ref().expect("a quantised batch");
+        let start = memory.as_ptr().cast::<ActivationBlock>();
+        start.wrapping_add(token * self.block_stride())
+    }
+
+    /// The first number of a token of a dense batch.
+    pub(crate) fn dense_row(&self, token: usize) -> *const f32 {
+        let memory = self.dense.as_ref().expect("a dense batch");
+        let start = memory.as_ptr().cast::<f32>();
+        start.wrapping_add(token * self.dense_stride())
+    }
+}
+
+fn grow(memory: &mut Option<Memory>, rows: usize, row_bytes: Option<usize>) {
+    let bytes = row_bytes
+        .and_then(|row| row.checked_mul(rows))
+        .expect("a batch that fits the address space");
+    if memory.as_ref().is_none_or(|held| held.len() < bytes) {
+        // The old content is not needed: free it first.
+        *memory = None;
+        *memory = Some(Memory::zeroed(bytes).expect("a batch that fits the address space"));
+    }
+}
+
+#[cfg(test)]
+mod tests;

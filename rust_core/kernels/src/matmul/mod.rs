@@ -1,0 +1,136 @@
+//! Matrix products of packed weights with a batch of activations.
+//!
+//! Every output is one chain of `f32` operations in a fixed order, whatever the instruction set, the batch, the
+//! split over threads and the size of a tile, so results are equal bit for bit. A lane is an output row and the
+//! reduction over columns is sequential:
+//!
+//! * Quantised weights, per block of 32 columns, then per scale in it (two of 16 columns in `Q2_K`, `Q3_K` and
+//!   `Q6_K`), with `isum = sum((integer - OFFSET) * q)` exact in `i32`:
+//!   `acc = fma(f32(isum) * x.scale, w.scale, acc)`; and, where weights have offsets,
+//!   `acc = fma(x.scale * f32(sum(q)), w.offset, acc)`.
+//! * Plain weights, per column: `acc = fma(w, x, acc)`.
+//!
+//! The algorithm is in [`tile`], once; a file per instruction set gives it vectors.
+
+mod activations;
+mod scalar;
+mod self_test;
+mod simd;
+mod tile;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use std::ops::Range;
+
+pub use activations::Activations;
+pub(crate) use activations::ActivationBlock;
+pub(crate) use self_test::agrees_with_scalar;
+
+use crate::isa::Isa;
+use crate::pack::PackedMatrix;
+
+/// One call of [`matmul`], checked.
+pub(crate) struct Job<'a> {
+    pub(crate) w: &'a PackedMatrix,
+    pub(crate) groups: Range<usize>,
+    pub(crate) x: &'a Activations,
+    pub(crate) tokens: Range<usize>,
+    pub(crate) out: *mut f32,
+    pub(crate) out_stride: usize,
+}
+
+/// Writes `out[token * out_stride + row]` for the rows of `groups` and for `tokens`: row times token vector.
+///
+/// Rows past the last one of the matrix are never written, so threads may work on different groups, or on
+/// different tokens, of the same output.
+///
+/// # Safety
+/// * `isa` is available on this CPU.
+/// * The groups are packed and the tokens written, and nobody writes them meanwhile.
+/// * `out` is valid for writes at the places above, and nobody else uses these meanwhile.
+///
+/// # Panics
+/// If shapes differ, a range leaves the matrix or the batch, or the batch lacks the form the weights need.
+pub unsafe fn matmul(
+    isa: Isa,
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    x: &Activations,
+    tokens: Range<usize>,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    assert_eq!(w.cols(), x.cols(), "columns of weights and activations");
+    assert!(groups.end <= w.num_groups(), "group past the matrix");
+    assert!(tokens.end <= x.tokens(), "token past the batch");
+    assert!(
+        if w.is_quantised() {
+            x.has_quantised()
+        } else {
+            x.has_dense()
+        },
+        "activations lack the form that {} weights need",
+        w.kind().name()
+    );
+    let job = Job {
+        w,
+        groups,
+        x,
+        tokens,
+        out,
+        out_stride,
+    };
+    // SAFETY: by contract, and checked above.
+    unsafe { dispatch(isa, &job) }
+}
+
+/// # Safety
+/// As [`matmul`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn dispatch(isa: Isa, job: &Job) {
+    // SAFETY: the instruction set is available by contract.
+    unsafe {
+        match isa {
+            Isa::Scalar => scalar::run(job),
+            Isa::Avx2 => avx2::run(job),
+            Isa::Avx512 | Isa::Amx => avx512::run(job),
+        }
+    }
+}
+
+/// # Safety
+/// As [`matmul`].
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn dispatch(_: Isa, job: &Job) {
+    // SAFETY: by contract.
+    unsafe { scalar::run(job) }
+}
+
+/// Quantises one token vector.
+///
+/// # Safety
+/// `isa` is available on this CPU.
+#[cfg(target_arch = "x86_64")]
+unsafe fn quantise_row(isa: Isa, x: &[f32], row: &mut [ActivationBlock]) {
+    // SAFETY: the instruction set is available by contract.
+    unsafe {
+        match isa {
+            Isa::Scalar => scalar::quantise_row(x, row),
+            Isa::Avx2 => avx2::quantise_row(x, row),
+            Isa::Avx512 | Isa::Amx => avx512::quantise_row(x, row),
+        }
+    }
+}
+
+/// # Safety
+/// None needed; the signature is that of the dispatch on other targets.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn quantise_row(_: Isa, x: &[f32], row: &mut [ActivationBlock]) {
+    scalar::quantise_row(x, row)
+}
+
+#[cfg(test)]
+mod tests;

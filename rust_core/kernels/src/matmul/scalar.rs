@@ -1,0 +1,164 @@
+//! Plain Rust, for every CPU: the reference the other instruction sets must equal.
+
+use super::ActivationBlock;
+use super::simd::Simd;
+use super::tile::entry;
+use crate::ggml::{bf16_to_f32, f16_to_f32};
+use crate::pack::BLOCK_COLS;
+use crate::pack::format::{Format, QUADS};
+
+pub(crate) struct Scalar;
+
+entry!(Scalar);
+
+/// Quantises one token vector, block by block.
+pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
+    let (blocks, _) = x.as_chunks::<BLOCK_COLS>();
+    for (x, block) in blocks.iter().zip(row) {
+        // Magnitudes compare like their bits, NaN above infinity: no order of comparison can lose one.
+        let amax_bits = x.iter().map(|x| x.abs().to_bits()).max().unwrap_or(0);
+        if ActivationBlock::is_degenerate(amax_bits) {
+            block.degenerate(amax_bits);
+            continue;
+        }
+        let amax = f32::from_bits(amax_bits);
+        let inverse = 127.0 / amax;
+        let mut half_sums = [0; 2];
+        for (c, (x, quant)) in x.iter().zip(&mut block.quants).enumerate() {
+            *quant = (x * inverse).round_ties_even() as i8;
+            half_sums[c / 16] += i32::from(*quant);
+        }
+        block.finish(amax / 127.0, half_sums);
+    }
+}
+
+// SAFETY: no instruction set is needed.
+unsafe impl Simd for Scalar {
+    type Bytes = [u8; 64];
+    type Ints = [i32; 16];
+    type Floats = [f32; 16];
+
+    const LANES: usize = 16;
+    const MAX_TOKENS: usize = 4;
+    const SIGNED_BYTES: bool = false;
+
+    #[inline(always)]
+    unsafe fn load_bytes(at: *const u8) -> [u8; 64] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[u8; 64]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn field(bytes: [u8; 64], right: u32, mask: u8) -> [u8; 64] {
+        bytes.map(|byte| (byte >> right) & mask)
+    }
+
+    #[inline(always)]
+    unsafe fn field_left(bytes: [u8; 64], left: u32, mask: u8) -> [u8; 64] {
+        bytes.map(|byte| (byte << left) & mask)
+    }
+
+    #[inline(always)]
+    unsafe fn or(mut a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a |= b;
+        }
+        a
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(indexes: [u8; 64], table: &[u8; 16]) -> [u8; 64] {
+        indexes.map(|index| table[usize::from(index & 0x0f)])
+    }
+
+    #[inline(always)]
+    unsafe fn zero_ints() -> [i32; 16] {
+        [0; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn splat_shifted(value: i32, left: u32) -> [i32; 16] {
+        [value << left; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn dots<F: Format, const T: usize>(
+        weights: &[[u8; 64]; QUADS],
+        first: usize,
+        x: &[*const i8; T],
+        sums: &mut [[i32; 16]; T],
+    ) {
+        for (x, sums) in x.iter().zip(sums) {
+            for (quad, weights) in weights.iter().enumerate().skip(first).take(F::SUB_QUADS) {
+                // SAFETY: a token's block has four integers per quad.
+                let x = unsafe { x.add(4 * quad).cast::<[i8; 4]>().read() };
+                for (lane, sum) in sums.iter_mut().enumerate() {
+                    for (k, x) in x.iter().enumerate() {
+                        *sum += i32::from(weights[4 * lane + k]) * i32::from(*x);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> [f32; 16] {
+        [0.0; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> [f32; 16] {
+        [value; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(ints: [i32; 16]) -> [f32; 16] {
+        ints.map(|int| int as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(mut a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a *= b;
+        }
+        a
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 16], b: [f32; 16], mut c: [f32; 16]) -> [f32; 16] {
+        for (lane, c) in c.iter_mut().enumerate() {
+            *c = a[lane].mul_add(b[lane], *c);
+        }
+        c
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(at: *const f32) -> [f32; 16] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[f32; 16]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(at: *const u16) -> [f32; 16] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[u16; 16]>().read_unaligned() }.map(f16_to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(at: *const u16) -> [f32; 16] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[u16; 16]>().read_unaligned() }.map(bf16_to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(at: *const i8) -> [f32; 16] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[i8; 16]>().read() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, values: [f32; 16]) {
+        // SAFETY: valid by contract.
+        unsafe { to.cast::<[f32; 16]>().write_unaligned(values) }
+    }
+}

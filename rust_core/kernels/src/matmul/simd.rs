@@ -1,0 +1,57 @@
+//! What an instruction set must offer to the algorithm in [`super::tile`].
+
+use crate::pack::format::{Format, QUADS};
+
+/// Vectors of [`Self::LANES`] output rows.
+///
+/// # Safety
+/// The methods may only run inside a function compiled for the implementing instruction set, on a CPU that has
+/// it. Pointers must be valid for a whole vector; no alignment is needed.
+pub(crate) unsafe trait Simd {
+    /// Four bytes per lane: part of a quad or of a plane.
+    type Bytes: Copy;
+    /// An `i32` per lane.
+    type Ints: Copy;
+    /// An `f32` per lane.
+    type Floats: Copy;
+
+    /// Rows in a vector: 8 or 16.
+    const LANES: usize;
+    /// Tokens in the largest tile, as many as registers allow.
+    const MAX_TOKENS: usize;
+    /// Whether [`Self::dots`] takes 128 from weights of 8 bits (and codebook values) by itself.
+    const SIGNED_BYTES: bool;
+
+    unsafe fn load_bytes(at: *const u8) -> Self::Bytes;
+    /// `(bytes >> right) & mask` in each byte; `right < 8` and `mask` must not let bits of a neighbour in.
+    unsafe fn field(bytes: Self::Bytes, right: u32, mask: u8) -> Self::Bytes;
+    /// `(bytes << left) & mask` in each byte, likewise.
+    unsafe fn field_left(bytes: Self::Bytes, left: u32, mask: u8) -> Self::Bytes;
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Replaces each byte, in 0..16, by its entry in the table.
+    unsafe fn lookup(indexes: Self::Bytes, table: &[u8; 16]) -> Self::Bytes;
+
+    unsafe fn zero_ints() -> Self::Ints;
+    /// `value << left` in each lane.
+    unsafe fn splat_shifted(value: i32, left: u32) -> Self::Ints;
+    /// Adds to `sums[t]`, per lane, the products of the weights of quads `first..first + F::SUB_QUADS` with the
+    /// 8-bit integers of token `t`, whose block starts at `x[t]`. Exact.
+    unsafe fn dots<F: Format, const T: usize>(
+        weights: &[Self::Bytes; QUADS],
+        first: usize,
+        x: &[*const i8; T],
+        sums: &mut [Self::Ints; T],
+    );
+
+    unsafe fn zero() -> Self::Floats;
+    unsafe fn splat(value: f32) -> Self::Floats;
+    unsafe fn to_floats(ints: Self::Ints) -> Self::Floats;
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    unsafe fn load_f32(at: *const f32) -> Self::Floats;
+    unsafe fn load_f16(at: *const u16) -> Self::Floats;
+    unsafe fn load_bf16(at: *const u16) -> Self::Floats;
+    unsafe fn load_i8(at: *const i8) -> Self::Floats;
+    unsafe fn store(to: *mut f32, values: Self::Floats);
+}

@@ -1,0 +1,410 @@
+//! The algorithm: tiles of a vector of rows by a few tokens, the reduction over columns innermost.
+//!
+//! Everything here is inlined into one function per instruction set and weight type, which alone is compiled for
+//! that instruction set; hence plain loops and no closures.
+
+use super::simd::Simd;
+use super::{ActivationBlock, Job};
+use crate::pack::BLOCK_COLS;
+use crate::pack::format::{CODEBOOK, Format, GROUP_ROWS, QUAD_BYTES, QUADS, SUPER_BLOCKS, d_at, sc_at};
+
+/// Bytes of activations that are kept in the second-level cache while the weights pass by.
+const PANEL_BYTES: usize = 384 << 10;
+
+/// The codebook as unsigned bytes.
+const CODEBOOK_BYTES: [u8; 16] = {
+    let mut bytes = [0; 16];
+    let mut i = 0;
+    while i < bytes.len() {
+        bytes[i] = CODEBOOK[i].cast_unsigned() ^ 0x80;
+        i += 1;
+    }
+    bytes
+};
+
+/// Calls `$tile::<.., T>` for the tile sizes that cover `$tokens` most evenly.
+macro_rules! for_each_tile {
+    ($S:ty, $tokens:expr, $first:ident => $tile:ident :: <$($generic:ty),*> ($($argument:expr),*)) => {{
+        let mut $first = $tokens.start;
+        while $first < $tokens.end {
+            let left = $tokens.end - $first;
+            let size = left.div_ceil(left.div_ceil(<$S as Simd>::MAX_TOKENS));
+            match size {
+                1 => $tile::<$($generic,)* 1>($($argument),*),
+                2 => $tile::<$($generic,)* 2>($($argument),*),
+                3 => $tile::<$($generic,)* 3>($($argument),*),
+                4 => $tile::<$($generic,)* 4>($($argument),*),
+                5 if <$S as Simd>::MAX_TOKENS > 4 => $tile::<$($generic,)* 5>($($argument),*),
+                6 if <$S as Simd>::MAX_TOKENS > 4 => $tile::<$($generic,)* 6>($($argument),*),
+                7 if <$S as Simd>::MAX_TOKENS > 4 => $tile::<$($generic,)* 7>($($argument),*),
+                _ if <$S as Simd>::MAX_TOKENS > 4 => $tile::<$($generic,)* 8>($($argument),*),
+                _ => unreachable!("no tile has more than MAX_TOKENS tokens"),
+            }
+            $first += size;
+        }
+    }};
+}
+
+/// Runs a job whose weights are of the quantised format `F`.
+///
+/// # Safety
+/// As [`super::matmul`], inside a function compiled for `S`.
+#[inline(always)]
+pub(crate) unsafe fn quantised<S: Simd, F: Format>(job: &Job) {
+    let token_bytes = job.x.block_stride() * size_of::<ActivationBlock>();
+    let panel_tokens = (PANEL_BYTES / token_bytes).max(S::MAX_TOKENS) / S::MAX_TOKENS * S::MAX_TOKENS;
+    let mut start = job.tokens.start;
+    while start < job.tokens.end {
+        let panel = start..job.tokens.end.min(start + panel_tokens);
+        let mut group = job.groups.start;
+        while group < job.groups.end {
+            let mut lane = 0;
+            while lane < GROUP_ROWS {
+                // SAFETY: by contract.
+                unsafe {
+                    for_each_tile!(S, panel, first => quantised_tile::<S, F>(job, group, lane, first));
+                }
+                lane += S::LANES;
+            }
+            group += 1;
+        }
+        start = panel.end;
+    }
+}
+
+/// # Safety
+/// As [`quantised`]; the tokens `first..first + T` exist.
+#[inline(always)]
+unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(job: &Job, group: usize, lane: usize, first: usize) {
+    let num_blocks = job.w.cols() / BLOCK_COLS;
+    let header = job.w.group_ptr(group);
+    let mut planes = header.wrapping_add(job.w.header_bytes() + 4 * lane);
+    let mut x = [std::ptr::null::<ActivationBlock>(); T];
+    for t in 0..T {
+        x[t] = job.x.blocks_of(first + t);
+    }
+    // SAFETY: the group has `num_blocks` blocks of scales and planes, each token as many of integers.
+    unsafe {
+        let mut sums = [S::zero(); T];
+        for block in 0..num_blocks {
+            let weights = unpack::<S, F>(planes);
+            planes = planes.wrapping_add(F::INT_BYTES);
+            for sub in 0..F::SUBS {
+                let (scale, offset) = scales::<S, F>(header, block, sub, lane);
+                let mut ints = [S::zero_ints(); T];
+                let mut quants = [std::ptr::null::<i8>(); T];
+                for t in 0..T {
+                    ints[t] = minus_offset::<S, F>(&*x[t], sub);
+                    quants[t] = (*x[t]).quants.as_ptr();
+                }
+                S::dots::<F, T>(&weights, sub * F::SUB_QUADS, &quants, &mut ints);
+                for t in 0..T {
+                    let product = S::mul(S::to_floats(ints[t]), S::splat((*x[t]).scale));
+                    sums[t] = S::fma(product, scale, sums[t]);
+                    if F::MIN {
+                        let x_sum = if F::SUBS == 1 {
+                            (*x[t]).sum
+                        } else {
+                            (*x[t]).half_sums[sub]
+                        };
+                        sums[t] = S::fma(S::splat(x_sum), offset, sums[t]);
+                    }
+                }
+            }
+            for t in 0..T {
+                x[t] = x[t].wrapping_add(1);
+            }
+        }
+        store::<S, T>(job, group * GROUP_ROWS + lane, first, &sums);
+    }
+}
+
+/// What the weights' offset adds to the integer sum: `-OFFSET` times the activations' sum.
+///
+/// # Safety
+/// As [`quantised`].
+#[inline(always)]
+unsafe fn minus_offset<S: Simd, F: Format>(x: &ActivationBlock, sub: usize) -> S::Ints {
+    let is_byte = F::BITS == 8 || F::CODEBOOK;
+    // SAFETY: by contract.
+    unsafe {
+        if F::OFFSET == 0 || (is_byte && S::SIGNED_BYTES) {
+            S::zero_ints()
+        } else if F::SUBS == 2 {
+            S::splat_shifted(x.minus_half_sums[sub], F::OFFSET.trailing_zeros())
+        } else if F::OFFSET == 128 {
+            S::splat_shifted(x.minus_128_sum, 0)
+        } else {
+            S::splat_shifted(x.minus_8_sum, F::OFFSET.trailing_zeros() - 3)
+        }
+    }
+}
+
+/// The scale and the offset of each row for scale `sub` of a block; the offset is only meant if `F::MIN`.
+///
+/// # Safety
+/// As [`quantised`]; `header` is the group's.
+#[inline(always)]
+pub(crate) unsafe fn scales<S: Simd, F: Format>(
+    header: *const u8,
+    block: usize,
+    sub: usize,
+    lane: usize,
+) -> (S::Floats, S::Floats) {
+    // SAFETY: the header has a scale per row, block and sub, in the places `format` names.
+    unsafe {
+        let d = header.add(d_at::<F>(block) + 2 * lane).cast::<u16>();
+        let mut scale = S::load_f16(d);
+        let mut offset = if F::MIN {
+            S::load_f16(d.add(GROUP_ROWS))
+        } else {
+            S::zero()
+        };
+        if F::SUPER {
+            let sc = header.add(sc_at::<F>(block, sub) + lane).cast::<i8>();
+            scale = S::mul(scale, S::load_i8(sc));
+            if F::MIN {
+                offset = S::mul(offset, S::load_i8(sc.add(GROUP_ROWS)));
+            }
+        }
+        (scale, offset)
+    }
+}
+
+/// The unsigned integers of a block, quad by quad, from its planes (see [`crate::pack::format`]).
+///
+/// # Safety
+/// As [`quantised`]; `planes` points at the vector's lanes in the first line of the block.
+#[inline(always)]
+pub(crate) unsafe fn unpack<S: Simd, F: Format>(planes: *const u8) -> [S::Bytes; QUADS] {
+    // SAFETY: a block has a line per bit, and a quad's place is within these.
+    unsafe {
+        let mut quads = [S::load_bytes(planes); QUADS];
+        if F::BITS == 8 {
+            for quad in 1..QUADS {
+                quads[quad] = S::load_bytes(planes.add(quad * QUAD_BYTES));
+            }
+            return quads;
+        }
+        let (mut line, mut shift) = (0, 0);
+        if F::BITS & 4 != 0 {
+            for pair in 0..4 {
+                let bytes = S::load_bytes(planes.add(pair * QUAD_BYTES));
+                quads[2 * pair] = S::field(bytes, 0, 0x0f);
+                quads[2 * pair + 1] = S::field(bytes, 4, 0x0f);
+            }
+            (line, shift) = (4, 4);
+        }
+        if F::BITS & 2 != 0 {
+            for quad in 0..QUADS {
+                let bytes = S::load_bytes(planes.add((line + quad / 4) * QUAD_BYTES));
+                let bits = aligned::<S>(bytes, 2 * (quad % 4) as u32, shift, 0x03);
+                quads[quad] = if shift == 0 { bits } else { S::or(quads[quad], bits) };
+            }
+            (line, shift) = (line + 2, shift + 2);
+        }
+        if F::BITS & 1 != 0 {
+            let bytes = S::load_bytes(planes.add(line * QUAD_BYTES));
+            for quad in 0..QUADS {
+                let bits = aligned::<S>(bytes, quad as u32, shift, 0x01);
+                quads[quad] = S::or(quads[quad], bits);
+            }
+        }
+        if F::CODEBOOK {
+            for quad in 0..QUADS {
+                quads[quad] = S::lookup(quads[quad], &CODEBOOK_BYTES);
+            }
+        }
+        quads
+    }
+}
+
+/// The bits under `mask << from`, moved to `mask << to`.
+///
+/// # Safety
+/// As [`quantised`].
+#[inline(always)]
+unsafe fn aligned<S: Simd>(bytes: S::Bytes, from: u32, to: u32, mask: u8) -> S::Bytes {
+    // SAFETY: by contract; the mask is moved with the bits, so none of a neighbour remains.
+    unsafe {
+        if from >= to {
+            S::field(bytes, from - to, mask << to)
+        } else {
+            S::field_left(bytes, to - from, mask << to)
+        }
+    }
+}
+
+/// Writes the sums of the rows from `row` on that exist.
+///
+/// # Safety
+/// As [`quantised`].
+#[inline(always)]
+pub(crate) unsafe fn store<S: Simd, const T: usize>(job: &Job, row: usize, first: usize, sums: &[S::Floats; T]) {
+    let num_rows = job.w.rows().saturating_sub(row).min(S::LANES);
+    for t in 0..T {
+        let place = job.out.wrapping_add((first + t) * job.out_stride + row);
+        // SAFETY: the places of existing rows are valid by contract.
+        unsafe {
+            if num_rows == S::LANES {
+                S::store(place, sums[t]);
+            } else {
+                let mut values = [0.0; GROUP_ROWS];
+                S::store(values.as_mut_ptr(), sums[t]);
+                place.copy_from_nonoverlapping(values.as_ptr(), num_rows);
+            }
+        }
+    }
+}
+
+/// How plain weights are stored.
+pub(crate) trait Plain {
+    /// Bytes of an element.
+    const BYTES: usize;
+    /// # Safety
+    /// As the loads of [`Simd`].
+    unsafe fn load<S: Simd>(at: *const u8) -> S::Floats;
+}
+
+macro_rules! plain {
+    ($($name:ident, $element:ty, $load:ident;)*) => {$(
+        pub(crate) struct $name;
+        impl Plain for $name {
+            const BYTES: usize = size_of::<$element>();
+            #[inline(always)]
+            unsafe fn load<S: Simd>(at: *const u8) -> S::Floats {
+                // SAFETY: by contract.
+                unsafe { S::$load(at.cast::<$element>()) }
+            }
+        }
+    )*};
+}
+plain! {
+    F32, f32, load_f32;
+    F16, u16, load_f16;
+    Bf16, u16, load_bf16;
+}
+
+/// Runs a job whose weights are plain.
+///
+/// # Safety
+/// As [`super::matmul`], inside a function compiled for `S`.
+#[inline(always)]
+pub(crate) unsafe fn plain<S: Simd, W: Plain>(job: &Job) {
+    let token_bytes = job.x.dense_stride() * size_of::<f32>();
+    let panel_tokens = (PANEL_BYTES / token_bytes).max(S::MAX_TOKENS) / S::MAX_TOKENS * S::MAX_TOKENS;
+    let mut start = job.tokens.start;
+    while start < job.tokens.end {
+        let panel = start..job.tokens.end.min(start + panel_tokens);
+        let mut group = job.groups.start;
+        while group < job.groups.end {
+            // A pair of groups makes enough independent chains to hide the latency of the sums.
+            let pair = group + 2 <= job.groups.end;
+            let mut lane = 0;
+            while lane < GROUP_ROWS {
+                // SAFETY: by contract.
+                unsafe {
+                    if pair {
+                        for_each_tile!(S, panel, first => plain_pair::<S, W>(job, group, lane, first));
+                    } else {
+                        for_each_tile!(S, panel, first => plain_one::<S, W>(job, group, lane, first));
+                    }
+                }
+                lane += S::LANES;
+            }
+            group += 1 + usize::from(pair);
+        }
+        start = panel.end;
+    }
+}
+
+/// # Safety
+/// As [`plain_tile`].
+#[inline(always)]
+unsafe fn plain_pair<S: Simd, W: Plain, const T: usize>(job: &Job, group: usize, lane: usize, first: usize) {
+    // SAFETY: by contract.
+    unsafe { plain_tile::<S, W, 2, T>(job, group, lane, first) }
+}
+
+/// # Safety
+/// As [`plain_tile`].
+#[inline(always)]
+unsafe fn plain_one<S: Simd, W: Plain, const T: usize>(job: &Job, group: usize, lane: usize, first: usize) {
+    // SAFETY: by contract.
+    unsafe { plain_tile::<S, W, 1, T>(job, group, lane, first) }
+}
+
+/// # Safety
+/// As [`plain`]; the groups `group..group + G` and the tokens `first..first + T` exist.
+#[inline(always)]
+unsafe fn plain_tile<S: Simd, W: Plain, const G: usize, const T: usize>(
+    job: &Job,
+    group: usize,
+    lane: usize,
+    first: usize,
+) {
+    // SAFETY: a group has 16 elements per column, a token one.
+    unsafe {
+        let mut w = [std::ptr::null::<u8>(); G];
+        for g in 0..G {
+            w[g] = job.w.group_ptr(group + g).add(lane * W::BYTES);
+        }
+        let mut x = [std::ptr::null::<f32>(); T];
+        for t in 0..T {
+            x[t] = job.x.dense_row(first + t);
+        }
+        let mut sums = [[S::zero(); T]; G];
+        for column in 0..job.w.cols() {
+            let mut weights = [S::zero(); G];
+            for g in 0..G {
+                weights[g] = W::load::<S>(w[g].add(column * GROUP_ROWS * W::BYTES));
+            }
+            for t in 0..T {
+                let number = S::splat(*x[t].add(column));
+                for g in 0..G {
+                    sums[g][t] = S::fma(weights[g], number, sums[g][t]);
+                }
+            }
+        }
+        for g in 0..G {
+            store::<S, T>(job, (group + g) * GROUP_ROWS + lane, first, &sums[g]);
+        }
+    }
+}
+
+/// Defines `run`, the entry of an instruction set: one specialised function per weight type.
+macro_rules! entry {
+    ($S:ty $(, $features:literal)?) => {
+        /// Runs a job.
+        ///
+        /// # Safety
+        /// As [`super::matmul`]; the CPU has the instruction set.
+        pub(crate) unsafe fn run(job: &$crate::matmul::Job) {
+            use $crate::ggml::GgmlType;
+            use $crate::matmul::tile;
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn quantised<F: $crate::pack::format::Format>(job: &$crate::matmul::Job) {
+                // SAFETY: by contract.
+                unsafe { tile::quantised::<$S, F>(job) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn plain<W: tile::Plain>(job: &$crate::matmul::Job) {
+                // SAFETY: by contract.
+                unsafe { tile::plain::<$S, W>(job) }
+            }
+            // SAFETY: by contract.
+            unsafe {
+                match job.w.kind() {
+                    GgmlType::F32 => plain::<tile::F32>(job),
+                    GgmlType::F16 => plain::<tile::F16>(job),
+                    GgmlType::BF16 => plain::<tile::Bf16>(job),
+                    kind => $crate::pack::format::with_format!(kind, F => quantised::<F>(job)),
+                }
+            }
+        }
+    };
+}
+pub(crate) use entry;
+
+const _: () = assert!(SUPER_BLOCKS == 8 && QUADS == 8);

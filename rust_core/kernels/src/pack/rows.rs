@@ -1,0 +1,72 @@
+//! Reads rows of a packed matrix back as numbers: embedding look-ups, and the oracle of the tests.
+
+use super::PackedMatrix;
+use super::format::{BLOCK_COLS, CODEBOOK, Format, GROUP_ROWS, d_at, sc_at, with_format};
+use super::planes::integer_at;
+use crate::ggml::{GgmlType, bf16_to_f32, f16_to_f32};
+
+impl PackedMatrix {
+    /// Writes the numbers of `row` to `out`, equal to the dequantised source bit for bit.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` does not have one place per column.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows(), "row {row} of {}", self.rows());
+        assert_eq!(out.len(), self.cols(), "places for the columns");
+        let (group, r) = (self.group(row / GROUP_ROWS), row % GROUP_ROWS);
+        match self.kind() {
+            GgmlType::F32 => plain(group, r, out, f32::from_le_bytes),
+            GgmlType::F16 => plain(group, r, out, |b| f16_to_f32(u16::from_le_bytes(b))),
+            GgmlType::BF16 => plain(group, r, out, |b| bf16_to_f32(u16::from_le_bytes(b))),
+            kind => with_format!(kind, F => {
+                let (header, ints) = group.split_at(self.header_bytes());
+                quantised::<F>(header, ints, r, out);
+            }),
+        }
+    }
+}
+
+fn plain<const N: usize>(group: &[u8], r: usize, out: &mut [f32], read: impl Fn([u8; N]) -> f32) {
+    let (elements, _) = group.as_chunks::<N>();
+    for (column, value) in out.iter_mut().enumerate() {
+        *value = read(elements[column * GROUP_ROWS + r]);
+    }
+}
+
+fn quantised<F: Format>(header: &[u8], ints: &[u8], r: usize, out: &mut [f32]) {
+    let blocks = ints.chunks_exact(F::INT_BYTES);
+    for (block, (planes, out)) in blocks.zip(out.chunks_exact_mut(BLOCK_COLS)).enumerate() {
+        for (sub, out) in out.chunks_exact_mut(4 * F::SUB_QUADS).enumerate() {
+            let (scale, offset) = scale_and_offset::<F>(header, block, sub, r);
+            for (c, value) in out.iter_mut().enumerate() {
+                let integer = integer_at::<F>(planes, r, sub * 4 * F::SUB_QUADS + c);
+                let number = if F::CODEBOOK {
+                    f32::from(CODEBOOK[usize::from(integer)])
+                } else {
+                    (i32::from(integer) - F::OFFSET) as f32
+                };
+                *value = scale * number;
+                if F::MIN {
+                    *value += offset;
+                }
+            }
+        }
+    }
+}
+
+fn scale_and_offset<F: Format>(header: &[u8], block: usize, sub: usize, r: usize) -> (f32, f32) {
+    let half = |at: usize| f16_to_f32(u16::from_le_bytes([header[at], header[at + 1]]));
+    let d = d_at::<F>(block) + 2 * r;
+    let (mut scale, mut offset) = (half(d), 0.0);
+    if F::MIN {
+        offset = half(d + 2 * GROUP_ROWS);
+    }
+    if F::SUPER {
+        let sc = sc_at::<F>(block, sub) + r;
+        scale *= f32::from(header[sc].cast_signed());
+        if F::MIN {
+            offset *= f32::from(header[sc + GROUP_ROWS]);
+        }
+    }
+    (scale, offset)
+}

@@ -1,0 +1,314 @@
+//! Threads that run one closure together, meeting at barriers: a whole forward pass is one [`Pool::run`].
+//!
+//! A barrier costs about a microsecond when every thread has a core: waiting threads spin, then yield, and only
+//! between runs do they sleep. Knows nothing of what is computed. A panic in any thread ends the run on all of
+//! them and comes back as an error; the pool can be used again.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// Rounds of spinning at a barrier before the thread offers its core to others.
+const BARRIER_SPINS: usize = 4_000;
+/// Rounds of spinning for the next run before a thread sleeps: some 50 microseconds.
+const IDLE_SPINS: usize = 2_000;
+/// The same where there are more threads than cores, when spinning only keeps others from working.
+const CROWDED_SPINS: usize = 32;
+
+/// Why a run did not finish.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// A thread panicked; the others left the run at their next barrier.
+    #[error("worker {worker} panicked: {message}")]
+    Panicked {
+        /// The first thread that did.
+        worker: usize,
+        /// What it said.
+        message: String,
+    },
+}
+
+/// A fixed number of threads; the one that calls [`Self::run`] is worker 0.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Held during a run: runs of several callers follow one another.
+    running: Mutex<()>,
+}
+
+/// A thread's place in a run.
+#[derive(Debug)]
+pub struct Worker<'a> {
+    shared: &'a Shared,
+    index: usize,
+    /// How often this thread has called [`Self::share`] in this run.
+    shares: Cell<usize>,
+}
+
+/// Puts a counter on a cache line (and its prefetched neighbour) of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Padded<T>(T);
+
+type Job<'a> = &'a (dyn Fn(&Worker) + Sync);
+
+struct Shared {
+    num_threads: usize,
+    is_crowded: bool,
+    /// Counts runs; a change wakes the threads.
+    run: Padded<AtomicUsize>,
+    /// Threads that have not finished the current run.
+    unfinished: Padded<AtomicUsize>,
+    /// Threads that wait at the current barrier.
+    arrived: Padded<AtomicUsize>,
+    /// Counts barriers passed.
+    generation: Padded<AtomicUsize>,
+    /// Next chunk of the current share and of the one after it.
+    chunks: [Padded<AtomicUsize>; 2],
+    is_poisoned: AtomicBool,
+    is_closed: AtomicBool,
+    job: Mutex<Option<Job<'static>>>,
+    failure: Mutex<Option<PoolError>>,
+}
+
+/// What a thread unwinds with when another has panicked.
+struct Abandoned;
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("num_threads", &self.num_threads)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// Starts `threads - 1` threads (at least one thread takes part: the caller).
+    ///
+    /// # Panics
+    /// If the system refuses a thread.
+    pub fn new(threads: usize) -> Self {
+        let num_threads = threads.max(1);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            num_threads,
+            is_crowded: num_threads > cores,
+            run: Padded::default(),
+            unfinished: Padded::default(),
+            arrived: Padded::default(),
+            generation: Padded::default(),
+            chunks: Default::default(),
+            is_poisoned: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+            job: Mutex::new(None),
+            failure: Mutex::new(None),
+        });
+        let threads = (1..num_threads)
+            .map(|index| {
+                let shared = Arc::clone(&shared);
+                thread::Builder::new()
+                    .name(format!("pyagent-{index}"))
+                    .spawn(move || shared.serve(index))
+                    .expect("a thread for the pool")
+            })
+            .collect();
+        Self {
+            shared,
+            threads,
+            running: Mutex::new(()),
+        }
+    }
+
+    /// Threads that take part in a run.
+    pub fn num_threads(&self) -> usize {
+        self.shared.num_threads
+    }
+
+    /// Runs `job` once on every thread and returns when all have finished.
+    ///
+    /// All threads must pass the same sequence of [`Worker::barrier`] and [`Worker::share`]. A run inside a run
+    /// of the same pool never ends.
+    pub fn run(&self, job: impl Fn(&Worker) + Sync) -> Result<(), PoolError> {
+        let _running = lock(&self.running);
+        let shared = &*self.shared;
+        let job: Job<'_> = &job;
+        // SAFETY: only the lifetime changes. The threads use the job no later than they count themselves out
+        // of `unfinished`, which is awaited below before this function can return or unwind.
+        let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        shared.begin(job);
+        for thread in &self.threads {
+            thread.thread().unpark();
+        }
+        shared.work(0, job);
+        shared.wait(|| shared.unfinished.0.load(Ordering::Acquire) == 0);
+        shared.end()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.is_closed.store(true, Ordering::Release);
+        self.shared.run.0.fetch_add(1, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // A worker catches the panics of jobs, so joining only fails if the pool itself is broken.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Worker<'_> {
+    /// This thread's number, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Threads that take part in the run.
+    pub fn num_threads(&self) -> usize {
+        self.shared.num_threads
+    }
+
+    /// Waits until every thread has come here; what they wrote before is then visible to all.
+    pub fn barrier(&self) {
+        let shared = self.shared;
+        if shared.num_threads == 1 {
+            return;
+        }
+        let generation = shared.generation.0.load(Ordering::Relaxed);
+        if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.num_threads {
+            shared.arrived.0.store(0, Ordering::Relaxed);
+            shared.generation.0.store(generation.wrapping_add(1), Ordering::Release);
+            return;
+        }
+        shared.wait(|| {
+            shared.generation.0.load(Ordering::Acquire) != generation || shared.is_poisoned.load(Ordering::Acquire)
+        });
+        if shared.generation.0.load(Ordering::Acquire) == generation {
+            resume_unwind(Box::new(Abandoned));
+        }
+    }
+
+    /// Runs `work` for each of `0..num_chunks`, each chunk on whichever thread is free, then meets the others at
+    /// a barrier.
+    pub fn share(&self, num_chunks: usize, mut work: impl FnMut(usize)) {
+        let shared = self.shared;
+        let count = self.shares.get();
+        self.shares.set(count + 1);
+        if self.index == 0 {
+            // Everyone left the last share at its barrier and nobody starts the next before this one's, so the
+            // counter of both can be prepared now.
+            shared.chunks[(count + 1) % 2].0.store(0, Ordering::Relaxed);
+        }
+        // The first chunk is the thread's own: no thread waits for the counter at the start, and the same rows
+        // go to the same core each time.
+        let mut chunk = self.index;
+        while chunk < num_chunks {
+            work(chunk);
+            let taken = shared.chunks[count % 2].0.fetch_add(1, Ordering::Relaxed);
+            chunk = shared.num_threads + taken;
+        }
+        self.barrier();
+    }
+}
+
+impl Shared {
+    fn begin(&self, job: Job<'static>) {
+        *lock(&self.job) = Some(job);
+        self.arrived.0.store(0, Ordering::Relaxed);
+        for counter in &self.chunks {
+            counter.0.store(0, Ordering::Relaxed);
+        }
+        self.is_poisoned.store(false, Ordering::Relaxed);
+        self.unfinished.0.store(self.num_threads, Ordering::Relaxed);
+        self.run.0.fetch_add(1, Ordering::Release);
+    }
+
+    fn end(&self) -> Result<(), PoolError> {
+        *lock(&self.job) = None;
+        lock(&self.failure).take().map_or(Ok(()), Err)
+    }
+
+    /// A thread's life: wait for a run, take part, count oneself out.
+    fn serve(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            self.sleep_until_run_after(seen);
+            seen = seen.wrapping_add(1);
+            if self.is_closed.load(Ordering::Acquire) {
+                return;
+            }
+            let job = *lock(&self.job);
+            if let Some(job) = job {
+                self.work(index, job);
+            }
+        }
+    }
+
+    fn sleep_until_run_after(&self, seen: usize) {
+        let spins = if self.is_crowded { CROWDED_SPINS } else { IDLE_SPINS };
+        for _ in 0..spins {
+            if self.run.0.load(Ordering::Acquire) != seen {
+                return;
+            }
+            spin_loop();
+        }
+        while self.run.0.load(Ordering::Acquire) == seen {
+            thread::park();
+        }
+    }
+
+    /// Runs the job on this thread; a panic poisons the run, so that nobody waits for this thread any more.
+    fn work(&self, index: usize, job: Job<'_>) {
+        let worker = Worker {
+            shared: self,
+            index,
+            shares: Cell::new(0),
+        };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&worker))) {
+            if !payload.is::<Abandoned>() {
+                lock(&self.failure).get_or_insert(PoolError::Panicked {
+                    worker: index,
+                    message: message_of(&*payload),
+                });
+            }
+            self.is_poisoned.store(true, Ordering::Release);
+        }
+        self.unfinished.0.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn wait(&self, is_over: impl Fn() -> bool) {
+        let spins = if self.is_crowded { CROWDED_SPINS } else { BARRIER_SPINS };
+        for _ in 0..spins {
+            if is_over() {
+                return;
+            }
+            spin_loop();
+        }
+        while !is_over() {
+            thread::yield_now();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while holding one of these, and what they hold is whole at any time.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        (*text).to_owned()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "no message".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;
