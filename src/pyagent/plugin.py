@@ -48,15 +48,17 @@ from pyagent.core.messages import (
     ToolCall,
     Usage,
 )
+from pyagent.core.resilience.deadline import Deadline
 
 if TYPE_CHECKING:
     from pyagent.core.config import Settings
-    from pyagent.core.fleet.agent import Agent, Context, Task
+    from pyagent.core.fleet.agent import Agent, Task
+    from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.tools import FleetTool
 
 _LATER = {
     "Agent": "pyagent.core.fleet.agent",
-    "Context": "pyagent.core.fleet.agent",
+    "Context": "pyagent.core.fleet.context",
     "FleetTool": "pyagent.core.fleet.tools",
     "Settings": "pyagent.core.settings",
     "Task": "pyagent.core.fleet.agent",
@@ -77,6 +79,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "ContextOverflowError",
+    "Deadline",
     "DeadlineError",
     "EmbedRequest",
     "EmbedResult",

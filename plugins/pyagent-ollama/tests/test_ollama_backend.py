@@ -1,0 +1,283 @@
+"""The Ollama backend against a server that is true to the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyagent_ollama import make_backend
+from pyagent_ollama.backend import OllamaBackend
+from pyagent_ollama.wire import Chunk, decode_chunk
+
+from pyagent.plugin import (
+    Answer,
+    BackendError,
+    ChatRequest,
+    ConfigError,
+    DeadlineError,
+    FunctionCall,
+    FunctionDefinition,
+    ImagePart,
+    ImageUrl,
+    JsonSchemaFormat,
+    Link,
+    Message,
+    PyAgentError,
+    RequestError,
+    ResponseFormat,
+    SamplingParams,
+    Settings,
+    TextPart,
+    Tool,
+    ToolCall,
+    collect,
+)
+from pyagent.testing import Fault, OllamaServer, ollama_server
+
+HELLO = ChatRequest(messages=[Message("user", "hi")])
+
+
+def ask(server: OllamaServer, request: ChatRequest = HELLO, model: str = "llama3.2") -> Answer:
+    async def main() -> Answer:
+        backend = OllamaBackend(server.url, model=model, read_seconds=1.0)
+        try:
+            return await collect(backend.chat(request))
+        finally:
+            await backend.close()
+
+    return asyncio.run(main())
+
+
+def run(server: OllamaServer, work: Callable[[OllamaBackend], Awaitable[object]], **options: object) -> object:
+    async def main() -> object:
+        backend = OllamaBackend(server.url, **options)  # type: ignore[arg-type]
+        try:
+            return await work(backend)
+        finally:
+            await backend.close()
+
+    return asyncio.run(main())
+
+
+def test_chat_streams_the_answer() -> None:
+    """The pieces of an answer arrive one by one, the last with the reason it ended and the tokens counted."""
+    with ollama_server(answer="one two three", thinking="let me see") as server:
+        answer = ask(server)
+    assert answer.text == "one two three"
+    assert "".join(delta.reasoning for delta in answer.deltas) == "let me see"
+    assert len(answer.deltas) == 7
+    assert answer.last.finish_reason == "stop"
+    assert answer.usage.completion_tokens == 3
+    assert answer.usage.timings is not None
+    assert answer.usage.timings.total_seconds == 0.25
+    assert {delta.backend for delta in answer.deltas} == {"ollama"}
+
+
+def test_options_are_spelt_out() -> None:
+    """Every sampling parameter reaches Ollama under its name there, so that its own defaults do not apply."""
+    sampling = SamplingParams(max_tokens=2, temperature=0, top_k=5, seed=7, stop=("END",), repetition_penalty=1.1)
+    with ollama_server() as server:
+        answer = ask(server, ChatRequest(messages=[Message("developer", "be brief")], sampling=sampling))
+        body = server.requests[0]
+    assert body["options"] == {
+        "temperature": 0,
+        "top_p": 1.0,
+        "top_k": 5,
+        "min_p": 0.0,
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "num_predict": 2,
+        "seed": 7,
+        "stop": ["END"],
+    }
+    assert body["messages"] == [{"role": "system", "content": "be brief"}]
+    assert answer.last.finish_reason == "length"
+
+
+def test_json_schema_goes_to_format() -> None:
+    """A JSON schema constrains the answer through Ollama's `format`."""
+    schema: dict[str, object] = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    wanted = ResponseFormat("json_schema", JsonSchemaFormat(schema=schema))
+    with ollama_server(answer='{"n": 4}') as server:
+        assert ask(server, ChatRequest(messages=HELLO.messages, response_format=wanted)).text == '{"n": 4}'
+        ask(server, ChatRequest(messages=HELLO.messages, response_format=ResponseFormat("json_object")))
+        assert [request["format"] for request in server.requests] == [schema, "json"]
+
+
+def test_choice_is_given_without_quotes() -> None:
+    """A choice is asked as a JSON string and handed on as plain text; anything else is a failure."""
+    request = ChatRequest(messages=HELLO.messages, response_format=ResponseFormat("choice", choice=["yes", "no"]))
+    with ollama_server(answer='"yes"') as server:
+        assert ask(server, request).text == "yes"
+        server.answer = "perhaps"
+        with pytest.raises(BackendError, match="none of the choices"):
+            ask(server, request)
+
+
+def test_tools_and_their_results_are_carried() -> None:
+    """Tools, calls and results cross in Ollama's shape: arguments are objects there and JSON text here."""
+    call = ToolCall(id="c1", function=FunctionCall("add", '{"a": 1}'))
+    messages = [
+        Message("user", "1+1"),
+        Message("assistant", tool_calls=[call]),
+        Message("tool", "2", tool_call_id="c1"),
+    ]
+    tools = [Tool(FunctionDefinition("add", "adds", {"type": "object"}))]
+    asked = [{"id": "x", "function": {"name": "add", "arguments": {"a": 2}}}]
+    with ollama_server(answer="", tool_calls=asked) as server:
+        answer = ask(server, ChatRequest(messages=messages, tools=tools))
+        sent = server.requests[0]["messages"]
+        assert server.requests[0]["tools"][0]["function"]["name"] == "add"  # type: ignore[index]
+    assert answer.last.finish_reason == "tool_calls"
+    assert [json.loads(c.function.arguments) for delta in answer.deltas for c in delta.tool_calls] == [{"a": 2}]
+    assert sent[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}  # type: ignore[index]
+    assert sent[2] == {"role": "tool", "content": "2", "tool_name": "add"}  # type: ignore[index]
+
+
+def test_images_travel_as_base64() -> None:
+    """An image in a data URL is sent as base64; an image elsewhere is refused, so that a chain can go on."""
+    data = "data:image/png;base64,aGk="
+    with ollama_server() as server:
+        ask(server, ChatRequest(messages=[Message("user", [TextPart("see"), ImagePart(ImageUrl(data))])]))
+        assert server.requests[0]["messages"] == [{"role": "user", "content": "see", "images": ["aGk="]}]
+        with pytest.raises(BackendError, match="data URLs only"):
+            ask(server, ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("http://x/y.png"))])]))
+        with pytest.raises(RequestError, match="base64 is broken"):
+            ask(server, ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:image/png;base64,a"))])]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("error", 2), "failed in mid-answer: the model runner"),
+        (Fault("error", 0), "answered 500: the model runner"),
+        (Fault("end", 2), "without saying it was done"),
+        (Fault("drop", 2), "closed the connection in mid-answer"),
+        (Fault("stall", 2), "sent nothing for too long"),
+    ],
+    ids=lambda value: value.kind + str(value.at) if isinstance(value, Fault) else "",
+)
+def test_failure_in_mid_answer_is_a_backend_error(fault: Fault, reason: str) -> None:
+    """Whatever breaks a stream ends it with an error that another try or backend may help."""
+    with ollama_server(fault=fault) as server, pytest.raises(BackendError, match=reason) as caught:
+        ask(server)
+    assert caught.value.retryable
+
+
+def test_unknown_model_says_how_to_get_it() -> None:
+    """A model that Ollama does not have is a `model_not_found` naming `ollama pull`."""
+    with ollama_server() as server, pytest.raises(RequestError, match="ollama pull") as caught:
+        ask(server, model="nope")
+    assert caught.value.code == "model_not_found"
+
+
+def test_other_model_than_the_links_is_passed_by() -> None:
+    """A request for another model than the link's is `model_not_found`; the same one with its tag is served."""
+    with ollama_server() as server:
+        with pytest.raises(RequestError, match=r"serves 'llama3\.2', not 'qwen3'"):
+            ask(server, ChatRequest(model="qwen3", messages=HELLO.messages))
+        assert ask(server, ChatRequest(model="llama3.2:latest", messages=HELLO.messages)).text
+
+
+def test_first_listed_model_serves_a_bare_link() -> None:
+    """Without a model in link and request the first of the list answers; an empty list says what to do."""
+    with ollama_server(models=("a:1b", "b:latest")) as server:
+        assert ask(server, model="").last.model == "a:1b"
+        server.models = ()
+        with pytest.raises(BackendError, match="ollama pull"):
+            ask(server, model="")
+
+
+def test_what_ollama_cannot_do_is_refused() -> None:
+    """What Ollama has no way to do is refused before anything is sent, so that a chain goes on."""
+    with ollama_server() as server:
+        for request in (
+            ChatRequest(prompt="raw text"),
+            ChatRequest(messages=HELLO.messages, sampling=SamplingParams(logit_bias={1: 2.0})),
+            ChatRequest(messages=HELLO.messages, tool_choice="required"),
+        ):
+            with pytest.raises(BackendError, match="cannot do") as caught:
+                ask(server, request)
+            assert not caught.value.retryable
+        assert server.requests == []
+
+
+def test_closing_the_iterator_closes_the_connection() -> None:
+    """A caller that stops reading frees the server at once."""
+
+    async def read_one(backend: OllamaBackend) -> str:
+        stream = backend.chat(HELLO)
+        first = await anext(stream)
+        await stream.aclose()
+        for _ in range(100):
+            if server.num_left:
+                break
+            await asyncio.sleep(0.02)
+        return first.content
+
+    with ollama_server(answer="word " * 200, delay_seconds=0.02) as server:
+        assert run(server, read_one, model="llama3.2").strip() == "word"  # type: ignore[union-attr]
+        assert server.num_left == 1
+
+
+def test_deadline_ends_the_wait() -> None:
+    """The caller's deadline ends the answer though pieces still come."""
+    with ollama_server(answer="word " * 200, delay_seconds=0.02) as server, pytest.raises(DeadlineError):
+        ask(server, ChatRequest(messages=HELLO.messages, timeout_seconds=0.2))
+
+
+def test_models_and_health() -> None:
+    """The list carries size and quantisation; health names a missing model and a server that is not running."""
+
+    async def look(backend: OllamaBackend) -> tuple[object, object]:
+        return await backend.models(), await backend.health()
+
+    with ollama_server() as server:
+        models, health = run(server, look, model="llama3.2")  # type: ignore[misc]
+        _, missing = run(server, look, model="qwen3")  # type: ignore[misc]
+        url = server.url
+    assert [(m.id, m.quantization, m.size_bytes) for m in models] == [("llama3.2:latest", "Q4_K_M", 2019393189)]
+    assert health.is_ready
+    assert "ollama pull qwen3" in missing.detail
+    gone = asyncio.run(OllamaBackend(url).health())
+    assert not gone.is_ready
+    assert gone.detail == f"Ollama is not reachable at {url}; start it with: ollama serve"
+
+
+def test_link_names_model_and_server() -> None:
+    """`ollama:MODEL` means the local server, `ollama:URL#MODEL` another; a broken URL is refused."""
+    with ollama_server() as server:
+        backend = make_backend(Link.parse(f"ollama:{server.url}#llama3.2"), Settings())
+        assert backend.name == f"ollama:{server.url}#llama3.2"
+
+        async def main() -> str:
+            answer = await collect(backend.chat(HELLO))
+            await backend.close()
+            await backend.close()
+            return answer.text
+
+        assert asyncio.run(main()) == "Hello from the fake."
+    assert make_backend(Link.parse("ollama:llama3.2:3b"), Settings()).name == "ollama:llama3.2:3b"
+    with pytest.raises(ConfigError, match="ollama:URL#MODEL"):
+        make_backend(Link.parse("ollama:http://:99999"), Settings())
+
+
+def test_embedding_is_refused() -> None:
+    """Embeddings are not in this version, and it says so."""
+    from pyagent.plugin import EmbedRequest
+
+    with pytest.raises(RequestError, match="does not embed"):
+        asyncio.run(OllamaBackend("http://127.0.0.1:1").embed(EmbedRequest(model="m", input=["x"])))
+
+
+@given(st.binary(max_size=200) | st.from_regex(rb'\{"(message|done|error)": .{0,40}\}', fullmatch=True))
+def test_any_line_is_a_chunk_or_an_error(line: bytes) -> None:
+    """No line from a server, however broken, raises anything but PyAgent's own errors."""
+    with contextlib.suppress(PyAgentError):
+        assert isinstance(decode_chunk(line, "ollama"), Chunk)
