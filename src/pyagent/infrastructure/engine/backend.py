@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyagent import _rust
-from pyagent.core.errors import BackendError, ContextOverflowError, DeadlineError, RequestError
+from pyagent.core.errors import BackendError, ContextOverflowError, DeadlineError, PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -106,10 +106,11 @@ class LoadedModel:
 class NativeBackend:
     """Answers with a model run in this process."""
 
-    def __init__(self, model_name: str, path: Path, options: EngineOptions | None = None) -> None:
+    def __init__(self, model_name: str, locate: Callable[[], Path], options: EngineOptions | None = None) -> None:
+        """`locate` finds the model's file, fetching it if need be; it may block and raise `ModelError`."""
         self.name = f"native:{model_name}"
         self.model_name = model_name
-        self._path = path
+        self._locate = locate
         self._options = options or EngineOptions()
         self._model: LoadedModel | None = None
         self._lock = asyncio.Lock()
@@ -119,7 +120,7 @@ class NativeBackend:
         if self._model is None:
             async with self._lock:
                 if self._model is None:
-                    self._model = await asyncio.to_thread(LoadedModel, self._path, self._options)
+                    self._model = await asyncio.to_thread(lambda: LoadedModel(self._locate(), self._options))
         return self._model
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
@@ -189,12 +190,14 @@ class NativeBackend:
         raise RequestError(f"{self.name} cannot embed; use a backend with an embedding model", param="model")
 
     async def health(self) -> Health:
-        """Ready when the file is there; says so before loading it."""
+        """Ready when loaded, or when the file is there to load."""
         if self._model is not None:
             return Health(is_ready=True, detail="loaded", models=[self.model_name])
-        if self._path.exists():
-            return Health(is_ready=True, detail="loads on first use", models=[self.model_name])
-        return Health(is_ready=False, detail=f"{self._path} does not exist")
+        try:
+            await asyncio.to_thread(self._locate)
+        except PyAgentError as error:
+            return Health(is_ready=False, detail=str(error))
+        return Health(is_ready=True, detail="loads on first use", models=[self.model_name])
 
     async def close(self) -> None:
         """Abort what runs and stop the engine's thread."""
@@ -237,7 +240,7 @@ def make_sampler(params: SamplingParams, vocab_size: int) -> _rust.SamplerState:
             presence_penalty=params.presence_penalty,
             logit_bias=list(params.logit_bias.items()),
             seed=seed,
-            num_logprobs=params.top_logprobs,
+            num_logprobs=0 if params.top_logprobs is None else max(1, params.top_logprobs),
         )
     except ValueError as error:
         raise RequestError(str(error), param="sampling") from error

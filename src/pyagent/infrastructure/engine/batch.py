@@ -35,7 +35,7 @@ class Drawn:
     """A drawn token, or the fault that prevented it."""
 
     token: int
-    logprob: float
+    logprob: float | None
     top_logprobs: list[tuple[int, float]]
     error: str | None = None
 

@@ -110,8 +110,8 @@ class Request:
         return Output(text, logprobs, reason, error)
 
     def _logprobs(self, drawn: Drawn) -> tuple[TokenLogprob, ...]:
-        if self.params.top_logprobs is None:
+        if self.params.top_logprobs is None or drawn.logprob is None:
             return ()
         name = self.tokenizer.token_text
-        top = [(name(token), logprob) for token, logprob in drawn.top_logprobs]
+        top = [(name(token), logprob) for token, logprob in drawn.top_logprobs[: self.params.top_logprobs]]
         return (TokenLogprob(name(drawn.token), drawn.logprob, top),)

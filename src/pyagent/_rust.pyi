@@ -1,0 +1,118 @@
+"""Types of the Rust extension; checked against it by stubtest."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import TypedDict, final
+
+__version__: str
+
+class ModelFileError(Exception): ...
+
+class OutOfBlocks(Exception):
+    needed: int
+    free: int
+
+class CpuFeatures(TypedDict):
+    features: list[str]
+    isas: list[str]
+    isa: str
+
+class CpuModelInfo(TypedDict):
+    architecture: str
+    vocab_size: int
+    context_length: int
+    num_layers: int
+    hidden_size: int
+    weight_bytes: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    isa: str
+    load_seconds: float
+
+@final
+class PoolStats:
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def cached(self) -> int: ...
+    @property
+    def active(self) -> int: ...
+    @property
+    def hits_tokens(self) -> int: ...
+    @property
+    def queried_tokens(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+
+@final
+class BlockPool:
+    def __new__(cls, num_blocks: int, block_tokens: int = 16) -> BlockPool: ...
+    @property
+    def block_tokens(self) -> int: ...
+    def add(
+        self, seq: int, prompt: Sequence[int], *, adapter_id: int = 0, media_hash: bytes = b"", tenant: str = ""
+    ) -> int: ...
+    def num_cached_tokens(
+        self, prompt: Sequence[int], *, adapter_id: int = 0, media_hash: bytes = b"", tenant: str = ""
+    ) -> int: ...
+    def reserve(self, seq: int, num_tokens: int) -> None: ...
+    def commit(self, seq: int, tokens: Sequence[int]) -> None: ...
+    def table(self, seq: int) -> list[int]: ...
+    def tokens(self, seq: int) -> list[int]: ...
+    def num_tokens(self, seq: int) -> int: ...
+    def release(self, seq: int) -> None: ...
+    def fork(self, parent: int, child: int) -> list[tuple[int, int]]: ...
+    def clear_index(self) -> None: ...
+    def stats(self) -> PoolStats: ...
+    def check(self) -> None: ...
+
+@final
+class SamplerState:
+    def __new__(
+        cls,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        seed: int = 0,
+        num_logprobs: int = 0,
+    ) -> SamplerState: ...
+    def observe_prompt(self, tokens: Sequence[int]) -> None: ...
+
+@final
+class Drawn:
+    @property
+    def token(self) -> int: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def top_logprobs(self) -> list[tuple[int, float]]: ...
+    @property
+    def error(self) -> str | None: ...
+
+@final
+class CpuModel:
+    @staticmethod
+    def load(
+        path: str | PathLike[str], *, threads: int, kv_bytes: int, kv_type: str = "f16", isa: str | None = None
+    ) -> CpuModel: ...
+    def execute(
+        self,
+        pool: BlockPool,
+        segments: Sequence[tuple[int, Sequence[int], int]],
+        draws: Sequence[tuple[int, SamplerState, bytes | None, int]],
+    ) -> list[Drawn]: ...
+    def logits(self) -> bytes: ...
+    def info(self) -> CpuModelInfo: ...
+
+def cpu_features() -> CpuFeatures: ...
+def analyse_code(
+    paths: Sequence[str], threads: int
+) -> list[tuple[str, float | None, list[tuple[str, int, int]], str | None]]: ...

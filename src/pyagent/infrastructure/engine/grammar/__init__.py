@@ -1,0 +1,92 @@
+"""Answers that must follow a form: JSON schema, any JSON, or one of some texts. Masks come from llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import ResponseFormat
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+_MAX_CACHED = 64
+_MAX_SCHEMA_CHARS = 1 << 20
+
+
+class Grammar:
+    """One request's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing can follow any more."""
+        return self._matcher.is_stopped()
+
+    def mask(self) -> bytes:
+        """One bit per token, set where allowed, least significant first."""
+        return self._matcher.compute_bitmask()
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that the mask allowed."""
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"the grammar refused token {token}: {self._matcher.get_error() or 'not allowed here'}")
+
+
+class GrammarCompiler:
+    """Compiles response formats for one vocabulary, and remembers those last used."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def compile(self, wanted: ResponseFormat) -> Grammar:
+        """A grammar at its start. Raises `RequestError` saying what in the schema cannot be enforced."""
+        source = _source(wanted)
+        matcher = self._compiled.get(source)
+        if matcher is None:
+            matcher = self._match(source)
+            self._compiled[source] = matcher
+            if len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(source)
+        return Grammar(matcher.deep_copy())
+
+    def _match(self, source: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._llguidance_tokenizer(), source, log_level=0)
+        if matcher.is_error():
+            raise RequestError(f"response_format cannot be enforced: {matcher.get_error()}", param="response_format")
+        return matcher
+
+    def _llguidance_tokenizer(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            from llguidance import LLTokenizer
+
+            ends = sorted(self._tokenizer.end_ids)
+            self._vocabulary = LLTokenizer(self._tokenizer.tokenizer.to_str(), n_vocab=self._tokenizer.vocab_size, eos_token=ends)
+        return self._vocabulary
+
+
+def _source(wanted: ResponseFormat) -> str:
+    from llguidance import LLMatcher
+
+    if wanted.type == "choice":
+        if not wanted.choice or any(not text for text in wanted.choice):
+            raise RequestError("response_format.choice needs at least one text, none of them empty", param="response_format")
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice))
+    schema = wanted.json_schema.schema if wanted.type == "json_schema" and wanted.json_schema else {"type": "object"}
+    text = json.dumps(schema)
+    if len(text) > _MAX_SCHEMA_CHARS:
+        raise RequestError(f"the JSON schema has {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}", param="response_format")
+    # A small model left free to add spaces adds them for ever.
+    defaults = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return LLMatcher.grammar_from_json_schema(text, defaults=defaults)

@@ -1,0 +1,129 @@
+"""Builds a `tokenizers.Tokenizer` from a GGUF file's metadata.
+
+Two kinds exist: byte-level BPE (`gpt2`), whose way of cutting text into words is named by `tokenizer.ggml.pre`, and
+SentencePiece BPE (`llama`), which has scores in place of merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from pyagent.core.errors import ModelError
+
+# Token types of GGUF.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+
+SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "default")
+
+
+def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
+    """The tokenizer a GGUF file describes. Raises `ModelError` naming what it lacks or what is not supported."""
+    tokens = _strings(metadata, "tokenizer.ggml.tokens", name)
+    types = cast("Sequence[int]", metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise ModelError(f"{name}: {len(tokens)} tokens but {len(types)} token types", model=name)
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer = _byte_level(metadata, tokens, name)
+    elif kind == "llama":
+        tokenizer = _sentencepiece(metadata, tokens, name)
+    else:
+        raise ModelError(f"{name}: tokenizer '{kind}' is not supported; supported are gpt2 and llama", model=name)
+    _add_special(tokenizer, tokens, types)
+    return tokenizer
+
+
+def _byte_level(metadata: Mapping[str, object], tokens: Sequence[str], name: str) -> Tokenizer:
+    merges = _strings(metadata, "tokenizer.ggml.merges", name)
+    pairs = [cast("tuple[str, str]", tuple(merge.split(" ", 1))) for merge in merges]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ModelError(f"{name}: a merge is not two tokens with a space between", model=name)
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    # Llama 3 takes a whole word that is a token as it is, before any merging.
+    ignore_merges = pre in {"llama-bpe", "llama3"}
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=ignore_merges))
+    except Exception as error:
+        raise ModelError(f"{name}: the tokenizer's merges do not fit its tokens: {error}", model=name) from error
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if pre in {"llama-bpe", "llama3"}:
+        words = pre_tokenizers.Split(Regex(_LLAMA3), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    elif pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+        words = pre_tokenizers.Split(Regex(_QWEN2), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    elif pre == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    elif pre in {"gpt-2", "default"}:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        known = ", ".join(SUPPORTED_PRE_TOKENIZERS)
+        raise ModelError(f"{name}: pre-tokenizer '{pre}' is not supported; supported are {known}", model=name)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, object], tokens: Sequence[str], name: str) -> Tokenizer:
+    scores = cast("Sequence[float]", metadata.get("tokenizer.ggml.scores") or [])
+    if len(scores) != len(tokens):
+        raise ModelError(f"{name}: {len(tokens)} tokens but {len(scores)} scores", model=name)
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    model = models.BPE(
+        vocab=vocabulary,
+        merges=_merges_from_scores(vocabulary, scores),
+        unk_token="<unk>" if "<unk>" in vocabulary else None,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    cleanup: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        spaces.insert(0, normalizers.Prepend("▁"))
+        cleanup.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(spaces)
+    tokenizer.decoder = decoders.Sequence(cleanup)
+    return tokenizer
+
+
+def _merges_from_scores(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best token first: what SentencePiece's BPE does by scores."""
+    ranked = sorted(vocabulary.items(), key=lambda item: (-scores[item[1]], item[1]))
+    merges: list[tuple[str, str]] = []
+    for token, _ in ranked:
+        if len(token) < 2:
+            continue
+        splits = [
+            (left, right)
+            for cut in range(1, len(token))
+            if (left := token[:cut]) in vocabulary and (right := token[cut:]) in vocabulary
+        ]
+        splits.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        merges.extend(splits)
+    return merges
+
+
+def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
+    special = [text for text, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+    written = [text for text, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in written])
+
+
+def _strings(metadata: Mapping[str, object], key: str, name: str) -> Sequence[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not value:
+        raise ModelError(f"{name}: the file has no '{key}'; it holds weights without a tokenizer", model=name)
+    return cast("list[str]", value)

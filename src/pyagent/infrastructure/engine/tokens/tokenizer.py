@@ -1,0 +1,181 @@
+"""A model's tokenizer: text and conversations to token ids, ids to text.
+
+Message contents are never read as control tokens: a user, a document or a tool that writes `<|im_end|>` has written
+those characters, not ended its turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from tokenizers import Tokenizer
+
+from pyagent import _rust
+from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.messages import Message, Tool
+from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
+from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
+
+# Names of tokens that end an answer, in the families supported, beside those a file declares.
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
+# Parts a control token that somebody wrote in a message; a private-use character no vocabulary has.
+_BREAK = "\ue0ff"
+
+
+class ModelTokenizer:
+    """Tokenizer, chat template and end tokens of one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate | None,
+        declared_end_ids: Iterable[int],
+        begin_id: int | None,
+        name: str,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.begin_id = begin_id
+        self.name = name
+        self.vocab_size = tokenizer.get_vocab_size()
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_texts = sorted((token.content for token in added.values() if token.content), key=len, reverse=True)
+        ends = (tokenizer.token_to_id(text) for text in _END_TOKENS)
+        self.end_ids = frozenset(declared_end_ids) | {token for token in ends if token is not None and token in added}
+
+    @classmethod
+    def load(cls, path: Path, *, vocab_size: int) -> ModelTokenizer:
+        """Read the tokenizer of a GGUF file or a safetensors folder. Raises `ModelError` saying what is wrong."""
+        loaded = cls._from_folder(path) if path.is_dir() else cls._from_gguf(path)
+        if loaded.tokenizer.get_vocab_size() > vocab_size:
+            num_tokens = loaded.tokenizer.get_vocab_size()
+            raise ModelError(f"{path}: the tokenizer has {num_tokens} tokens, the model {vocab_size}", model=str(path))
+        loaded.vocab_size = vocab_size
+        return loaded
+
+    @classmethod
+    def _from_gguf(cls, path: Path) -> ModelTokenizer:
+        metadata = cast("dict[str, object]", _rust.read_model_header(path)["metadata"])
+        tokenizer = build_tokenizer(metadata, str(path))
+        keys = ("eos", "eot", "eom")
+        declared = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys)
+        begin_id = metadata.get("tokenizer.ggml.bos_token_id")
+        adds_begin = metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.model"] == "llama")
+        end_id = metadata.get("tokenizer.ggml.eos_token_id")
+        source = metadata.get("tokenizer.chat_template")
+        texts = {"bos_token": _text(tokenizer, begin_id), "eos_token": _text(tokenizer, end_id)}
+        return cls(
+            tokenizer,
+            template=ChatTemplate(source, texts, str(path)) if isinstance(source, str) else None,
+            declared_end_ids=[token for token in declared if isinstance(token, int)],
+            begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
+            name=str(path),
+        )
+
+    @classmethod
+    def _from_folder(cls, path: Path) -> ModelTokenizer:
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(f"{path}: no tokenizer.json; save the model with its (fast) tokenizer", model=str(path))
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:
+            raise ModelError(f"{file}: not a tokenizer: {error}", model=str(path)) from error
+        settings = {**_json(path / "config.json"), **_json(path / "generation_config.json")}
+        about = _json(path / "tokenizer_config.json")
+        end_ids = settings.get("eos_token_id")
+        texts = {key: _token_name(about.get(key)) for key in ("bos_token", "eos_token")}
+        source = _folder_template(path, about)
+        begin_id = settings.get("bos_token_id") if about.get("add_bos_token") else None
+        return cls(
+            tokenizer,
+            template=ChatTemplate(source, texts, str(path)) if source else None,
+            declared_end_ids=[end_ids] if isinstance(end_ids, int) else cast("list[int]", end_ids or []),
+            begin_id=begin_id if isinstance(begin_id, int) else None,
+            name=str(path),
+        )
+
+    def encode_text(self, text: str) -> list[int]:
+        """Plain text, as the start of a document; control tokens in it are read as such. Empty text has no tokens."""
+        if not text:
+            return []
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """A conversation, rendered by the model's template up to where its answer begins."""
+        if self.template is None:
+            raise RequestError(
+                f"{self.name} has no chat template; use the completions API with a prompt", param="messages"
+            )
+        if not any(message.text.strip() or message.tool_calls for message in messages):
+            raise RequestError("the prompt is empty; send at least one message with text", param="messages")
+        plain = [self._plain(message) for message in messages]
+        rendered = self.template.render(plain, [msgspec.to_builtins(tool) for tool in tools])
+        ids: list[int] = []
+        for piece in rendered.split(_BREAK):
+            ids.extend(self.tokenizer.encode(piece, add_special_tokens=False).ids)
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, control tokens left out."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def token_text(self, token: int) -> str:
+        """One token as text, for showing."""
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def detokenizer(self) -> Detokenizer:
+        """A new stream of text for one answer."""
+        return Detokenizer(self.tokenizer)
+
+    def _plain(self, message: Message) -> dict[str, object]:
+        fields = cast("dict[str, object]", msgspec.to_builtins(message))
+        fields["content"] = self._broken(message.text)
+        return fields
+
+    def _broken(self, text: str) -> str:
+        """The text with every control token in it parted, so that it stays text."""
+        text = text.replace(_BREAK, "")
+        for special in self._special_texts:
+            if len(special) > 1 and special in text:
+                text = text.replace(special, special[0] + _BREAK + special[1:])
+        return text
+
+
+def _text(tokenizer: Tokenizer, token: object) -> str:
+    return (tokenizer.id_to_token(token) or "") if isinstance(token, int) else ""
+
+
+def _json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}", model=str(path)) from error
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _token_name(value: object) -> str:
+    """A token in tokenizer_config.json: text, or a mapping with its text."""
+    if isinstance(value, Mapping):
+        value = cast("Mapping[str, object]", value).get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _folder_template(path: Path, about: Mapping[str, object]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    value = about.get("chat_template")
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in cast("list[dict[str, str]]", value)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
