@@ -92,10 +92,7 @@ pub fn dequantise(kind: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<(), G
 
 fn element_count(kind: GgmlType, bytes: &[u8]) -> Result<usize, GgmlError> {
     if !bytes.len().is_multiple_of(kind.block_bytes()) {
-        return Err(GgmlError::ByteLength {
-            kind,
-            got: bytes.len(),
-        });
+        return Err(GgmlError::ByteLength { kind, got: bytes.len() });
     }
     // Saturation cannot be equal to the length of a real output, so it ends in OutputLength.
     Ok((bytes.len() / kind.block_bytes()).saturating_mul(kind.block_elements()))

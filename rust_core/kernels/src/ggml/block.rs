@@ -39,10 +39,7 @@ impl Block {
             return Err(GgmlError::NotQuantised { kind });
         }
         if bytes.len() != kind.block_bytes() {
-            return Err(GgmlError::ByteLength {
-                kind,
-                got: bytes.len(),
-            });
+            return Err(GgmlError::ByteLength { kind, got: bytes.len() });
         }
         Ok(Self::read_checked(kind, bytes))
     }
@@ -100,18 +97,12 @@ impl Block {
 }
 
 /// The blocks in `bytes`, which must be whole blocks of a quantised `kind`.
-pub fn blocks(
-    kind: GgmlType,
-    bytes: &[u8],
-) -> Result<impl ExactSizeIterator<Item = Block> + '_, GgmlError> {
+pub fn blocks(kind: GgmlType, bytes: &[u8]) -> Result<impl ExactSizeIterator<Item = Block> + '_, GgmlError> {
     if !kind.is_quantised() {
         return Err(GgmlError::NotQuantised { kind });
     }
     if !bytes.len().is_multiple_of(kind.block_bytes()) {
-        return Err(GgmlError::ByteLength {
-            kind,
-            got: bytes.len(),
-        });
+        return Err(GgmlError::ByteLength { kind, got: bytes.len() });
     }
     Ok(bytes
         .chunks_exact(kind.block_bytes())

@@ -4,9 +4,7 @@ use super::block::{Block, leading_f16};
 use super::kind::GgmlType;
 
 /// What the 16 nibbles stand for, before the scale.
-const NIBBLE_TO_VALUE: [i8; 16] = [
-    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-];
+const NIBBLE_TO_VALUE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Reads a block whose length the caller has checked.
 pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
@@ -22,11 +20,7 @@ pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
             &bytes[8..]
         }
     };
-    for (group, packed) in block
-        .quants
-        .chunks_exact_mut(32)
-        .zip(nibbles.chunks_exact(16))
-    {
+    for (group, packed) in block.quants.chunks_exact_mut(32).zip(nibbles.chunks_exact(16)) {
         let (low, high) = group.split_at_mut(16);
         for (i, byte) in packed.iter().enumerate() {
             low[i] = NIBBLE_TO_VALUE[usize::from(byte & 0x0f)];

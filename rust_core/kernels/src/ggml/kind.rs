@@ -4,10 +4,7 @@ use super::GgmlError;
 
 /// The element type of a tensor in a GGUF file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(
-    non_camel_case_types,
-    reason = "the names users know from file names: Q4_K, IQ4_XS"
-)]
+#[allow(non_camel_case_types, reason = "the names users know from file names: Q4_K, IQ4_XS")]
 pub enum GgmlType {
     /// IEEE 754 binary32.
     F32,

@@ -51,10 +51,7 @@ fn kinds_have_the_ids_and_sizes_of_the_specification() {
             (kind.name(), kind.block_elements(), kind.block_bytes()),
             (name, elements, bytes)
         );
-        assert!(
-            elements <= MAX_BLOCK_ELEMENTS
-                && elements / kind.group_elements() <= MAX_BLOCK_GROUPS.max(elements)
-        );
+        assert!(elements <= MAX_BLOCK_ELEMENTS && elements / kind.group_elements() <= MAX_BLOCK_GROUPS.max(elements));
     }
     assert_eq!(GgmlType::from_id(9), None);
     assert_eq!(GgmlType::from_name("q4_0"), None);
@@ -64,11 +61,7 @@ fn kinds_have_the_ids_and_sizes_of_the_specification() {
 #[test]
 fn f16_patterns_have_their_exact_values() {
     for bits in 0..=u16::MAX {
-        let (sign, exponent, fraction) = (
-            bits >> 15,
-            i32::from((bits >> 10) & 31),
-            f64::from(bits & 1023),
-        );
+        let (sign, exponent, fraction) = (bits >> 15, i32::from((bits >> 10) & 31), f64::from(bits & 1023));
         let magnitude = match exponent {
             0 => fraction * 2f64.powi(-24),
             31 if fraction == 0.0 => f64::INFINITY,
@@ -88,29 +81,17 @@ fn f16_patterns_have_their_exact_values() {
 #[test]
 fn plain_types_are_converted() {
     assert_eq!(
-        numbers(
-            GgmlType::F32,
-            &[&1.5f32.to_le_bytes(), &(-0.0f32).to_le_bytes()]
-        ),
+        numbers(GgmlType::F32, &[&1.5f32.to_le_bytes(), &(-0.0f32).to_le_bytes()]),
         [1.5, -0.0]
     );
-    assert_eq!(
-        numbers(GgmlType::F16, &[&ONE, &HALF, &MINUS_ONE]),
-        [1.0, 0.5, -1.0]
-    );
-    assert_eq!(
-        numbers(GgmlType::BF16, &[&[0x80, 0x3f], &[0x00, 0xc0]]),
-        [1.0, -2.0]
-    );
+    assert_eq!(numbers(GgmlType::F16, &[&ONE, &HALF, &MINUS_ONE]), [1.0, 0.5, -1.0]);
+    assert_eq!(numbers(GgmlType::BF16, &[&[0x80, 0x3f], &[0x00, 0xc0]]), [1.0, -2.0]);
 }
 
 /// The low nibbles are the first half of a block of 32, the high ones the second, less 8.
 #[test]
 fn q4_0_halves_are_low_and_high_nibbles() {
-    let out = numbers(
-        GgmlType::Q4_0,
-        &[&TWO, &sparse(16, &[(0, 0xf3), (15, 0x0a)])],
-    );
+    let out = numbers(GgmlType::Q4_0, &[&TWO, &sparse(16, &[(0, 0xf3), (15, 0x0a)])]);
     assert_eq!(
         (out[0], out[16], out[15], out[31], out[1]),
         (-10.0, 14.0, 4.0, -16.0, -16.0)
@@ -120,10 +101,7 @@ fn q4_0_halves_are_low_and_high_nibbles() {
 /// `Q4_1` adds its offset to the scaled quant.
 #[test]
 fn q4_1_adds_its_offset() {
-    let out = numbers(
-        GgmlType::Q4_1,
-        &[&TWO, &MINUS_ONE, &sparse(16, &[(2, 0x51)])],
-    );
+    let out = numbers(GgmlType::Q4_1, &[&TWO, &MINUS_ONE, &sparse(16, &[(2, 0x51)])]);
     assert_eq!((out[2], out[18], out[0]), (1.0, 9.0, -1.0));
 }
 
@@ -133,10 +111,7 @@ fn q5_takes_its_fifth_bits_from_the_word() {
     let high = (1u32 | 1 << 17).to_le_bytes();
     let nibbles = sparse(16, &[(0, 0x02), (1, 0x30)]);
     let out = numbers(GgmlType::Q5_0, &[&ONE, &high, &nibbles]);
-    assert_eq!(
-        (out[0], out[17], out[16], out[31]),
-        (2.0, 3.0, -16.0, -16.0)
-    );
+    assert_eq!((out[0], out[17], out[16], out[31]), (2.0, 3.0, -16.0, -16.0));
     let out = numbers(GgmlType::Q5_1, &[&HALF, &ONE, &high, &nibbles]);
     assert_eq!((out[0], out[17], out[16]), (10.0, 10.5, 1.0));
 }
@@ -144,10 +119,7 @@ fn q5_takes_its_fifth_bits_from_the_word() {
 /// `Q8_0` is signed bytes by the scale, and a negative scale times zero is negative zero.
 #[test]
 fn q8_0_is_signed_bytes() {
-    let out = numbers(
-        GgmlType::Q8_0,
-        &[&MINUS_ONE, &sparse(32, &[(3, 0x80), (31, 0x7f)])],
-    );
+    let out = numbers(GgmlType::Q8_0, &[&MINUS_ONE, &sparse(32, &[(3, 0x80), (31, 0x7f)])]);
     assert_eq!((out[3], out[31]), (128.0, -127.0));
     assert!(out[0] == 0.0 && out[0].is_sign_negative());
 }
@@ -276,9 +248,7 @@ fn wrong_lengths_are_refused() {
     );
     assert_eq!(
         Block::read(GgmlType::F16, &[0; 2]),
-        Err(GgmlError::NotQuantised {
-            kind: GgmlType::F16
-        })
+        Err(GgmlError::NotQuantised { kind: GgmlType::F16 })
     );
     assert!(blocks(GgmlType::Q8_0, &[0; 35]).is_err());
 }
