@@ -1,0 +1,147 @@
+"""Structured logs on standard error: lines for people, or one JSON object a line; secrets are struck out.
+
+Core and plugins log with the standard library's `logging`; this module gives those records the same shape. It must not
+know the settings: it receives a level and a format. Each warning that would repeat is said once in its scope.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+from collections.abc import Hashable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Literal, TextIO, cast
+
+import structlog
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["console", "json"]
+
+_STRUCK = "[redacted]"
+_SECRET_NAME = re.compile(
+    r"(^|[._-])(api[_-]?key|token|authorization|password|passwd|secret|passkey|cookie)$", re.IGNORECASE
+)
+_SECRET_VALUES = (
+    re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{4,}"),
+    re.compile(r"\b()(?:sk|hf|ghp|gho|xox[bp])[-_][A-Za-z0-9:_-]{8,}"),
+    re.compile(r"(?<=://)()[^\s/@:]+:[^\s/@]+(?=@)"),
+)
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
+_MAX_DEPTH = 6
+_MAX_KEYS = 4096
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Marks our handler, so that configuring twice replaces it."""
+
+
+def configure_logging(level: Level = "warning", format: Format = "console", stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
+    """Send PyAgent's records at `level`, and everybody else's warnings, to `stream` (standard error)."""
+    target = stream or sys.stderr
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_shared(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = _Handler(target)
+    handler.setFormatter(_formatter(format, is_terminal=target.isatty()))
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.ERROR if level == "error" else logging.WARNING)
+    logging.getLogger("pyagent").setLevel(level.upper())
+
+
+def _shared() -> list[structlog.typing.Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+
+
+def _formatter(format: Format, *, is_terminal: bool) -> logging.Formatter:  # noqa: A002 - the setting's name
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer(default=str)
+    if format == "console":
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=is_terminal, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+        )
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*_shared(), structlog.stdlib.ExtraAdder(), _without_copy],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            redact,
+            renderer,
+        ],
+    )
+
+
+def _without_copy(_logger: object, _method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
+    """Another handler's formatter may have left the text as an attribute of the record."""
+    event.pop("message", None)
+    return event
+
+
+def redact(_logger: object, _method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
+    """Strike out secrets by the names of fields and by their looks, and write control characters as escapes."""
+    return {name: _clean(name, value, 0) for name, value in event.items()}
+
+
+def _clean(name: str, value: object, depth: int) -> object:
+    if _SECRET_NAME.search(name) and value is not None:
+        return _STRUCK
+    if isinstance(value, bool | int | float | None):
+        return value
+    if depth >= _MAX_DEPTH:
+        return _clean_text(repr(value))
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value)
+        return {_clean_text(str(key)): _clean(str(key), inner, depth + 1) for key, inner in entries.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_clean("", inner, depth + 1) for inner in cast("list[object]", value)]
+    return _clean_text(value if isinstance(value, str) else str(value))
+
+
+def _clean_text(text: str) -> str:
+    for pattern in _SECRET_VALUES:
+        text = pattern.sub(lambda match: f"{match[1]} {_STRUCK}".strip(), text)
+    return text.translate(_CONTROLS)
+
+
+@dataclass(frozen=True, slots=True)
+class WarningScope:
+    """Where a warning is said once: a process, a model, a run. Forgets with its owner; counts what it held back."""
+
+    name: str
+    _key_to_count: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def num_held_back(self, key: Hashable) -> int:
+        """How often the warning came again after it was said."""
+        return max(0, self._key_to_count.get(key, 0) - 1)
+
+    def is_first(self, key: Hashable) -> bool:
+        """Whether this is the first time; past 4096 keys nothing is first any more."""
+        with self._lock:
+            count = self._key_to_count.get(key, 0)
+            if count == 0 and len(self._key_to_count) >= _MAX_KEYS:
+                return False
+            self._key_to_count[key] = count + 1
+            return count == 0
+
+
+def warn_once(scope: WarningScope, key: Hashable, event: str, **fields: object) -> None:
+    """Log a warning the first time `key` comes up in `scope`; `fields` go with it."""
+    if scope.is_first(key):
+        logger = structlog.stdlib.get_logger(f"pyagent.{scope.name}")
+        logger.warning(event, **fields)

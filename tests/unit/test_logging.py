@@ -1,0 +1,156 @@
+"""Logs: their shape, what is struck out, and what is said once."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyagent.infrastructure.observability.logging import (
+    Format,
+    Level,
+    WarningScope,
+    configure_logging,
+    redact,
+    warn_once,
+)
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("pyagent")
+    before = (list(root.handlers), root.level, ours.level)
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+    structlog.reset_defaults()
+
+
+def _configured(level: Level = "info", shape: Format = "json") -> io.StringIO:
+    stream = io.StringIO()
+    configure_logging(level, shape, stream)
+    return stream
+
+
+def _lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_standard_and_structured_loggers_have_one_shape() -> None:
+    """A record of the standard library comes out as an event of structlog does, with its extra fields."""
+    stream = _configured()
+    logging.getLogger("pyagent.plugins").warning("plugin %s is odd", "haiku", extra={"plugin": "haiku"})
+    structlog.stdlib.get_logger("pyagent.engine").info("loaded", seconds=0.2)
+    first, second = _lines(stream)
+    assert (first["event"], first["plugin"], first["level"]) == ("plugin haiku is odd", "haiku", "warning")
+    assert (second["event"], second["seconds"], second["logger"]) == ("loaded", 0.2, "pyagent.engine")
+    assert first.keys() - {"plugin"} == second.keys() - {"seconds"}
+
+
+def test_level_applies_to_pyagent_and_warnings_to_others() -> None:
+    """At debug level PyAgent says everything, other libraries still only their warnings."""
+    stream = _configured("debug")
+    logging.getLogger("pyagent.engine").debug("ours")
+    logging.getLogger("httpx").info("theirs")
+    logging.getLogger("httpx").warning("their warning")
+    assert [line["event"] for line in _lines(stream)] == ["ours", "their warning"]
+
+
+def test_configuring_twice_replaces() -> None:
+    """The second configuration takes the place of the first; nothing is written twice."""
+    first, second = _configured(), _configured(shape="console")
+    logging.getLogger("pyagent").warning("once")
+    assert first.getvalue() == ""
+    assert second.getvalue().count("once") == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"api_key": "abcdefgh"},
+        {"authorization": "Basic dXNlcjpwYXNz"},
+        {"headers": {"Authorization": "abcdefgh", "x-api-key": "abcdefgh"}},
+        {"text": "sent Authorization: Bearer abcdefgh.xyz"},
+        {"keys": ["sk-abcdefgh12345", {"token": "abcdefgh"}]},
+        {"url": "http://user:abcdefgh@host/v1"},
+    ],
+)
+@pytest.mark.parametrize("shape", ["console", "json"])
+def test_secrets_are_struck_out(fields: dict[str, object], shape: Format) -> None:
+    """A secret is struck out wherever it stands: by its field's name or by its look, also deep inside."""
+    stream = _configured(shape=shape)
+    structlog.stdlib.get_logger("pyagent").info("asked", **fields)
+    said = stream.getvalue()
+    assert "[redacted]" in said
+    assert "abcdefgh" not in said
+    assert "dXNlcjpwYXNz" not in said
+
+
+def test_secrets_in_exceptions_are_struck_out() -> None:
+    """A traceback is cleaned as the rest is."""
+    stream = _configured(shape="console")
+    try:
+        int("Bearer abcdefgh1234")
+    except ValueError:
+        logging.getLogger("pyagent").exception("failed")
+    assert "abcdefgh1234" not in stream.getvalue()
+    assert "ValueError" in stream.getvalue()
+
+
+def test_counts_of_tokens_are_no_secrets() -> None:
+    """Numbers of tokens and the names of key files stay readable."""
+    fields: dict[str, object] = {"num_tokens": 3, "tokens": 5, "token_budget": 512, "api_keys_file": "keys.txt"}
+    assert redact(None, "info", dict(fields)) == fields
+
+
+def test_control_characters_are_escaped() -> None:
+    """Text from outside cannot steer the terminal that shows the log."""
+    stream = _configured(shape="console")
+    logging.getLogger("pyagent").warning("model said \x1b[2J%s", "\x9b31m")
+    assert "\x1b" not in stream.getvalue()
+    assert "\x9b" not in stream.getvalue()
+
+
+@given(
+    st.dictionaries(st.text(max_size=8), st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=6))
+)
+def test_any_fields_are_written(fields: dict[str, object]) -> None:
+    """No field makes the log fail, and none of them disappears."""
+    assert redact(None, "info", fields).keys() == fields.keys()
+
+
+def test_warning_is_said_once_per_scope() -> None:
+    """A warning is said once for each scope and key, and the scope counts the rest."""
+    stream = _configured()
+    one, other = WarningScope("engine"), WarningScope("engine")
+    for _ in range(3):
+        warn_once(one, "kv", "the cache is full", blocks=4)
+    warn_once(one, "kv2", "other key")
+    warn_once(other, "kv", "the cache is full")
+    assert [line["event"] for line in _lines(stream)] == ["the cache is full", "other key", "the cache is full"]
+    assert _lines(stream)[0]["blocks"] == 4
+    assert one.num_held_back("kv") == 2
+
+
+def test_scope_is_bounded_and_shared_by_threads() -> None:
+    """Threads share a scope without saying a thing twice, and keys from outside cannot fill the memory."""
+    scope = WarningScope("server")
+    firsts: list[int] = []
+
+    def work() -> None:
+        firsts.extend(key for key in range(5000) if scope.is_first(key))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(firsts) == len(set(firsts)) == 4096
