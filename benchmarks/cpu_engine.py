@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,7 @@ NUM_THREADS = 2
 QUIET_CORES = 0.15
 QUIET_WAIT_SECONDS = 30.0
 MAX_TRIES = 3
+KV_BYTES = 256 << 20
 BATCH_PROMPT_TOKENS = 16
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -99,8 +101,8 @@ def wait_quiet() -> None:
         pass
 
 
-def take(samples: Samples, work: Callable[[], float]) -> None:
-    """Adds one sample of `work`: the first quiet one, or the least disturbed of MAX_TRIES."""
+def take(samples: Samples, work: Callable[[], float]) -> str:
+    """Adds one sample of `work`, the first quiet one or the least disturbed of MAX_TRIES, and describes it."""
     tries: list[tuple[float, float]] = []
     for _ in range(MAX_TRIES):
         wait_quiet()
@@ -111,6 +113,7 @@ def take(samples: Samples, work: Callable[[], float]) -> None:
     foreign, value = min(tries)
     samples.values.append(value)
     samples.num_disturbed += foreign > QUIET_CORES
+    return f"{value:.1f} tok/s, others used {max(foreign, 0.0):.2f} cores, try {len(tries)}"
 
 
 # --- the engines ---
@@ -137,6 +140,44 @@ def llamacpp_sample(programs: Path, model: Path, figure: Figure, *, flash: bool)
     counts = ("-npp", prompt, "-ntg", new, "-npl", str(figure.batch), "-t", threads, "-tb", threads)
     text = output_of(programs / "llama-batched-bench", "-m", model, *context, *counts, "--output-format", "jsonl")
     return float(next(json.loads(line) for line in text.splitlines() if line.startswith("{"))["speed_tg"])
+
+
+def pyagent_sample(model: Path, figure: Figure) -> float:
+    """Tokens per second of one run of this file with --sample, so that each sample has a process here too."""
+    return float(output_of(sys.executable, __file__, "--model", model, "--sample", str(FIGURES.index(figure))))
+
+
+def measure(path: Path, figure: Figure) -> float:
+    """Loads the model here, warms up with a small run of the same kind, and measures one figure."""
+    from pyagent._rust import BlockPool, CpuModel
+
+    model = CpuModel.load(path, threads=NUM_THREADS, kv_bytes=KV_BYTES)
+    vocab_size = model.info()["vocab_size"]
+    pool = BlockPool(model.info()["num_blocks"])
+    draw = random.Random(1234)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(300, vocab_size) for _ in range(count)]
+
+    def run(num_prompt: int, num_new: int) -> float:
+        sequences = list(range(figure.batch))
+        for seq in sequences:
+            pool.add(seq, tokens(1))  # nothing is cached of a prompt of one token
+            pool.reserve(seq, num_prompt + num_new)
+        start = time.perf_counter()
+        if num_prompt:
+            model.execute(pool, [(seq, tokens(num_prompt), 1) for seq in sequences], [])
+        if num_new:
+            start = time.perf_counter()
+        for _ in range(num_new):
+            model.execute(pool, [(seq, tokens(1), 1) for seq in sequences], [])
+        seconds = time.perf_counter() - start
+        for seq in sequences:
+            pool.release(seq)
+        return (num_new or num_prompt) * figure.batch / seconds
+
+    run(figure.num_prompt, min(figure.num_new, 8))
+    return run(figure.num_prompt, figure.num_new)
 
 
 def llamacpp_programs() -> Path | None:
@@ -186,6 +227,8 @@ def engines(arguments: argparse.Namespace) -> dict[str, Callable[[Figure], float
     """What is compared: a name and how to take one sample."""
     model = arguments.model
     found: dict[str, Callable[[Figure], float]] = {}
+    if not arguments.peer_only:
+        found["pyagent"] = lambda figure: pyagent_sample(model, figure)
     programs = llamacpp_programs()
     if programs is not None:
         found["fa off"] = lambda figure: llamacpp_sample(programs, model, figure, flash=False)
@@ -199,17 +242,21 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=models / MODEL_FILE, help="a GGUF file both engines read")
     parser.add_argument("--repeats", type=int, default=5, help="samples of each engine for each figure")
     parser.add_argument("--peer-only", action="store_true", help="measure llama.cpp alone")
+    parser.add_argument("--sample", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not arguments.model.is_file():
         raise SystemExit(f"no model at {arguments.model}; name a GGUF file with --model")
+    if arguments.sample is not None:
+        print(measure(arguments.model, FIGURES[arguments.sample]))
+        return
     figure_to_samples: dict[Figure, dict[str, Samples]] = {figure: {} for figure in FIGURES}
     compared = engines(arguments)
     for _ in range(arguments.repeats):
         for figure, engine_to_samples in figure_to_samples.items():
             for name, sample in compared.items():
                 samples = engine_to_samples.setdefault(name, Samples())
-                take(samples, lambda sample=sample, figure=figure: sample(figure))
-                print(f"{figure.name}: {name} {samples.values[-1]:.1f} tok/s", file=sys.stderr)
+                taken = take(samples, lambda sample=sample, figure=figure: sample(figure))
+                print(f"{figure.name}, {name}: {taken}", file=sys.stderr)
     print(f"{arguments.model.name}, {NUM_THREADS} threads, median of {arguments.repeats}; {machine()}")
     print("\n".join(table(figure_to_samples)))
 
