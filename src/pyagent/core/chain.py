@@ -11,13 +11,14 @@ The chain feeds each link's breaker from what its calls did, and draws retries f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -51,6 +52,15 @@ class LinkView(msgspec.Struct, frozen=True, kw_only=True):
     breaker: State
     is_ready: bool
     detail: str = ""
+
+
+@runtime_checkable
+class Loadable(Protocol):
+    """A backend that can get ready ahead of its first request."""
+
+    async def load(self) -> object:
+        """Read what it needs; safe to call twice."""
+        ...
 
 
 @dataclass(slots=True)
@@ -294,6 +304,13 @@ class Chain:
             return Health(is_ready=False, detail=f"did not answer within {_HEALTH_SECONDS:g} s")
         except Exception as error:  # noqa: BLE001 - see above
             return Health(is_ready=False, detail=_reason(error))
+
+    async def load(self) -> None:
+        """Let the first link get ready before it is asked, where it can; what fails now is told when it is asked."""
+        for backend in self.links[:1]:
+            if isinstance(backend, Loadable):
+                with contextlib.suppress(PyAgentError):
+                    await backend.load()
 
     async def close(self) -> None:
         """Close every link, also when one of them fails to."""

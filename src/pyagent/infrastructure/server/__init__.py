@@ -1,1 +1,1 @@
-"""server."""
+"""The HTTP server: OpenAI's API over any backend."""

@@ -1,0 +1,265 @@
+"""The ASGI application: routes, and what each does with a backend.
+
+A request's hops: `guards.Guard` (id, key, host) -> a route here -> `wire` (JSON to `ChatRequest`) -> the backend's
+stream -> `replies` (deltas to OpenAI's JSON) -> `streaming` (watches the client). No state outlives a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import cast
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route, Router
+
+from pyagent.core.backends import Backend
+from pyagent.core.errors import BackendError, PyAgentError, RequestError
+from pyagent.core.messages import ChatDelta, ModelInfo
+from pyagent.infrastructure.server.guards import Guard
+from pyagent.infrastructure.server.replies import DONE, HttpError, Reply, http_error, model_entry, refusal
+from pyagent.infrastructure.server.streaming import ClientLeftError, EventStream, unless_gone
+from pyagent.infrastructure.server.wire import Asked, read_chat, read_completion
+
+AGENT_PREFIX = "agent:"
+_MODELS_SECONDS = 5.0
+_MAX_DROPPED_BYTES = 8_000_000
+logger = logging.getLogger("pyagent.server")
+
+
+@dataclass(slots=True)
+class _Server:
+    """What the routes share: who answers, and the list of models, looked up again when it is a few seconds old."""
+
+    backend: Backend
+    agents: Backend | None
+    max_body_bytes: int
+    version: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    _models: tuple[float, list[ModelInfo]] = (0.0, [])
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._complete(request, read_chat)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._complete(request, read_completion)
+
+    async def list_models(self, _request: Request) -> Response:
+        """GET /v1/models."""
+        listed = [model_entry(model, self.created) for model in await self._all_models()]
+        return _json({"object": "list", "data": listed})
+
+    async def show_model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        wanted = str(request.path_params["id"])
+        models = await self._all_models()
+        for model in models:
+            if model.id == wanted:
+                return _json(model_entry(model, self.created))
+        raise _unknown_model(wanted, models)
+
+    async def health(self, _request: Request) -> Response:
+        """GET /health: what the backend itself says."""
+        health = await self.backend.health()
+        body = {
+            "status": "ok" if health.is_ready else "unavailable",
+            "backend": self.backend.name,
+            "detail": health.detail,
+            "models": health.models,
+            "version": self.version,
+        }
+        return _json(body, 200 if health.is_ready else 503)
+
+    async def ready(self, _request: Request) -> Response:
+        """GET /ready: whether to send requests here, by status alone."""
+        is_ready = (await self.backend.health()).is_ready
+        return _json({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def home(self, _request: Request) -> Response:
+        """GET /: what this is, for somebody with a browser."""
+        return HTMLResponse(_HOME.format(version=self.version))
+
+    async def _complete(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
+        asked = read(await _body(request, self.max_body_bytes))
+        backend = await self._who(asked)
+        request_id = str(request.state.request_id)
+        reply = Reply(request_id, asked.model, asked.is_chat, asked.has_usage_chunk)
+        stream = backend.chat(asked.request)
+        if not asked.is_streamed:
+            whole = await unless_gone(_whole(stream, reply, backend.name), request.receive)
+            return Response(whole, media_type="application/json")
+        try:
+            first = await unless_gone(_first(stream, backend.name), request.receive)
+        except BaseException:
+            await _close(stream)
+            raise
+        return EventStream(_events(first, stream, reply, request_id), {})
+
+    async def _who(self, asked: Asked) -> Backend:
+        """The backend to ask; raises `RequestError` for a model that nobody here has."""
+        model = asked.request.model
+        if self.agents is not None and model.startswith(AGENT_PREFIX):
+            return self.agents
+        if model:
+            models = await self._all_models()
+            if models and not any(model in {known.id, known.backend} for known in models):
+                raise _unknown_model(model, models)
+        return self.backend
+
+    async def _all_models(self) -> list[ModelInfo]:
+        read_at, models = self._models
+        if time.monotonic() - read_at > _MODELS_SECONDS:
+            models = [*await self.backend.models(), *(await self.agents.models() if self.agents else ())]
+            self._models = (time.monotonic(), models)
+        return models
+
+
+async def _whole(stream: AsyncIterator[ChatDelta], reply: Reply, name: str) -> bytes:
+    try:
+        deltas = [await _first(stream, name)]
+        deltas += [delta async for delta in stream]
+        return reply.whole(deltas)
+    finally:
+        await _close(stream)
+
+
+async def _first(stream: AsyncIterator[ChatDelta], name: str) -> ChatDelta:
+    """The first delta, before any status is sent, so that failures up to here have the right one."""
+    delta = await anext(stream, None)
+    if delta is None:
+        raise BackendError(f"{name} ended its answer before it began", backend=name)
+    return delta
+
+
+async def _events(
+    first: ChatDelta, stream: AsyncIterator[ChatDelta], reply: Reply, request_id: str
+) -> AsyncGenerator[bytes, None]:
+    """A streamed answer; what fails now is told as an event, since the status is out."""
+    last = first
+    try:
+        yield reply.chunk(first, is_first=True)
+        async for delta in stream:
+            last = delta
+            yield reply.chunk(delta, is_first=False)
+    except Exception as error:  # noqa: BLE001 - whatever it was, the client must be told before the stream ends
+        yield _logged(error, request_id).event
+        yield DONE
+        return
+    finally:
+        await _close(stream)
+    if reply.has_usage_chunk:
+        yield reply.usage_chunk(last.usage)
+    yield DONE
+
+
+async def _close(stream: AsyncIterator[ChatDelta]) -> None:
+    if isinstance(stream, AsyncGenerator):
+        async with aclosing(cast("AsyncGenerator[ChatDelta, None]", stream)):
+            pass
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The body of a JSON request, never more of it than `limit`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # also keeps a page in a browser from sending a request without asking first
+        raise _RefusedError(415, f"send Content-Type: application/json, got {kind or 'none'}", "wrong_content_type")
+    body, num_bytes = bytearray(), 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes <= limit:
+            body += chunk
+        elif (
+            num_bytes > limit + _MAX_DROPPED_BYTES
+        ):  # up to here the rest is read and dropped, so that the client hears the answer
+            break
+    if num_bytes <= limit:
+        return bytes(body)
+    raise _RefusedError(413, f"the body is larger than {limit} bytes (server.max_body_bytes)", "body_too_large")
+
+
+class _RefusedError(Exception):
+    """A request that HTTP's own rules turn away."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.error = refusal(status, message, code)
+
+
+def _unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
+    names = [model.id for model in models]
+    close = get_close_matches(wanted, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:20]) or 'none'}"
+    return RequestError(f"there is no model {wanted!r}; {hint}", param="model", code="model_not_found")
+
+
+def _logged(error: Exception, request_id: str) -> HttpError:
+    if not isinstance(error, PyAgentError):
+        logger.error("request %s failed", request_id, exc_info=error)
+    return http_error(error)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Whatever a route raised, as OpenAI would say it."""
+    headers: dict[str, str] = {}
+    match error:
+        case ClientLeftError() | ClientDisconnect():
+            return Response(status_code=499)  # nobody reads it; the access log does
+        case _RefusedError():
+            told = error.error
+            headers["connection"] = "close"  # part of the body may not have been read
+        case HTTPException():
+            what, code = ("no such path", "not_found") if error.status_code == 404 else (error.detail, "wrong_method")
+            told = refusal(error.status_code, f"{what}: {request.method} {request.url.path}", code)
+            headers = dict(error.headers or {})
+        case _:
+            told = _logged(error, str(request.state.request_id))
+    if told.retry_after_seconds is not None:
+        headers["retry-after"] = str(max(1, round(told.retry_after_seconds)))
+    return _json(told.body, told.status, headers)
+
+
+def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def create_app(
+    backend: Backend,
+    *,
+    agents: Backend | None = None,
+    api_keys: list[bytes] | None = None,
+    max_body_bytes: int = 32_000_000,
+    version: str = "",
+) -> Guard:
+    """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet."""
+    server = _Server(backend, agents, max_body_bytes, version)
+    routes = [
+        Route("/v1/chat/completions", server.chat_completions, methods=["POST"]),
+        Route("/v1/completions", server.completions, methods=["POST"]),
+        Route("/v1/models", server.list_models, methods=["GET"]),
+        Route("/v1/models/{id:path}", server.show_model, methods=["GET"]),
+        Route("/health", server.health, methods=["GET"]),
+        Route("/ready", server.ready, methods=["GET"]),
+        Route("/", server.home, methods=["GET"]),
+    ]
+    handlers = dict.fromkeys((HTTPException, Exception), _answer_error)
+    return Guard(ExceptionMiddleware(Router(routes), handlers), tuple(api_keys or ()))
+
+
+_HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>
+<body style="font: 1rem/1.5 system-ui; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
+<h1>PyAgent {version}</h1>
+<p>This is a PyAgent server. It speaks OpenAI's API; point any client at <code>/v1</code> of this address.</p>
+<ul><li><a href="/v1/models">/v1/models</a> lists models and agents</li>
+<li><a href="/health">/health</a> says whether it can answer</li>
+<li>POST /v1/chat/completions and /v1/completions answer, streamed or whole</li></ul></body></html>
+"""

@@ -1,0 +1,188 @@
+"""OpenAI's answers as they go out over HTTP: whole, in chunks, and as errors. Pure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pyagent.core.errors import AgentError, BackendError, CapacityError, DeadlineError, PyAgentError, RequestError
+from pyagent.core.messages import ChatDelta, FinishReason, JsonObject, ModelInfo, TokenLogprob, ToolCall, Usage
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The envelope of one answer: the same id, time and model on each of its pieces."""
+
+    id: str
+    model: str
+    is_chat: bool
+    has_usage_chunk: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, deltas: list[ChatDelta]) -> bytes:
+        """The body of an answer that is not streamed, from all of its deltas."""
+        last, text = deltas[-1], "".join(delta.content for delta in deltas)
+        reasoning = "".join(delta.reasoning for delta in deltas)
+        calls = [call for delta in deltas for call in delta.tool_calls]
+        logprobs = [entry for delta in deltas for entry in delta.logprobs]
+        choice: JsonObject = {"index": 0, "finish_reason": _finish(last.finish_reason)}
+        if self.is_chat:
+            message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
+            message |= {"reasoning_content": reasoning} if reasoning else {}
+            message |= {"tool_calls": calls} if calls else {}
+            choice |= {"message": message, "logprobs": _chat_logprobs(logprobs)}
+        else:
+            choice |= {"text": text, "logprobs": _text_logprobs(logprobs)}
+        body = self._envelope("chat.completion" if self.is_chat else "text_completion")
+        body |= {"choices": [choice], "usage": _full(last.usage or Usage())}
+        return msgspec.json.encode(body | _who(deltas[0]))
+
+    def chunk(self, delta: ChatDelta, *, is_first: bool) -> bytes:
+        """One event of a streamed answer."""
+        choice: JsonObject = {"index": 0, "finish_reason": _finish(delta.finish_reason)}
+        if self.is_chat:
+            piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
+            piece |= {"content": delta.content} if delta.content else {}
+            piece |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+            piece |= {"tool_calls": _indexed(delta.tool_calls)} if delta.tool_calls else {}
+            choice |= {"delta": piece, "logprobs": _chat_logprobs(delta.logprobs)}
+        else:
+            choice |= {"text": delta.content, "logprobs": _text_logprobs(delta.logprobs)}
+        body = self._envelope("chat.completion.chunk" if self.is_chat else "text_completion")
+        body["choices"] = [choice]
+        if self.has_usage_chunk:
+            body["usage"] = None
+        return _event(body | (_who(delta) if is_first else {}))
+
+    def usage_chunk(self, usage: Usage | None) -> bytes:
+        """The event before the end, when the client asked for the count."""
+        body = self._envelope("chat.completion.chunk" if self.is_chat else "text_completion")
+        body |= {"choices": list[object](), "usage": _full(usage or Usage())}
+        return _event(body)
+
+    def _envelope(self, kind: str) -> JsonObject:
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+
+def model_entry(model: ModelInfo, created: int) -> JsonObject:
+    """One model of GET /v1/models; what OpenAI does not have follows its fields."""
+    entry: JsonObject = {"id": model.id, "object": "model", "created": created, "owned_by": model.backend or "pyagent"}
+    facts = {name: getattr(model, name) for name in ("context_length", "architecture", "quantization", "size_bytes")}
+    return entry | {name: value for name, value in facts.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as a client sees it: the status, the JSON body, and when to try again."""
+
+    status: int
+    body: JsonObject
+    retry_after_seconds: float | None = None
+
+    @property
+    def event(self) -> bytes:
+        """The error as an event of a stream whose status went out before."""
+        return _event(self.body)
+
+
+_STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (RequestError, 400, "invalid_request_error"),
+    (CapacityError, 503, "capacity_error"),
+    (DeadlineError, 504, "timeout_error"),
+    (BackendError, 502, "backend_error"),
+    (AgentError, 502, "agent_error"),
+    (PyAgentError, 500, "server_error"),
+)
+
+
+def http_error(error: Exception) -> HttpError:
+    """The one place where an error of ours becomes a status. A foreign one is our bug: 500, without its text."""
+    found = next(((status, kind) for type_, status, kind in _STATUSES if isinstance(error, type_)), None)
+    if found is None:
+        return refusal(500, "internal error; the server's log has it under the request id", "internal", "server_error")
+    status, kind = found
+    retry_after = error.retry_after_seconds if isinstance(error, CapacityError) else None
+    code = error.code if isinstance(error, RequestError) else kind.removesuffix("_error")
+    if code.endswith("_not_found"):
+        status = 404
+    elif retry_after is not None:
+        status = 429
+    fault: JsonObject = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": code}
+    if isinstance(error, BackendError):
+        fault["backend"] = error.backend
+    return HttpError(status, {"error": fault}, retry_after)
+
+
+def refusal(status: int, message: str, code: str, kind: str = "invalid_request_error") -> HttpError:
+    """An error of HTTP itself: no such path, wrong method, body too large, no key."""
+    return HttpError(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+def _event(body: JsonObject) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _who(first: ChatDelta) -> JsonObject:
+    """Which backend answers, and why others did not (ours)."""
+    who: JsonObject = {"backend": first.backend} if first.backend else {}
+    return who | ({"attempts": first.attempts} if first.attempts else {})
+
+
+def _finish(reason: FinishReason | None) -> str | None:
+    return {"abort": "stop", "error": "stop"}.get(reason, reason) if reason else None
+
+
+def _full(usage: Usage) -> JsonObject:
+    """Usage with its zeros, which OpenAI's clients expect."""
+    counts: JsonObject = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": usage.prompt_tokens_details,
+    }
+    return counts | ({"timings": usage.timings} if usage.timings else {})
+
+
+def _indexed(calls: list[ToolCall]) -> list[JsonObject]:
+    """Tool calls as a stream has them, with their index."""
+    return [
+        {"index": index, "id": call.id, "type": call.type, "function": call.function}
+        for index, call in enumerate(calls)
+    ]
+
+
+def _chat_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
+    if not entries:
+        return None
+    return {
+        "content": [
+            _logprob(entry.token, entry.logprob)
+            | {"top_logprobs": [_logprob(token, logprob) for token, logprob in entry.top_logprobs]}
+            for entry in entries
+        ],
+        "refusal": None,
+    }
+
+
+def _logprob(token: str, logprob: float) -> JsonObject:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "surrogatepass"))}
+
+
+def _text_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
+    """The older form of /v1/completions."""
+    if not entries:
+        return None
+    offsets = [0]
+    for entry in entries:
+        offsets.append(offsets[-1] + len(entry.token))
+    return {
+        "tokens": [entry.token for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [dict(entry.top_logprobs) for entry in entries],
+        "text_offset": offsets[:-1],
+    }

@@ -1,0 +1,66 @@
+"""Answers that end when their client does.
+
+A client that leaves must stop costing anything: while an answer is made, whole or streamed, the connection is watched,
+and when it goes the backend's stream is closed at once. Knows ASGI, and nothing of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection before its answer was ready."""
+
+
+async def unless_gone(work: Coroutine[object, object, T], receive: Receive) -> T:
+    """Do `work`; when the client leaves first, cancel it, wait for its clean-up and raise `ClientLeftError`."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        raise ClientLeftError
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events from an iterator of ready bytes; closes the iterator at the end, whoever ends it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+        super().__init__(headers=headers | {"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the events or the client end."""
+        try:
+            await unless_gone(self._pump(send), receive)
+        except (ClientLeftError, OSError):
+            return
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._events):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

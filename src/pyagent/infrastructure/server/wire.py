@@ -1,0 +1,294 @@
+"""OpenAI's requests as they come over HTTP, and what becomes of each of their fields.
+
+Every field is honoured, ignored because ignoring it changes no answer (`IGNORED`), or refused by name unless it holds
+the value that means nothing (`REFUSED`). A field nobody knows is refused too, with the nearest known name: a typo in
+`temperature` must not go unnoticed. Pure: bytes in, a `ChatRequest` out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TypeVar, cast
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import (
+    ChatRequest,
+    JsonObject,
+    Message,
+    ResponseFormat,
+    SamplingParams,
+    Tool,
+)
+
+DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
+"""Names that mean whatever the chain's first answering link runs."""
+
+IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prediction",
+)
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "n": ((1,), "one answer to a request; send the request n times"),
+    "best_of": ((1,), "one answer to a request"),
+    "echo": ((False,), "prompts are not echoed"),
+    "suffix": (("",), "no text is inserted before a suffix"),
+    "audio": ((), "no audio is made"),
+    "modalities": ((["text"],), "text is all there is"),
+    "functions": (([],), "use `tools`, which replaced it"),
+    "function_call": (("none",), "use `tool_choice`, which replaced it"),
+    "parallel_tool_calls": ((True,), "calls cannot be held to one at a time"),
+    "web_search_options": ((), "nothing is searched"),
+    "reasoning_effort": ((), "use a model or an agent that reasons"),
+    "verbosity": (("medium",), "say in the prompt how long the answer should be"),
+}
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+)
+
+
+class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields that both kinds of completion share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    # OpenAI does not have these:
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    timeout_seconds: float | None = None
+    private: bool | None = None
+    session: str | None = None
+    response_format: ResponseFormat | None = None
+    # ignored
+    user: object = None
+    metadata: object = None
+    store: object = None
+    service_tier: object = None
+    safety_identifier: object = None
+    prompt_cache_key: object = None
+    prompt_cache_retention: object = None
+    prediction: object = None
+    # refused
+    n: object = None
+
+    def sampling(self, max_tokens: int | None, top_logprobs: int | None) -> SamplingParams:
+        """How to draw, checked."""
+        given = {name: value for name in _SAMPLING if (value := cast("object", getattr(self, name))) is not None}
+        params = msgspec.structs.replace(
+            SamplingParams(
+                max_tokens=max_tokens,
+                top_logprobs=top_logprobs,
+                stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+                logit_bias=_token_ids(self.logit_bias or {}),
+            ),
+            **given,
+        )
+        params.validate()
+        return params
+
+    def chat_request(self, sampling: SamplingParams, **fields: object) -> ChatRequest:
+        """What the backend is asked."""
+        model = self.model or ""
+        return msgspec.structs.replace(
+            ChatRequest(
+                model="" if model in DEFAULT_MODELS else model,
+                sampling=sampling,
+                response_format=_checked_format(self.response_format),
+                timeout_seconds=_checked_time(self.timeout_seconds),
+                private=bool(self.private),
+                session=self.session,
+            ),
+            **fields,
+        )
+
+
+class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | JsonObject | None = None
+    # refused
+    audio: object = None
+    modalities: object = None
+    functions: object = None
+    function_call: object = None
+    parallel_tool_calls: object = None
+    web_search_options: object = None
+    reasoning_effort: object = None
+    verbosity: object = None
+
+
+class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    prompt: str | list[object]
+    logprobs: int | None = None
+    # refused
+    best_of: object = None
+    echo: object = None
+    suffix: object = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request understood: what to ask the backend, and how to answer the client."""
+
+    request: ChatRequest
+    model: str
+    is_chat: bool
+    is_streamed: bool
+    has_usage_chunk: bool
+
+
+Body = TypeVar("Body", ChatBody, CompletionBody)
+_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
+
+
+def read_chat(body: bytes) -> Asked:
+    """Understand the body of POST /v1/chat/completions; raises `RequestError` naming the field at fault."""
+    said = _decode(body, ChatBody)
+    if not said.messages:
+        raise RequestError("messages is empty; send at least one message", param="messages")
+    if not any(message.content or message.tool_calls for message in said.messages):
+        raise RequestError("every message is empty; write something in one", param="messages")
+    if said.max_tokens is not None and said.max_completion_tokens not in {None, said.max_tokens}:
+        raise RequestError("max_tokens and max_completion_tokens disagree; send one of them", param="max_tokens")
+    if said.top_logprobs is not None and not said.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    sampling = said.sampling(
+        said.max_completion_tokens if said.max_tokens is None else said.max_tokens,
+        (said.top_logprobs or 0) if said.logprobs else None,
+    )
+    tools, choice = _checked_tools(said)
+    request = said.chat_request(sampling, messages=said.messages, tools=tools, tool_choice=choice)
+    return _asked(said, request, is_chat=True)
+
+
+def read_completion(body: bytes) -> Asked:
+    """Understand the body of POST /v1/completions."""
+    said = _decode(body, CompletionBody)
+    prompt = said.prompt[0] if isinstance(said.prompt, list) and len(said.prompt) == 1 else said.prompt
+    if not isinstance(prompt, str):
+        raise RequestError("prompt takes one text; token ids and several prompts are not supported", param="prompt")
+    if not prompt:
+        raise RequestError("prompt is empty; send some text", param="prompt")
+    sampling = said.sampling(said.max_tokens if said.max_tokens is not None else 16, said.logprobs)  # 16 is OpenAI's
+    return _asked(said, said.chat_request(sampling, prompt=prompt), is_chat=False)
+
+
+def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> Asked:
+    if said.stream_options is not None and not said.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
+    return Asked(
+        request=request,
+        model=said.model or "default",
+        is_chat=is_chat,
+        is_streamed=bool(said.stream),
+        has_usage_chunk=bool(said.stream_options and said.stream_options.include_usage),
+    )
+
+
+def _decode(body: bytes, kind: type[Body]) -> Body:
+    try:
+        said = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), kind) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="malformed_json") from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply", code="malformed_json") from error
+    for name in said.__struct_fields__:
+        accepted, why = REFUSED.get(name, ((), ""))
+        value: object = getattr(said, name)
+        if why and value is not None and not any(value == other for other in accepted):
+            shown = msgspec.json.encode(value)[:40].decode(errors="replace")
+            raise RequestError(f"{name}={shown} is not supported: {why}", param=name, code="unsupported_parameter")
+    return said
+
+
+def _field_error(text: str, kind: type[_Common]) -> RequestError:
+    """msgspec's words as an error that names the field."""
+    path = _PATH.search(text)
+    where = path[1] if path else None
+    unknown = _UNKNOWN.search(text)
+    if unknown:
+        close = difflib.get_close_matches(unknown[1], kind.__struct_fields__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close and not where else ""
+        name = f"{where}.{unknown[1]}" if where else unknown[1]
+        return RequestError(f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
+    return RequestError(text, param=where)
+
+
+def _token_ids(bias: dict[str, float]) -> dict[int, float]:
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 9:
+            raise RequestError(f"logit_bias takes token ids, got {key!r}", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise RequestError(f"logit_bias must be between -100 and 100, got {value}", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def _checked_format(wanted: ResponseFormat | None) -> ResponseFormat | None:
+    if wanted and wanted.type == "json_schema" and wanted.json_schema is None:
+        raise RequestError("response_format json_schema needs its json_schema", param="response_format.json_schema")
+    if wanted and wanted.type == "choice" and not wanted.choice:
+        raise RequestError("response_format choice needs its choice, a list of texts", param="response_format.choice")
+    return wanted
+
+
+def _checked_tools(said: ChatBody) -> tuple[list[Tool], str | JsonObject | None]:
+    tools, choice = said.tools or [], said.tool_choice
+    if isinstance(choice, str) and choice not in {"none", "auto", "required"}:
+        raise RequestError(f"tool_choice is none, auto, required or a function, got {choice!r}", param="tool_choice")
+    if (isinstance(choice, dict) or choice == "required") and not tools:
+        raise RequestError("tool_choice needs tools", param="tool_choice")
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = cast("JsonObject", function).get("name") if isinstance(function, dict) else None
+        if name not in {tool.function.name for tool in tools}:
+            raise RequestError(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
+    return tools, choice
+
+
+def _checked_time(seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise RequestError(f"timeout_seconds must be above 0, got {seconds}", param="timeout_seconds")
+    return seconds
