@@ -1,8 +1,8 @@
 """What an agent is, and the task it is given.
 
 An agent is any object with a name, a description and `run`. Its types stand where Python has them: `run`'s return
-annotation is the type of its result, and an optional `arguments` attribute (a msgspec struct, or a union of tagged ones)
-is the type of `Task.arguments`. The fleet checks both, so that nothing malformed spreads. Knows no model and no file.
+annotation is the type of its result; an optional `arguments` attribute (a msgspec struct, or a union of tagged ones) is
+the type of `Task.arguments`. The fleet checks both, so that nothing malformed spreads. Knows no model and no file.
 """
 
 from __future__ import annotations

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
 
-A = TypeVar("A")
-
 
 @dataclass(frozen=True, slots=True)
-class FleetTool(Generic[A]):
-    """A tool. `arguments` is the msgspec struct that `function` takes."""
+class FleetTool:
+    """A tool. `arguments` is the msgspec struct that `function` takes (`Any` here: each tool has its own)."""
 
     name: str
     description: str
-    arguments: type[A]
-    function: Callable[[A], Awaitable[object]]
+    arguments: type[Any]
+    function: Callable[[Any], Awaitable[object]]
 
-    async def call(self, arguments: A | JsonObject | str) -> object:
+    async def call(self, arguments: msgspec.Struct | JsonObject | str) -> object:
         """Run it; `arguments` may be JSON text or a plain dict. Raises `RequestError` when they do not fit."""
         try:
             if isinstance(arguments, str):

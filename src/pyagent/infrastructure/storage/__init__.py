@@ -1,1 +1,1 @@
-"""storage."""
+"""What is kept on disk: the journal of runs."""

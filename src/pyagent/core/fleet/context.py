@@ -1,0 +1,274 @@
+"""What an agent is given to work with: a model, tools, other agents, a budget, a deadline, and a way to be seen.
+
+Every call is counted against the budget before it is made, ends with the deadline, is journalled, and takes one of the
+run's slots while it is under way (only calls do: an agent that waits for its children holds none, so nesting cannot
+lock up). Agents never see a backend, a socket or the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+import msgspec
+
+from pyagent.core.errors import AgentError, PyAgentError
+from pyagent.core.fleet.agent import Task, unknown_name
+from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
+from pyagent.core.fleet.model_call import ModelCall
+from pyagent.core.messages import JsonObject, JsonSchemaFormat, Message, ResponseFormat, SamplingParams
+from pyagent.core.resilience.deadline import Deadline
+
+if TYPE_CHECKING:
+    from pyagent.core.fleet.run import Run
+
+T = TypeVar("T")
+R = TypeVar("R")
+Prompt = str | Sequence[Message]
+
+DEFAULT_SAMPLING = SamplingParams(temperature=0.0, max_tokens=512)
+"""Greedy and bounded: an agent that wants variety says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """The last thing asked, so that `retry` can ask again."""
+
+    messages: list[Message]
+    answer: str
+    schema: type[Any] | None
+    choice: Sequence[str] | None
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class Context:
+    """One agent's view of its run. `step` is its place in the run's tree, `agent` its name."""
+
+    run: Run
+    agent: str
+    step: str
+    budget: Budget
+    deadline: Deadline
+    parent: Context | None = None
+    started_at: float = field(default_factory=time.perf_counter)
+    num_children: int = 0
+    usage: list[Totals] = field(default_factory=list[Totals])
+    last_question: _Question | None = None
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    @overload
+    async def generate(
+        self, prompt: Prompt, *, schema: type[T], system: str | None = None, sampling: SamplingParams | None = None
+    ) -> T: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        choice: Sequence[str] | None = None,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> str: ...
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        schema: type[Any] | None = None,
+        choice: Sequence[str] | None = None,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> object:
+        """The model's answer: a text, one of `choice`, or an instance of `schema` (a msgspec struct).
+
+        An answer that does not fit is asked for once more with the reason; then it is an `AgentError`.
+        """
+        return await self._ask(as_messages(prompt, system), schema, choice, sampling or DEFAULT_SAMPLING)
+
+    async def retry(self, hint: str) -> Any:
+        """Ask the last question again, with its answer and what is wrong with it."""
+        last = self.last_question
+        if last is None:
+            raise AgentError(f"{self.agent} retries before it asked anything", agent=self.agent)
+        messages = [*last.messages, Message("assistant", last.answer), Message("user", hint)]
+        return await self._ask(messages, last.schema, last.choice, last.sampling)
+
+    async def stream(
+        self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
+    ) -> AsyncGenerator[str, None]:
+        """The model's answer piece by piece; the pieces are also shown to whoever watches the run."""
+        call = ModelCall(self, as_messages(prompt, system), None, sampling or DEFAULT_SAMPLING)
+        async with aclosing(call.deltas()) as deltas:
+            async for delta in deltas:
+                if delta.content:
+                    self.run.emit(TextDelta(run=self.run.id, step=self.step, agent=self.agent, text=delta.content))
+                    yield delta.content
+
+    async def _ask(
+        self, messages: list[Message], schema: type[Any] | None, choice: Sequence[str] | None, sampling: SamplingParams
+    ) -> object:
+        wanted = _response_format(schema, choice)
+        fault = ""
+        for _ in range(2):
+            answer = await self._answer(messages, wanted, sampling)
+            self.last_question = _Question(messages, answer, schema, choice, sampling)
+            try:
+                return _read(answer, schema, choice)
+            except ValueError as error:
+                fault = str(error)
+            hint = f"That does not fit: {fault}. Answer again, exactly in the form asked for."
+            messages = [*messages, Message("assistant", answer), Message("user", hint)]
+        raise AgentError(f"the model's answer to {self.agent} does not fit, asked twice: {fault}", agent=self.agent)
+
+    async def _answer(self, messages: list[Message], wanted: ResponseFormat | None, sampling: SamplingParams) -> str:
+        async with aclosing(ModelCall(self, messages, wanted, sampling).deltas()) as deltas:
+            return "".join([delta.content async for delta in deltas])
+
+    # -- tools and other agents ---------------------------------------------------------------------------------------
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tools there are."""
+        return tuple(self.run.tools)
+
+    async def call_tool(self, name: str, arguments: JsonObject | msgspec.Struct) -> object:
+        """What a tool returns for these arguments; raises `RequestError` when they do not fit it."""
+        tool = self.run.tools.get(name)
+        if tool is None:
+            raise unknown_name("tool", name, list(self.run.tools))
+        started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
+        try:
+            async with self.run.slots:
+                output = await self.deadline.bound(tool.call(arguments), f"the tool {name}")
+            fault = None
+        except PyAgentError as error:
+            fault = str(error)
+            raise
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+            raise AgentError(f"the tool {name} failed: {fault}", agent=self.agent) from error
+        finally:
+            seconds = time.perf_counter() - started
+            self.usage.append(Totals(tool_calls=1))
+            self.run.emit(
+                ToolCalled(
+                    run=self.run.id,
+                    step=self.step,
+                    agent=self.agent,
+                    tool=name,
+                    arguments=arguments,
+                    output=output,
+                    seconds=seconds,
+                    error=fault,
+                )
+            )
+        return output
+
+    async def spawn(
+        self, agent: str, task: Task | str, *, max_tokens: int | None = None, timeout_seconds: float | None = None
+    ) -> object:
+        """Another agent's result. It works within what is left here, or within less when that is given."""
+        self.num_children += 1
+        step = f"{self.step}/{self.num_children}.{agent}"
+        budget = Budget(step, max_tokens, self.budget)
+        deadline = self.deadline if timeout_seconds is None else self.deadline.sooner(timeout_seconds)
+        child = Context(self.run, agent, step, budget, deadline, parent=self)
+        return await self.run.run_agent(child, Task(text=task) if isinstance(task, str) else task)
+
+    async def map(
+        self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, max_concurrency: int | None = None
+    ) -> list[R]:
+        """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
+        pending = enumerate(items)
+        results: dict[int, R] = {}
+
+        async def work() -> None:
+            for index, item in pending:
+                results[index] = await function(item)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(max_concurrency or self.run.max_concurrency):
+                    group.create_task(work())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group
+        return [results[index] for index in sorted(results)]
+
+    # -- saying what it does ------------------------------------------------------------------------------------------
+
+    def progress(self, text: str) -> None:
+        """Show a line of what is going on."""
+        self.run.emit(Progress(run=self.run.id, step=self.step, agent=self.agent, text=text))
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """A named part of the work: its time, and how it ended, are shown and journalled."""
+        started, fault = time.perf_counter(), "cancelled"
+        try:
+            yield
+            fault = None
+        except Exception as error:
+            fault = str(error) or type(error).__name__
+            raise
+        finally:
+            seconds = time.perf_counter() - started
+            self.run.emit(
+                StepFinished(run=self.run.id, step=self.step, agent=self.agent, name=name, seconds=seconds, error=fault)
+            )
+
+    @property
+    def depth(self) -> int:
+        """How many agents this one was spawned through."""
+        return 0 if self.parent is None else self.parent.depth + 1
+
+    def totals(self) -> Totals:
+        """What this agent and those it spawned used so far."""
+        return sum_totals(self.usage, time.perf_counter() - self.started_at)
+
+
+def sum_totals(parts: Iterable[Totals], seconds: float) -> Totals:
+    """Totals of parts that together took `seconds`."""
+    parts = list(parts)
+    completion_tokens = sum(part.completion_tokens for part in parts)
+    return Totals(
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        cached_tokens=sum(part.cached_tokens for part in parts),
+        completion_tokens=completion_tokens,
+        model_calls=sum(part.model_calls for part in parts),
+        tool_calls=sum(part.tool_calls for part in parts),
+        seconds=seconds,
+        tokens_per_second=completion_tokens / seconds if seconds > 0 else 0.0,
+    )
+
+
+def as_messages(prompt: Prompt, system: str | None) -> list[Message]:
+    """A conversation from a prompt."""
+    messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    return messages if system is None else [Message("system", system), *messages]
+
+
+def _response_format(schema: type[Any] | None, choice: Sequence[str] | None) -> ResponseFormat | None:
+    if schema is not None:
+        name = getattr(schema, "__name__", "answer")
+        return ResponseFormat("json_schema", JsonSchemaFormat(name=name, schema=msgspec.json.schema(schema)))
+    return None if choice is None else ResponseFormat("choice", choice=list(choice))
+
+
+def _read(answer: str, schema: type[Any] | None, choice: Sequence[str] | None) -> object:
+    """The answer as what was asked for; raises `ValueError` saying what does not fit."""
+    if schema is not None:
+        return msgspec.json.decode(answer, type=schema)  # its errors are ValueErrors
+    answer = answer.strip()
+    if not answer:
+        raise ValueError("the answer is empty")
+    if choice is not None and answer not in choice:
+        raise ValueError(f"{answer!r:.80} is none of {', '.join(choice)}")
+    return answer

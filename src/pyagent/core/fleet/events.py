@@ -1,0 +1,169 @@
+"""What happens in a run, as it happens: the command line's live view, `--json` and the journal read these.
+
+Each event is a frozen struct that JSON carries with its kind in the field `event`. `step` is a path in the run's tree:
+`summarize`, `summarize/2.reasoning`. `at` is seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.messages import Attempt, Message, Usage
+
+
+def _kind(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run or a step used. `tokens_per_second` is tokens out over the time it took, all its calls together."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_kind):
+    run: str
+    at: float = msgspec.field(default_factory=time.time)
+
+
+class RunStarted(_Event, frozen=True):
+    """A run began. `steps` are the steps of its graph, as far as they were given."""
+
+    task: str
+    files: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+
+
+class RouteChosen(_Event, frozen=True):
+    """The router picked an agent. `how`: the caller named it, a rule matched, a model chose, or there is no other."""
+
+    step: str
+    agent: str
+    how: Literal["named", "rule", "model", "only"]
+    reason: str
+
+
+class AgentStarted(_Event, frozen=True):
+    """An agent began its task; `parent` is the step that spawned it."""
+
+    step: str
+    agent: str
+    task: str
+    parent: str | None = None
+
+
+class Progress(_Event, frozen=True):
+    """A line an agent shows while it works: `8 parts in parallel`."""
+
+    step: str
+    agent: str
+    text: str
+
+
+class TextDelta(_Event, frozen=True):
+    """A piece of the answer, for reading along. Not kept in the journal: the whole answer is."""
+
+    step: str
+    agent: str
+    text: str
+
+
+class ModelCalled(_Event, frozen=True):
+    """A model answered, or failed to (`error`). `attempts` are the backends that did not answer."""
+
+    step: str
+    agent: str
+    backend: str
+    messages: list[Message]
+    answer: str
+    usage: Usage = Usage()
+    attempts: list[Attempt] = []
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class ToolCalled(_Event, frozen=True):
+    """A tool ran, or failed (`error`)."""
+
+    step: str
+    agent: str
+    tool: str
+    arguments: object
+    output: object = None
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class StepFinished(_Event, frozen=True):
+    """A part of an agent's work, named by the agent, ended."""
+
+    step: str
+    agent: str
+    name: str
+    seconds: float
+    error: str | None = None
+
+
+class AgentFinished(_Event, frozen=True):
+    """An agent gave its result."""
+
+    step: str
+    agent: str
+    output: object
+    totals: Totals
+
+
+class AgentFailed(_Event, frozen=True):
+    """An agent gave up. `kind` is the error's class."""
+
+    step: str
+    agent: str
+    kind: str
+    error: str
+    totals: Totals
+
+
+class RunFinished(_Event, frozen=True):
+    """The run's result: the output of its last step, or of each of its last steps by name."""
+
+    output: object
+    totals: Totals
+
+
+class RunFailed(_Event, frozen=True):
+    """The run ended without a result; `partial` holds the outputs of the steps that did finish."""
+
+    kind: str
+    error: str
+    partial: dict[str, object]
+    totals: Totals
+
+
+Event = (
+    RunStarted
+    | RouteChosen
+    | AgentStarted
+    | Progress
+    | TextDelta
+    | ModelCalled
+    | ToolCalled
+    | StepFinished
+    | AgentFinished
+    | AgentFailed
+    | RunFinished
+    | RunFailed
+)
+
+
+def encode_event(event: Event) -> bytes:
+    """An event as one line of JSON; an output that JSON cannot carry becomes its text."""
+    return msgspec.json.encode(event, enc_hook=str)

@@ -1,0 +1,158 @@
+"""The task graph: steps that come after others, run side by side where they may, with what they wait for named.
+
+Pure but for asyncio: it knows nothing of agents. A cycle is refused before anything runs. A step that fails takes the
+steps after it along; the others go on or are cancelled, as the caller chose. Cancelling the run cancels every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+
+T = TypeVar("T")
+State = Literal["done", "failed", "skipped", "cancelled"]
+
+
+class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """How a step ended. `cause` names the failed step because of which this one did not run."""
+
+    state: State
+    output: T | None = None
+    error: Exception | None = None
+    cause: str | None = None
+
+
+def topological_order(name_to_after: Mapping[str, Collection[str]]) -> list[str]:
+    """The names so that each comes after those it needs, otherwise as given.
+
+    Raises `RequestError` for a name nobody has, and for a cycle, which it spells out: `a -> b -> a`.
+    """
+    for name, after in name_to_after.items():
+        for needed in after:
+            if needed not in name_to_after:
+                known = ", ".join(name_to_after)
+                raise RequestError(f"{name!r} comes after {needed!r}, which does not exist; there are {known}")
+    order: list[str] = []
+    done: set[str] = set()
+    for root in name_to_after:
+        _visit(root, name_to_after, done, order)
+    return order
+
+
+def _visit(root: str, name_to_after: Mapping[str, Collection[str]], done: set[str], order: list[str]) -> None:
+    """Depth first, without recursion: a long chain is no deeper than a short one."""
+    path: dict[str, None] = {}
+    stack = [(root, False)]
+    while stack:
+        name, is_left = stack.pop()
+        if is_left:
+            del path[name]
+            done.add(name)
+            order.append(name)
+        elif name in path:
+            trail = [*path, name]
+            cycle = " -> ".join(trail[trail.index(name) :])
+            raise RequestError(f"the steps wait for each other: {cycle}; remove one of these", code="cycle")
+        elif name not in done:
+            path[name] = None
+            stack.append((name, True))
+            stack.extend((needed, False) for needed in reversed(list(name_to_after[name])))
+
+
+async def run_graph(
+    name_to_after: Mapping[str, Collection[str]],
+    work: Callable[[str, Mapping[str, T]], Awaitable[T]],
+    *,
+    max_concurrency: int,
+    stop_on_failure: bool = False,
+) -> dict[str, Outcome[T]]:
+    """Run `work(name, outputs of the steps it comes after)` for every step; at most `max_concurrency` at once.
+
+    A step's exception becomes its outcome. With `stop_on_failure` the first one cancels all that are under way.
+    """
+    if max_concurrency < 1:
+        raise RequestError(f"max_concurrency must be 1 or more, got {max_concurrency}", param="max_concurrency")
+    waiting = topological_order(name_to_after)
+    run = _GraphRun(name_to_after, work)
+    try:
+        while True:
+            waiting = run.start_ready(waiting, max_concurrency)
+            if not run.tasks:
+                break
+            await asyncio.wait(run.tasks, return_when=asyncio.FIRST_COMPLETED)
+            has_failed = run.collect()
+            if has_failed and stop_on_failure:
+                break
+    finally:
+        await run.cancel()
+    for name in waiting:
+        run.outcomes.setdefault(name, Outcome(state="cancelled"))
+    return {name: run.outcomes[name] for name in name_to_after}
+
+
+class _GraphRun(Generic[T]):
+    """The steps under way and the outcomes so far."""
+
+    def __init__(
+        self, name_to_after: Mapping[str, Collection[str]], work: Callable[[str, Mapping[str, T]], Awaitable[T]]
+    ) -> None:
+        self.name_to_after = name_to_after
+        self.work = work
+        self.tasks: dict[asyncio.Task[T], str] = {}
+        self.outcomes: dict[str, Outcome[T]] = {}
+
+    def start_ready(self, waiting: list[str], max_concurrency: int) -> list[str]:
+        """Start what can start, skip what never will; returns what still waits, in order."""
+        still: list[str] = []
+        for name in waiting:
+            before = [self.outcomes.get(needed) for needed in self.name_to_after[name]]
+            if cause := self._cause(name):
+                self.outcomes[name] = Outcome(state="skipped", cause=cause)
+            elif None in before or len(self.tasks) >= max_concurrency:
+                still.append(name)
+            else:
+                self.tasks[asyncio.ensure_future(self._work(name))] = name
+        return still
+
+    def _cause(self, name: str) -> str | None:
+        for needed in self.name_to_after[name]:
+            outcome = self.outcomes.get(needed)
+            if outcome is not None and outcome.state != "done":
+                return outcome.cause or needed
+        return None
+
+    async def _work(self, name: str) -> T:
+        outputs = {needed: self.outcomes[needed].output for needed in self.name_to_after[name]}
+        return await self.work(name, outputs)  # type: ignore[arg-type]
+
+    def collect(self) -> bool:
+        """Keep the outcomes of the finished steps; returns whether one failed."""
+        has_failed = False
+        for task in [task for task in self.tasks if task.done()]:
+            name = self.tasks.pop(task)
+            if task.cancelled():
+                self.outcomes[name] = Outcome(state="cancelled")
+                has_failed = True
+            elif (error := task.exception()) is None:
+                self.outcomes[name] = Outcome(state="done", output=task.result())
+            elif isinstance(error, Exception):
+                self.outcomes[name] = Outcome(state="failed", error=error)
+                has_failed = True
+            else:
+                raise error
+        return has_failed
+
+    async def cancel(self) -> None:
+        """Cancel what is under way and wait until it has ended."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for task, name in self.tasks.items():
+            is_done = not task.cancelled() and task.exception() is None
+            self.outcomes[name] = Outcome(state="done", output=task.result()) if is_done else Outcome(state="cancelled")
+        self.tasks.clear()

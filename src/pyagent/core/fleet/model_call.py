@@ -1,0 +1,109 @@
+"""One call of a model on behalf of an agent: reserved before, bounded while it lasts, settled and journalled after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from math import isinf
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pyagent.core.errors import DeadlineError
+from pyagent.core.fleet.budget import Reservation, estimate_tokens
+from pyagent.core.fleet.events import ModelCalled, Totals
+from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, Message, ResponseFormat, SamplingParams, Usage
+
+if TYPE_CHECKING:
+    from pyagent.core.fleet.context import Context
+
+DEFAULT_MAX_TOKENS = 512
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """A question and what came back so far."""
+
+    context: Context
+    messages: list[Message]
+    response_format: ResponseFormat | None
+    sampling: SamplingParams
+    pieces: list[str] = field(default_factory=list[str])
+    usage: Usage | None = None
+    backend: str = ""
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+
+    async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
+        """The answer as the backend streams it."""
+        num_prompt = estimate_tokens(self.messages)
+        max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
+        reservation = self.context.budget.reserve(num_prompt + max_tokens)
+        started, fault = time.perf_counter(), "cancelled"
+        try:
+            async with self.context.run.slots:
+                started = time.perf_counter()
+                async for delta in self._stream(max_tokens):
+                    yield delta
+            fault = None
+        except Exception as error:
+            fault = str(error) or type(error).__name__
+            raise
+        finally:
+            self._settle(reservation, num_prompt, time.perf_counter() - started, fault)
+
+    async def _stream(self, max_tokens: int) -> AsyncGenerator[ChatDelta, None]:
+        run, deadline = self.context.run, self.context.deadline
+        if deadline.is_past:
+            raise DeadlineError(f"the deadline passed before {self.context.agent} could ask the model")
+        request = ChatRequest(
+            messages=self.messages,
+            response_format=self.response_format,
+            sampling=msgspec.structs.replace(self.sampling, max_tokens=max_tokens),
+            timeout_seconds=None if isinf(deadline.at) else deadline.remaining_seconds,
+            private=run.is_private,
+        )
+        async with AsyncExitStack() as stack:
+            stream: AsyncIterator[ChatDelta] = run.backend.chat(request)
+            if isinstance(stream, AsyncGenerator):
+                stack.push_async_callback(stream.aclose)
+            async for delta in stream:
+                self._note(delta)
+                yield delta
+
+    def _note(self, delta: ChatDelta) -> None:
+        self.pieces.append(delta.content)
+        self.usage = delta.usage or self.usage
+        self.backend = delta.backend or self.backend
+        self.attempts += delta.attempts
+
+    def _settle(self, reservation: Reservation, num_prompt: int, seconds: float, fault: str | None) -> None:
+        usage = self.usage
+        if usage is None:  # broken off, or a backend that does not count: what was seen is what was used
+            num_seen = sum(1 for piece in self.pieces if piece)
+            usage = Usage(num_prompt if self.pieces else 0, num_seen, num_seen + num_prompt if self.pieces else 0)
+        reservation.settle(usage)
+        context = self.context
+        context.usage.append(
+            Totals(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.prompt_tokens_details.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                model_calls=1,
+            )
+        )
+        context.run.emit(
+            ModelCalled(
+                run=context.run.id,
+                step=context.step,
+                agent=context.agent,
+                backend=self.backend or context.run.backend.name,
+                messages=self.messages,
+                answer="".join(self.pieces),
+                usage=usage,
+                attempts=self.attempts,
+                seconds=seconds,
+                error=fault,
+            )
+        )

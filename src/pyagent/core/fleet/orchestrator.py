@@ -1,0 +1,224 @@
+"""The fleet: takes a task, finds the agents, runs the steps in order and side by side, and gives one result.
+
+A run is a graph of steps; a plain task is a graph of one. Everything a run starts ends with it: closing the iterator of
+`run`, cancelling the task that reads it, or leaving the fleet cancels every agent, call and tool of the run. Where
+agents, backend and journal come from is `pyagent.assembly`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self, cast
+
+import msgspec
+
+from pyagent.core.backends import Backend
+from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.fleet.agent import Agent, Task, needs
+from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.events import Event, RouteChosen, RunFailed, RunFinished, RunStarted
+from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
+from pyagent.core.fleet.journal import Journal, MemoryJournal
+from pyagent.core.fleet.router import Route, choose_route, plain_route
+from pyagent.core.fleet.run import Run
+from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.resilience.deadline import Deadline
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a run's graph. Without an agent the router finds one; `after` names the steps whose results it gets."""
+
+    name: str
+    task: Task
+    agent: str | None = None
+    after: tuple[str, ...] = ()
+
+
+class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens, in and out, of one run and of all runs together; a run's time; its calls at once. None is no limit."""
+
+    run_tokens: int | None = None
+    run_seconds: float | None = None
+    fleet_tokens: int | None = None
+    max_concurrency: int = 8
+
+
+class Fleet:
+    """Agents that share a backend, tools, a journal and limits. Use it with `async with`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        agents: Iterable[Agent],
+        tools: Iterable[FleetTool] = (),
+        *,
+        journal: Journal | None = None,
+        limits: FleetLimits | None = None,
+    ) -> None:
+        """Raises `RequestError` for agents that need each other in a circle."""
+        self.backend = backend
+        self.agents: dict[str, Agent] = {agent.name: agent for agent in agents}
+        self.tools: dict[str, FleetTool] = {tool.name: tool for tool in tools}
+        self.journal: Journal = journal or MemoryJournal()
+        self.limits = limits or FleetLimits()
+        self.budget = Budget("the fleet", self.limits.fleet_tokens)
+        self._start_order = _start_order(self.agents)
+        self._jobs: set[asyncio.Task[object]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel what still runs, then let the agents release what they hold: those that need others first."""
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        for name in reversed(self._start_order):
+            close = getattr(self.agents[name], "close", None)
+            if callable(close):
+                await cast("Awaitable[None]", close())
+
+    async def run(
+        self,
+        task: str | Task | Sequence[Step],
+        *,
+        files: Sequence[str] = (),
+        agent: str | None = None,
+        timeout_seconds: float | None = None,
+        is_private: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """Run a task, or a graph of steps; yields what happens.
+
+        The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
+        raised.
+        """
+        steps = _as_steps(task, tuple(files), agent)
+        topological_order({step.name: step.after for step in steps})
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        run = self._open(events.put_nowait, timeout_seconds, is_private=is_private)
+        job = asyncio.create_task(self._execute(run, steps))
+        self._jobs.add(job)
+        job.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await job
+        finally:
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+            self._jobs.discard(job)
+            self.journal.close_run(run.id)
+
+    async def run_agent(
+        self,
+        name: str,
+        task: str | Task,
+        *,
+        files: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+        is_private: bool = False,
+    ) -> object:
+        """One agent's result for one task."""
+        run = self.run(task, files=files, agent=name, timeout_seconds=timeout_seconds, is_private=is_private)
+        async with aclosing(run) as events:
+            async for event in events:
+                if isinstance(event, RunFinished):
+                    return event.output
+        raise AgentError(f"the run of {name} ended without a result", agent=name)
+
+    def _open(self, listener: Callable[[Event], None], timeout_seconds: float | None, *, is_private: bool) -> Run:
+        limits = self.limits
+        times = [seconds for seconds in (timeout_seconds, limits.run_seconds) if seconds is not None]
+        deadline = Deadline.after(min(times, default=None))
+        run_id = self.journal.open_run()
+        return Run(
+            id=run_id,
+            backend=self.backend,
+            agents=self.agents,
+            tools=self.tools,
+            journal=self.journal,
+            budget=Budget(f"run {run_id}", limits.run_tokens, self.budget),
+            deadline=deadline,
+            max_concurrency=limits.max_concurrency,
+            listener=listener,
+            is_private=is_private,
+        )
+
+    async def _execute(self, run: Run, steps: Sequence[Step]) -> object:
+        name_to_step = {step.name: step for step in steps}
+        shown = steps[0].task.text if len(steps) == 1 else "; ".join(f"{step.name}: {step.task.text}" for step in steps)
+        files = tuple(dict.fromkeys(file for step in steps for file in step.task.files))
+        names = () if len(steps) == 1 else tuple(name_to_step)
+        run.emit(RunStarted(run=run.id, task=shown, files=files, steps=names))
+        outputs: dict[str, object] = {}
+
+        async def work(name: str, results: Mapping[str, object]) -> object:
+            outputs[name] = await _run_step(run, name_to_step[name], results)
+            return outputs[name]
+
+        try:
+            after = {step.name: step.after for step in steps}
+            outcomes = await run_graph(after, work, max_concurrency=run.max_concurrency)
+            result = _result(after, outcomes)
+        except (Exception, asyncio.CancelledError) as error:
+            kind, text = type(error).__name__, str(error) or "cancelled"
+            run.emit(RunFailed(run=run.id, kind=kind, error=text, partial=dict(outputs), totals=run.totals()))
+            raise
+        run.emit(RunFinished(run=run.id, output=result, totals=run.totals()))
+        return result
+
+
+async def _run_step(run: Run, step: Step, results: Mapping[str, object]) -> object:
+    task = msgspec.structs.replace(step.task, results=dict(results)) if results else step.task
+    route = plain_route(task, run.agents, step.agent)
+    if not isinstance(route, Route):
+        context = Context(run, "router", step.name, run.budget, run.deadline)
+        try:
+            route = await choose_route(context, task, route)
+        finally:
+            run.usage.extend(context.usage)
+    run.emit(RouteChosen(run=run.id, step=step.name, agent=route.agent, how=route.how, reason=route.reason))
+    budget = Budget(f"step {step.name}", None, run.budget)
+    return await run.run_agent(Context(run, route.agent, step.name, budget, run.deadline), task)
+
+
+def _as_steps(task: str | Task | Sequence[Step], files: tuple[str, ...], agent: str | None) -> list[Step]:
+    if isinstance(task, str | Task):
+        task = Task(text=task) if isinstance(task, str) else task
+        if not (task.text.strip() or task.files or files or task.arguments):
+            raise RequestError("the task is empty: say what is to be done, or name a file", param="task")
+        task = msgspec.structs.replace(task, files=task.files + files)
+        return [Step(name=agent or "task", task=task, agent=agent)]
+    if files or agent:
+        raise RequestError("with steps, files and agents stand in the steps", param="files" if files else "agent")
+    steps = list(task)
+    names = [step.name for step in steps]
+    if not steps or len(set(names)) < len(names):
+        raise RequestError(f"a run needs steps with different names, got {names}", param="steps")
+    return steps
+
+
+def _result(after: Mapping[str, Sequence[str]], outcomes: Mapping[str, Outcome[object]]) -> object:
+    """The output of the last step, or of each of them by name; raises the first failure."""
+    for outcome in outcomes.values():
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.state == "cancelled":
+            raise asyncio.CancelledError
+    waited_for = {needed for names in after.values() for needed in names}
+    last = {name: outcomes[name].output for name in after if name not in waited_for}
+    return next(iter(last.values())) if len(last) == 1 else last
+
+
+def _start_order(agents: Mapping[str, Agent]) -> list[str]:
+    known = {name: [needed for needed in needs(agent) if needed in agents] for name, agent in agents.items()}
+    return topological_order(known)

@@ -1,0 +1,100 @@
+"""One run: what its agents share, and how an agent is run within it.
+
+Holds the slots, the budget, the deadline, the journal and the listener; numbers the records. Knows nothing of how a
+task came to its agent (`router`) or of the order of steps (`graph`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pyagent.core.backends import Backend
+from pyagent.core.errors import AgentError, PyAgentError
+from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, unknown_name
+from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.context import Context, sum_totals
+from pyagent.core.fleet.events import AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
+from pyagent.core.fleet.journal import Journal, JournalRecord
+from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.resilience.deadline import Deadline
+
+MAX_DEPTH = 16
+"""How deep agents may spawn agents."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A task given to the fleet, under way."""
+
+    id: str
+    backend: Backend
+    agents: Mapping[str, Agent]
+    tools: Mapping[str, FleetTool]
+    journal: Journal
+    budget: Budget
+    deadline: Deadline
+    max_concurrency: int
+    listener: Callable[[Event], None]
+    is_private: bool = False
+    slots: asyncio.Semaphore = field(init=False)
+    usage: list[Totals] = field(default_factory=list[Totals])
+    num_records: int = 0
+    started_at: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.slots = asyncio.Semaphore(self.max_concurrency)
+
+    def emit(self, event: Event) -> None:
+        """Journal an event and show it to the listener. Pieces of text are only shown."""
+        if not isinstance(event, TextDelta):
+            shard_key = f"{self.id}/{getattr(event, 'step', '')}"
+            self.journal.append(self.id, shard_key, JournalRecord(self.num_records, event))
+            self.num_records += 1
+        self.listener(event)
+
+    def agent(self, name: str) -> Agent:
+        """The agent of that name; raises `RequestError` naming the nearest one there is."""
+        if name not in self.agents:
+            raise unknown_name("agent", name, list(self.agents))
+        return self.agents[name]
+
+    def totals(self) -> Totals:
+        """What the run used so far."""
+        return sum_totals(self.usage, time.perf_counter() - self.started_at)
+
+    async def run_agent(self, context: Context, task: Task) -> object:
+        """The checked result of the context's agent. What it raises that is not ours becomes an `AgentError`."""
+        name, parent = context.agent, context.parent
+        agent = self.agent(name)
+        task = checked_task(agent, task)
+        if context.depth > MAX_DEPTH:
+            raise AgentError(f"{name} is spawned {MAX_DEPTH} agents deep; is it spawning itself?", agent=name)
+        shown = task.text or str(task.arguments or "")
+        parent_step = parent.step if parent else None
+        self.emit(AgentStarted(run=self.id, step=context.step, agent=name, task=shown, parent=parent_step))
+        try:
+            work = agent.run(context, task)
+            output = checked_output(agent, await context.deadline.bound(work, f"the agent {name}"))
+        except Exception as error:
+            self._fail(context, error)
+            if isinstance(error, PyAgentError):
+                raise
+            raise AgentError(f"{name} failed: {type(error).__name__}: {error}", agent=name) from error
+        except asyncio.CancelledError as error:
+            self._fail(context, error)
+            raise
+        finally:
+            (parent.usage if parent else self.usage).extend(context.usage)
+        self.emit(AgentFinished(run=self.id, step=context.step, agent=name, output=output, totals=context.totals()))
+        return output
+
+    def _fail(self, context: Context, error: BaseException) -> None:
+        kind, text = type(error).__name__, str(error) or "cancelled"
+        self.emit(
+            AgentFailed(
+                run=self.id, step=context.step, agent=context.agent, kind=kind, error=text, totals=context.totals()
+            )
+        )

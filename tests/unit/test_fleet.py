@@ -1,0 +1,461 @@
+"""The fleet's loop with scripted models: routing, budgets, deadlines, events, cancellation, failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from pyagent.core.errors import AgentError, BudgetError, DeadlineError, RequestError
+from pyagent.core.fleet import events as ev
+from pyagent.core.fleet.agent import Agent, Task, describe
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits, Step
+from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.messages import ChatRequest
+from pyagent.testing import Reply, ScriptedBackend
+
+
+class Poem(msgspec.Struct):
+    lines: list[str]
+
+
+class Custom:
+    """An agent made of a function."""
+
+    def __init__(self, name: str, function: Callable[[Context, Task], Awaitable[object]], **more: object) -> None:
+        self.name = name
+        self.description = f"does {name}"
+        self.function = function
+        for key, value in more.items():
+            setattr(self, key, value)
+
+    async def run(self, context: Context, task: Task) -> object:
+        return await self.function(context, task)
+
+
+async def _echo(context: Context, task: Task) -> object:
+    return f"{task.text}!"
+
+
+async def _ask(context: Context, task: Task) -> object:
+    return await context.generate(task.text)
+
+
+async def _sleep(context: Context, task: Task) -> object:
+    await asyncio.sleep(60)
+    return ""
+
+
+def _fleet(*agents: Agent, script: object = (), **limits: object) -> Fleet:
+    return Fleet(ScriptedBackend(script), agents, limits=FleetLimits(**limits))  # type: ignore[arg-type]
+
+
+async def _events(fleet: Fleet, task: str | list[Step], **options: object) -> tuple[list[ev.Event], Exception | None]:
+    seen: list[ev.Event] = []
+    try:
+        async for event in fleet.run(task, **options):  # type: ignore[arg-type]
+            seen.append(event)  # noqa: PERF401 - what came before an error counts
+    except Exception as error:
+        return seen, error
+    return seen, None
+
+
+def test_run_tells_its_story_and_journals_it() -> None:
+    """A run's events come in order, end with the result and the totals, and are replayed from the journal."""
+
+    async def main() -> None:
+        async with _fleet(Custom("ask", _ask), script=["a b c"]) as fleet:
+            seen, error = await _events(fleet, "hello")
+            assert error is None
+            assert [type(event).__name__ for event in seen] == [
+                *("RunStarted", "RouteChosen", "AgentStarted", "ModelCalled", "AgentFinished", "RunFinished")
+            ]
+            last = seen[-1]
+            assert isinstance(last, ev.RunFinished)
+            assert last.output == "a b c"
+            assert (last.totals.prompt_tokens, last.totals.completion_tokens, last.totals.model_calls) == (1, 3, 1)
+            assert [record.event for record in fleet.journal.replay(seen[0].run)] == seen
+
+    asyncio.run(main())
+
+
+def test_rule_routes_without_a_model() -> None:
+    """An agent whose rule matches gets the task, and the reason is shown."""
+    rule = Custom("sum", _echo, matches=lambda task: "has a plus sign" if "+" in task.text else None)
+    seen, _ = asyncio.run(_events(_fleet(rule, Custom("other", _echo)), "1+1"))
+    assert [(e.agent, e.how, e.reason) for e in seen if isinstance(e, ev.RouteChosen)] == [
+        ("sum", "rule", "has a plus sign")
+    ]
+
+
+def test_model_routes_when_no_rule_matches() -> None:
+    """Without a rule the model chooses among the names, and can choose nothing else."""
+    fleet = _fleet(Custom("one", _echo), Custom("two", _echo), script=["two"])
+    seen, _ = asyncio.run(_events(fleet, "hi"))
+    assert [(e.agent, e.how) for e in seen if isinstance(e, ev.RouteChosen)] == [("two", "model")]
+    request: ChatRequest = fleet.backend.requests[0]  # type: ignore[attr-defined]
+    assert request.response_format is not None
+    assert request.response_format.choice == ["one", "two"]
+    assert "does one" in request.messages[-1].text
+
+
+def test_unknown_agent_names_the_nearest() -> None:
+    """A misspelt agent is refused with the one that was probably meant."""
+    with pytest.raises(RequestError, match="did you mean 'summarize'"):
+        asyncio.run(_fleet(Custom("summarize", _echo)).run_agent("sumarize", "x"))
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_empty_task_is_refused(text: str) -> None:
+    """A task without text, files or arguments is refused before a run begins."""
+    with pytest.raises(RequestError, match="task is empty"):
+        asyncio.run(_fleet(Custom("a", _echo)).run_agent("a", text))
+
+
+def test_steps_get_the_results_they_come_after() -> None:
+    """A graph of steps hands results on, and the run's output is the last step's."""
+
+    async def join(context: Context, task: Task) -> object:
+        return " ".join(str(task.results[name]) for name in sorted(task.results))
+
+    steps = [
+        Step(name="join", agent="join", task=Task(text="join"), after=("x", "y")),
+        Step(name="x", agent="echo", task=Task(text="1")),
+        Step(name="y", agent="echo", task=Task(text="2")),
+    ]
+    seen, error = asyncio.run(_events(_fleet(Custom("join", join), Custom("echo", _echo)), steps))
+    assert error is None
+    assert isinstance(seen[-1], ev.RunFinished)
+    assert seen[-1].output == "1! 2!"
+
+
+def test_cyclic_steps_are_refused() -> None:
+    """Steps that wait for each other are refused by name before anything runs."""
+    steps = [
+        Step(name="a", agent="e", task=Task(text="1"), after=("b",)),
+        Step(name="b", agent="e", task=Task(text="2"), after=("a",)),
+    ]
+    seen, error = asyncio.run(_events(_fleet(Custom("e", _echo)), steps))
+    assert seen == []
+    assert "a -> b -> a" in str(error)
+
+
+def test_agents_that_need_each_other_are_refused() -> None:
+    """A fleet whose agents need each other in a circle does not start, and the circle is named."""
+    with pytest.raises(RequestError, match="a -> b -> a"):
+        _fleet(Custom("a", _echo, needs=("b",)), Custom("b", _echo, needs=("a",)))
+
+
+def test_budget_is_reserved_before_the_call_and_partial_results_kept() -> None:
+    """The call that would break the budget is never made; what was done before it is in the last event."""
+
+    async def greedy(context: Context, task: Task) -> object:
+        await context.spawn("echo", "kept")
+        return await context.generate("x" * 3000)
+
+    fleet = _fleet(Custom("greedy", greedy), Custom("echo", _echo), script=["never"], run_tokens=1000)
+    steps = [
+        Step(name="first", agent="echo", task=Task(text="kept")),
+        Step(name="second", agent="greedy", task=Task(text="go"), after=("first",)),
+    ]
+    seen, error = asyncio.run(_events(fleet, steps))
+    assert isinstance(error, BudgetError)
+    assert error.resource == "tokens"
+    assert "run r-" in str(error)
+    assert fleet.backend.requests == []  # type: ignore[attr-defined]
+    assert isinstance(seen[-1], ev.RunFailed)
+    assert (seen[-1].kind, seen[-1].partial) == ("BudgetError", {"first": "kept!"})
+
+
+def test_settled_budget_counts_what_was_used() -> None:
+    """After a call only its real use counts, so a long row of small calls fits a small budget."""
+
+    async def many(context: Context, task: Task) -> object:
+        return "".join([await context.generate("hi") for _ in range(20)])
+
+    fleet = _fleet(Custom("many", many), script=["a"] * 20, run_tokens=600)
+    assert asyncio.run(fleet.run_agent("many", "go")) == "a" * 20
+    assert fleet.budget.used_tokens == 40
+    assert fleet.budget.reserved_tokens == 0
+
+
+def test_spawned_agent_has_its_own_limit_inside_the_run() -> None:
+    """A child's budget is refused at its own level, by its name."""
+
+    async def parent(context: Context, task: Task) -> object:
+        return await context.spawn("ask", "hi", max_tokens=100)
+
+    with pytest.raises(BudgetError, match=r"parent/1\.ask is 100 tokens"):
+        asyncio.run(_fleet(Custom("parent", parent), Custom("ask", _ask)).run_agent("parent", "go"))
+
+
+def test_deadline_is_passed_down_and_kept() -> None:
+    """The backend is told the time left; an agent that sleeps past it is ended."""
+    fleet = _fleet(Custom("ask", _ask), Custom("sleep", _sleep), script=["ok"])
+
+    async def main() -> None:
+        await fleet.run_agent("ask", "hi", timeout_seconds=30)
+        timeout = fleet.backend.requests[0].timeout_seconds  # type: ignore[attr-defined]
+        assert 29 < timeout <= 30
+        with pytest.raises(DeadlineError, match="agent sleep"):
+            await fleet.run_agent("sleep", "hi", timeout_seconds=0.05)
+
+    asyncio.run(main())
+
+
+def test_run_seconds_bound_a_run_without_timeout() -> None:
+    """The fleet's own limit on a run's time holds when the caller gives none."""
+    with pytest.raises(DeadlineError):
+        asyncio.run(_fleet(Custom("sleep", _sleep), run_seconds=0.05).run_agent("sleep", "x"))
+
+
+def test_calls_at_once_are_bounded() -> None:
+    """However many children ask, no more calls are under way than the fleet allows."""
+    running = most = 0
+
+    class Counting(ScriptedBackend):
+        async def chat(self, request: ChatRequest):  # type: ignore[override]
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                async for delta in super().chat(request):
+                    yield delta
+            finally:
+                running -= 1
+
+    async def fan(context: Context, task: Task) -> object:
+        return await context.map(lambda n: context.spawn("ask", f"{n}"), range(40))
+
+    backend = Counting(lambda request: request.messages[-1].text)
+    fleet = Fleet(backend, [Custom("fan", fan), Custom("ask", _ask)], limits=FleetLimits(max_concurrency=3))
+    assert asyncio.run(fleet.run_agent("fan", "go")) == [str(n) for n in range(40)]
+    assert most == 3
+
+
+def test_cancelling_a_run_reaches_every_child_and_stream() -> None:
+    """Leaving the iterator ends children at every depth, aborts streams, and the journal says how the run ended."""
+
+    async def nest(context: Context, task: Task) -> object:
+        return await context.map(lambda n: context.spawn("ask", f"{n}"), range(3))
+
+    async def main() -> None:
+        backend = ScriptedBackend(lambda _: Reply(text="a b c", delay_seconds=30))
+        fleet = Fleet(backend, [Custom("nest", nest), Custom("ask", _ask)])
+        async with aclosing(fleet.run("go", agent="nest")) as run:
+            run_id = ""
+            async for event in run:
+                run_id = event.run
+                if isinstance(event, ev.AgentStarted) and event.step == "nest/3.ask":
+                    await asyncio.sleep(0.02)
+                    break
+        assert len(asyncio.all_tasks()) == 1
+        assert backend.num_aborted == 3
+        records = [record.event for record in fleet.journal.replay(run_id)]
+        assert isinstance(records[-1], ev.RunFailed)
+        assert records[-1].kind == "CancelledError"
+        assert sum(isinstance(event, ev.AgentFailed) for event in records) == 4
+
+    asyncio.run(main())
+
+
+def test_leaving_the_fleet_ends_its_runs_and_closes_agents() -> None:
+    """What still runs when the fleet ends is cancelled; agents are closed, those that need others first."""
+    closed: list[str] = []
+
+    def closing(name: str) -> Callable[[], Awaitable[None]]:
+        async def close() -> None:
+            closed.append(name)
+
+        return close
+
+    async def main() -> None:
+        base = Custom("base", _sleep, close=closing("base"))
+        user = Custom("user", _echo, needs=("base",), close=closing("user"))
+        async with _fleet(user, base) as fleet:
+            job = asyncio.create_task(fleet.run_agent("base", "x"))
+            await asyncio.sleep(0.02)
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        assert closed == ["user", "base"]
+
+    asyncio.run(main())
+
+
+def test_structured_answer_is_asked_for_twice() -> None:
+    """An answer that does not fit the schema is asked for again with the reason, and then is an instance."""
+
+    async def write(context: Context, task: Task) -> Poem:
+        return await context.generate("a poem", schema=Poem)
+
+    fleet = _fleet(Custom("write", write), script=['{"lines": 3}', '{"lines": ["a"]}'])
+    assert asyncio.run(fleet.run_agent("write", "x")) == Poem(["a"])
+    second: ChatRequest = fleet.backend.requests[1]  # type: ignore[attr-defined]
+    assert "Expected `array`, got `int`" in second.messages[-1].text
+    assert second.response_format is not None
+    assert second.response_format.type == "json_schema"
+
+
+def test_answer_that_never_fits_is_an_agent_error() -> None:
+    """After the second misfit the agent fails, with the reason."""
+
+    async def write(context: Context, task: Task) -> object:
+        return await context.generate("a poem", schema=Poem)
+
+    with pytest.raises(AgentError, match="asked twice"):
+        asyncio.run(_fleet(Custom("write", write), script=["no", "{}"]).run_agent("write", "x"))
+
+
+def test_retry_asks_again_with_the_answer_and_the_hint() -> None:
+    """`retry` shows the model its answer and what is wrong, and gives the same type again."""
+
+    async def write(context: Context, task: Task) -> object:
+        first = await context.generate("a poem", schema=Poem)
+        return await context.retry("more lines") if len(first.lines) < 2 else first
+
+    fleet = _fleet(Custom("write", write), script=['{"lines": ["a"]}', '{"lines": ["a", "b"]}'])
+    assert asyncio.run(fleet.run_agent("write", "x")) == Poem(["a", "b"])
+    texts = [message.text for message in fleet.backend.requests[1].messages]  # type: ignore[attr-defined]
+    assert texts == ["a poem", '{"lines": ["a"]}', "more lines"]
+
+
+@pytest.mark.parametrize("output", [None, "", "  "])
+def test_empty_result_does_not_spread(output: object) -> None:
+    """An agent that gives nothing fails instead."""
+
+    async def nothing(context: Context, task: Task) -> object:
+        return output
+
+    with pytest.raises(AgentError, match="empty answer"):
+        asyncio.run(_fleet(Custom("nothing", nothing)).run_agent("nothing", "x"))
+
+
+class Promising:
+    name = "promising"
+    description = "promises a poem"
+
+    async def run(self, context: Context, task: Task) -> Poem:
+        return "no poem"  # type: ignore[return-value]
+
+
+def test_result_of_another_type_does_not_spread() -> None:
+    """An agent that promises a type and gives another fails, and its schema is known."""
+    with pytest.raises(AgentError, match="promises Poem and gave str"):
+        asyncio.run(_fleet(Promising()).run_agent("promising", "x"))
+    info = describe(Promising())
+    assert info.output is not None
+    assert "lines" in str(info.output)
+
+
+def test_foreign_exception_becomes_an_agent_error() -> None:
+    """A bug in an agent is reported by the agent's name, with its cause; the fleet goes on."""
+
+    async def bug(context: Context, task: Task) -> object:
+        return 1 / 0
+
+    async def main() -> None:
+        async with _fleet(Custom("bug", bug), Custom("echo", _echo)) as fleet:
+            with pytest.raises(AgentError, match="bug failed: ZeroDivisionError") as caught:
+                await fleet.run_agent("bug", "x")
+            assert isinstance(caught.value.__cause__, ZeroDivisionError)
+            assert await fleet.run_agent("echo", "x") == "x!"
+
+    asyncio.run(main())
+
+
+class Pair(msgspec.Struct):
+    left: int
+    right: int
+
+
+async def _add(pair: Pair) -> object:
+    return pair.left + pair.right
+
+
+def test_tools_are_typed_and_reported() -> None:
+    """A tool gets checked arguments; its call is an event; wrong arguments and unknown tools are refused."""
+
+    async def use(context: Context, task: Task) -> object:
+        with pytest.raises(RequestError, match="did you mean 'add'"):
+            await context.call_tool("ad", {})
+        with pytest.raises(RequestError, match="cannot take these arguments"):
+            await context.call_tool("add", {"left": "x"})
+        return await context.call_tool("add", {"left": 1, "right": 2})
+
+    tool = FleetTool("add", "adds", Pair, _add)
+    fleet = Fleet(ScriptedBackend([]), [Custom("use", use)], [tool])
+    seen, error = asyncio.run(_events(fleet, "x"))
+    assert error is None
+    calls = [event for event in seen if isinstance(event, ev.ToolCalled)]
+    assert [(call.output, call.error is None) for call in calls] == [(None, False), (3, True)]
+    assert tool.definition().function.parameters["$defs"]
+
+
+class Typed:
+    name = "typed"
+    description = "adds"
+    arguments = Pair
+
+    async def run(self, context: Context, task: Task) -> int:
+        pair = task.arguments_as(Pair)
+        return pair.left + pair.right
+
+
+def test_typed_arguments_are_checked_at_the_door() -> None:
+    """A JSON text is the agent's arguments; what does not fit is refused before the agent runs."""
+    fleet = _fleet(Typed())
+    assert asyncio.run(fleet.run_agent("typed", '{"left": 1, "right": 2}')) == 3
+    assert asyncio.run(fleet.run_agent("typed", Task(arguments={"left": 1, "right": 2}))) == 3
+    for bad in ('{"left": 1}', '{"left": "1", "right": 2}', '{"left"'):
+        with pytest.raises(RequestError, match="arguments"):
+            asyncio.run(fleet.run_agent("typed", bad))
+
+
+def test_agent_that_spawns_itself_ends() -> None:
+    """Endless nesting is ended with the agent's name."""
+
+    async def again(context: Context, task: Task) -> object:
+        return await context.spawn("again", task)
+
+    with pytest.raises(AgentError, match="spawning itself"):
+        asyncio.run(_fleet(Custom("again", again)).run_agent("again", "x"))
+
+
+def test_streamed_text_is_shown_but_not_journalled() -> None:
+    """Pieces of an answer are events for the eye; the journal holds the answer whole."""
+
+    async def speak(context: Context, task: Task) -> object:
+        with context.phase("speaking"):
+            return "".join([piece async for piece in context.stream(task.text)])
+
+    fleet = _fleet(Custom("speak", speak), script=["one two"])
+    seen, _ = asyncio.run(_events(fleet, "x"))
+    assert [event.text for event in seen if isinstance(event, ev.TextDelta)] == ["one", " two"]
+    assert [event.name for event in seen if isinstance(event, ev.StepFinished)] == ["speaking"]
+    kept = [record.event for record in fleet.journal.replay(seen[0].run)]
+    assert not any(isinstance(event, ev.TextDelta) for event in kept)
+    assert [event.answer for event in kept if isinstance(event, ev.ModelCalled)] == ["one two"]
+
+
+def test_events_are_json_lines() -> None:
+    """Every event is one line of JSON that says its kind."""
+
+    async def odd(context: Context, task: Task) -> object:
+        return {"pair": Pair(1, 2), "odd": complex(1, 2)}
+
+    seen, _ = asyncio.run(_events(_fleet(Custom("odd", odd)), "x"))
+    lines = [ev.encode_event(event) for event in seen]
+    assert all(b"\n" not in line for line in lines)
+    assert msgspec.json.decode(lines[0])["event"] == "run_started"
+    assert msgspec.json.decode(lines[-1])["output"] == {"pair": {"left": 1, "right": 2}, "odd": "(1+2j)"}
+
+
+def test_private_runs_say_so() -> None:
+    """A private run's requests are marked, so that a chain keeps them on this machine."""
+    fleet = _fleet(Custom("ask", _ask), script=["ok"])
+    asyncio.run(fleet.run_agent("ask", "hi", is_private=True))
+    assert fleet.backend.requests[0].private is True  # type: ignore[attr-defined]

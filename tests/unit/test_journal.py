@@ -1,0 +1,177 @@
+"""The journal on disk: what survives, what is read back, and in which order."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.fleet.events import Progress, RunFinished, RunStarted, Totals
+from pyagent.core.fleet.journal import JournalRecord
+from pyagent.infrastructure.storage.journal import FileJournal, decode_line, encode_line, shard_name
+
+
+def _write(journal: FileJournal, num_records: int) -> str:
+    run = journal.open_run()
+    for number in range(num_records):
+        step = f"agent{number % 5}"
+        event = Progress(run=run, step=step, agent="a", text=f"line {number} ünï\n")
+        journal.append(run, f"{run}/{step}", JournalRecord(number, event))
+    return run
+
+
+def test_replay_gives_what_was_written(tmp_path: Path) -> None:
+    """Records spread over shards come back in the order they were written, while the run is open and after."""
+    journal = FileJournal(tmp_path)
+    run = _write(journal, 50)
+    assert [record.number for record in journal.replay(run)] == list(range(50))
+    journal.close_run(run)
+    texts = [record.event.text for record in FileJournal(tmp_path).replay(run) if isinstance(record.event, Progress)]
+    assert texts == [f"line {number} ünï\n" for number in range(50)]
+    assert len(list((tmp_path / run).glob("*.jsonl"))) > 1
+
+
+def test_shards_are_stable() -> None:
+    """A key's shard is the same in every process and version."""
+    assert [shard_name(f"r-1/{name}") for name in ("math", "summarize", "")] == ["05.jsonl", "0a.jsonl", "07.jsonl"]
+
+
+@given(st.text(max_size=300), st.integers(0, 2**40))
+def test_line_round_trip(text: str, number: int) -> None:
+    """Any text comes back from its line, and the line is one line of JSON."""
+    record = JournalRecord(number, Progress(run="r", step="s", agent="a", text=text))
+    line = encode_line(record)
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["event"]["text"] == text
+    assert decode_line(line) == record
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_no_record(line: bytes) -> None:
+    """Bytes that are no record are refused, not raised about."""
+    assert decode_line(line) is None
+
+
+@given(st.data())
+def test_damaged_line_is_no_record(data: st.DataObject) -> None:
+    """A record with one byte changed, or cut short, is not taken for a record."""
+    line = encode_line(JournalRecord(7, Progress(run="r", step="s", agent="a", text="hello", at=1.5)))
+    place = data.draw(st.integers(0, len(line) - 1))
+    assert decode_line(line[:place]) is None
+    changed = bytearray(line)
+    changed[place] ^= 1 << data.draw(st.integers(0, 7))
+    assert decode_line(bytes(changed)) is None
+
+
+def test_torn_end_is_cut_and_the_rest_kept(tmp_path: Path) -> None:
+    """A half-written last line disappears from the file; the records before it stay."""
+    journal = FileJournal(tmp_path)
+    run = _write(journal, 10)
+    journal.close_run(run)
+    shard = max((tmp_path / run).glob("*.jsonl"), key=lambda path: path.stat().st_size)
+    with shard.open("ab") as file:
+        file.write(b'{"number":10,"event":{"ev')
+    assert len(journal.replay(run)) == 10
+    assert all(json.loads(line) for line in shard.read_text().splitlines())
+    assert shard.read_bytes().endswith(b"\n")
+
+
+def test_living_writer_is_not_cut(tmp_path: Path) -> None:
+    """A reader does not shorten the file of a run that is being written."""
+    journal = FileJournal(tmp_path)
+    run = _write(journal, 3)
+    shard = next((tmp_path / run).glob("*.jsonl"))
+    with shard.open("ab") as file:
+        file.write(b"half")
+    FileJournal(tmp_path).replay(run)
+    assert shard.read_bytes().endswith(b"half")
+    journal.close_run(run)
+
+
+def test_damage_ends_the_replay(tmp_path: Path) -> None:
+    """After a record lost in the middle nothing is replayed: a run is a prefix or nothing."""
+    journal = FileJournal(tmp_path)
+    run = _write(journal, 30)
+    journal.close_run(run)
+    shard = tmp_path / run / shard_name(f"{run}/agent2")
+    lines = shard.read_bytes().split(b"\n")
+    lines[1] = b"damaged"
+    number = json.loads(shard.read_bytes().split(b"\n")[1])["number"]
+    shard.write_bytes(b"\n".join(lines))
+    assert [record.number for record in journal.replay(run)] == list(range(number))
+
+
+def test_runs_lists_state_and_totals(tmp_path: Path) -> None:
+    """A run is listed with its task; done once its end is written, unfinished before."""
+    journal = FileJournal(tmp_path)
+    run = journal.open_run()
+    journal.append(run, f"{run}/", JournalRecord(0, RunStarted(run=run, task="sum")))
+    assert [(row.run, row.task, row.state) for row in journal.runs()] == [(run, "sum", "unfinished")]
+    journal.append(run, f"{run}/", JournalRecord(1, RunFinished(run=run, output=4, totals=Totals(model_calls=2))))
+    row = FileJournal(tmp_path).runs()[0]
+    assert row.state == "done"
+    assert row.totals == Totals(model_calls=2)
+
+
+@pytest.mark.parametrize("name", ["r-none", "../etc", ""])
+def test_unknown_run_is_refused(tmp_path: Path, name: str) -> None:
+    """A run nobody has, and a path out of the journal, are refused."""
+    with pytest.raises(RequestError, match="there is no run"):
+        FileJournal(tmp_path).replay(name)
+
+
+def test_unwritable_folder_is_a_config_error(tmp_path: Path) -> None:
+    """A journal where no folder can be made says which setting to change."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"paths\.data"):
+        FileJournal(tmp_path / "file" / "journal").open_run()
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from pyagent.core.fleet.events import Progress
+from pyagent.core.fleet.journal import JournalRecord
+from pyagent.infrastructure.storage.journal import FileJournal
+journal = FileJournal(Path(sys.argv[1]))
+run = journal.open_run()
+print(run, flush=True)
+for number in range(10**9):
+    step = f"agent{number % 7}"
+    text = str(number) + "x" * (number * 7919 % 60_000)
+    journal.append(run, f"{run}/{step}", JournalRecord(number, Progress(run=run, step=step, agent="a", text=text)))
+"""
+
+
+def test_kill_in_mid_write_leaves_a_prefix(tmp_path: Path) -> None:
+    """Killed at random moments while it writes, a process leaves valid JSON lines: a gapless prefix of its records."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(12):
+        process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        run = process.stdout.readline().strip()
+        time.sleep(draw.uniform(0.005, 0.08))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        records = FileJournal(tmp_path).replay(run)
+        assert [record.number for record in records] == list(range(len(records)))
+        for shard in (tmp_path / run).glob("*.jsonl"):
+            assert all(json.loads(line) for line in shard.read_text().splitlines())
+        num_lines = sum(len(shard.read_text().splitlines()) for shard in (tmp_path / run).glob("*.jsonl"))
+        assert num_lines == len(records)
+        for record in records:
+            assert isinstance(record.event, Progress)
+            assert record.event.text.rstrip("x") == str(record.number)
