@@ -1,0 +1,100 @@
+"""`pyagent plugins`: which plugins there are, what each brings, and what is wrong with the broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from pyagent.core.plugins import PluginHost, PluginInfo
+
+app = typer.Typer(help="List and inspect plugins.", no_args_is_help=True)
+
+Config = Annotated[Path | None, typer.Option("--config", help="Read this file of settings only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON value.")]
+
+
+@app.command("list")
+def list_plugins(config: Config = None, as_json: AsJson = False) -> None:
+    """Load every plugin and show what it brings, or why it is not used."""
+    host = _loaded_host(config)
+    if as_json:
+        typer.echo(json.dumps([_as_json(host, info) for info in host.plugins()]))
+        return
+    infos = host.plugins()
+    widths = [max((len(text) for text in column), default=0) for column in zip(*map(_columns, infos), strict=True)]
+    for info in infos:
+        cells = (f"{text:<{width}}" for text, width in zip(_columns(info), widths, strict=True))
+        typer.echo("  ".join([*cells, _outcome(info)]))
+    for clash in host.clashes():
+        typer.echo(
+            f"{clash.noun} {clash.name!r}: {clash.winner} comes before {clash.loser}; plugins.order changes that"
+        )
+    for name in host.unknown_names():
+        typer.echo(f"the settings name the plugin {name!r}, which is not installed")
+
+
+@app.command()
+def show(name: str, config: Config = None, as_json: AsJson = False) -> None:
+    """Show all there is to know of one plugin."""
+    from difflib import get_close_matches
+
+    from pyagent.core.errors import ConfigError
+
+    host = _loaded_host(config)
+    infos = {info.name: info for info in host.plugins()}
+    if name not in infos:
+        nearest = get_close_matches(name, infos, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "`pyagent plugins list` shows all"
+        raise ConfigError(f"there is no plugin {name!r}; {hint}")
+    described = _as_json(host, infos[name])
+    if as_json:
+        typer.echo(json.dumps(described))
+        return
+    for key, value in described.items():
+        text = _text(value)
+        if text:
+            typer.echo(f"{key:<13} {text}")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_text(inner)}" for key, inner in cast("dict[str, object]", value).items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, cast("list[object]", value)))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _loaded_host(config: Path | None) -> PluginHost:
+    from pyagent.core.config import load_settings
+    from pyagent.core.plugins import PluginHost
+
+    host = PluginHost.discover(load_settings(config).settings.plugins)
+    host.load_all()
+    return host
+
+
+def _columns(info: PluginInfo) -> tuple[str, str, str]:
+    brings = " ".join(f"{noun}={len(names)}" for noun, names in info.provides.items()) or " ".join(info.nouns)
+    return info.name, info.version or "-", brings or "-"
+
+
+def _outcome(info: PluginInfo) -> str:
+    if info.state == "loaded":
+        return f"loads in {info.load_seconds * 1000:.0f} ms"
+    return f"{info.state}: {info.reason}" if info.reason else info.state
+
+
+def _as_json(host: PluginHost, info: PluginInfo) -> dict[str, object]:
+    import msgspec
+
+    described: dict[str, object] = msgspec.to_builtins(info)
+    clashes = [
+        f"{clash.noun} {clash.name}: {clash.winner} before {clash.loser}"
+        for clash in host.clashes()
+        if info.name in {clash.winner, clash.loser}
+    ]
+    return described | {"clashes": clashes}
