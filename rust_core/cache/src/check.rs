@@ -58,10 +58,7 @@ impl BlockPool {
             "{} free and {used} used blocks, expected {total}",
             free.len()
         );
-        let cached = free
-            .iter()
-            .filter(|&&block| self.index.contains(block))
-            .count();
+        let cached = free.iter().filter(|&&block| self.index.contains(block)).count();
         ensure!(
             cached == self.num_cached,
             "{cached} cached blocks, the count says {}",
@@ -71,8 +68,7 @@ impl BlockPool {
     }
 
     fn check_index(&self) -> Result<(), CacheError> {
-        let indexed =
-            (0..self.refs.len() as u32).filter_map(|block| Some((block, self.index.key(block)?)));
+        let indexed = (0..self.refs.len() as u32).filter_map(|block| Some((block, self.index.key(block)?)));
         for (block, key) in indexed {
             let tokens = self.index.tokens(block);
             let found = self.index.find(key, tokens);
@@ -104,21 +100,12 @@ impl BlockPool {
     }
 
     fn check_sequence(&self, seq: u64, sequence: &Sequence) -> Result<(), CacheError> {
-        let (room, used) = (
-            sequence.table.len() * self.block_tokens,
-            sequence.tokens.len(),
-        );
-        ensure!(
-            used <= room,
-            "sequence {seq} has {used} tokens in room for {room}"
-        );
+        let (room, used) = (sequence.table.len() * self.block_tokens, sequence.tokens.len());
+        ensure!(used <= room, "sequence {seq} has {used} tokens in room for {room}");
         let num_whole = used / self.block_tokens;
         for &block in &sequence.table[num_whole..] {
             let is_own = self.refs[block as usize] == 1 && !self.index.contains(block);
-            ensure!(
-                is_own,
-                "sequence {seq} shares block {block}, which is not whole"
-            );
+            ensure!(is_own, "sequence {seq} shares block {block}, which is not whole");
         }
         let mut parent = NO_BLOCK;
         for (&block, tokens) in sequence
@@ -132,13 +119,8 @@ impl BlockPool {
                 "sequence {seq} and block {block} differ in being indexed"
             );
             if let Some(key) = key {
-                let is_same = key.parent == parent
-                    && key.salt == sequence.salt
-                    && self.index.tokens(block) == tokens;
-                ensure!(
-                    is_same,
-                    "block {block} of sequence {seq} is indexed as something else"
-                );
+                let is_same = key.parent == parent && key.salt == sequence.salt && self.index.tokens(block) == tokens;
+                ensure!(is_same, "block {block} of sequence {seq} is indexed as something else");
             }
             parent = block;
         }

@@ -23,9 +23,7 @@ pub enum CacheError {
     #[error("sequence {0} has an empty prompt; expected at least one token")]
     EmptyPrompt(u64),
     /// Tokens were committed that the sequence's table has no room for.
-    #[error(
-        "sequence {seq} has room for {reserved} tokens, the commit makes it {num_tokens}; reserve first"
-    )]
+    #[error("sequence {seq} has room for {reserved} tokens, the commit makes it {num_tokens}; reserve first")]
     NotReserved {
         /// The sequence.
         seq: u64,

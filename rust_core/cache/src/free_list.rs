@@ -96,8 +96,7 @@ impl FreeList {
 
     /// The free blocks, front first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let next =
-            |block: u32| Some(self.links[block as usize].next).filter(|&next| next != self.head());
+        let next = |block: u32| Some(self.links[block as usize].next).filter(|&next| next != self.head());
         std::iter::successors(next(self.head()), move |&block| next(block)).take(self.links.len())
     }
 }

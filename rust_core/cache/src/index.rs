@@ -58,10 +58,7 @@ impl PrefixIndex {
 
     /// Number of blocks that a walk over all buckets meets.
     pub(crate) fn num_reachable(&self) -> usize {
-        self.hash_to_bucket
-            .keys()
-            .map(|&hash| self.bucket(hash).count())
-            .sum()
+        self.hash_to_bucket.keys().map(|&hash| self.bucket(hash).count()).sum()
     }
 
     /// Whether `block` is indexed.
@@ -71,9 +68,7 @@ impl PrefixIndex {
 
     /// The key of an indexed block.
     pub(crate) fn key(&self, block: u32) -> Option<&Key> {
-        self.entries[block as usize]
-            .as_ref()
-            .map(|entry| &entry.key)
+        self.entries[block as usize].as_ref().map(|entry| &entry.key)
     }
 
     /// The tokens of an indexed block.
@@ -83,16 +78,8 @@ impl PrefixIndex {
     }
 
     fn bucket(&self, hash: u64) -> impl Iterator<Item = (u32, &Entry)> {
-        let entry = |block: u32| {
-            self.entries
-                .get(block as usize)?
-                .as_ref()
-                .map(|entry| (block, entry))
-        };
-        let first = self
-            .hash_to_bucket
-            .get(&hash)
-            .and_then(|&block| entry(block));
+        let entry = |block: u32| self.entries.get(block as usize)?.as_ref().map(|entry| (block, entry));
+        let first = self.hash_to_bucket.get(&hash).and_then(|&block| entry(block));
         std::iter::successors(first, move |(_, previous)| entry(previous.next_in_bucket))
     }
 
@@ -113,14 +100,8 @@ impl PrefixIndex {
         debug_assert!(!self.contains(block));
         let start = block as usize * self.block_tokens;
         self.tokens[start..start + self.block_tokens].copy_from_slice(tokens);
-        let next_in_bucket = self
-            .hash_to_bucket
-            .insert(key.hash, block)
-            .unwrap_or(NO_BLOCK);
-        self.entries[block as usize] = Some(Entry {
-            key,
-            next_in_bucket,
-        });
+        let next_in_bucket = self.hash_to_bucket.insert(key.hash, block).unwrap_or(NO_BLOCK);
+        self.entries[block as usize] = Some(Entry { key, next_in_bucket });
     }
 
     /// Forgets `block`; returns whether it was indexed.

@@ -69,11 +69,7 @@ impl BlockPool {
     ///
     /// # Errors
     /// As [`BlockPool::new`].
-    pub fn with_hasher(
-        num_blocks: u32,
-        block_tokens: usize,
-        hasher: Box<dyn BlockHasher>,
-    ) -> Result<Self, CacheError> {
+    pub fn with_hasher(num_blocks: u32, block_tokens: usize, hasher: Box<dyn BlockHasher>) -> Result<Self, CacheError> {
         let bad_size = |reason| CacheError::BadSize {
             num_blocks,
             block_tokens,
@@ -207,8 +203,7 @@ impl BlockPool {
         let Some(sequence) = self.sequences.get_mut(&seq) else {
             return;
         };
-        let tokens =
-            &sequence.tokens[position * self.block_tokens..(position + 1) * self.block_tokens];
+        let tokens = &sequence.tokens[position * self.block_tokens..(position + 1) * self.block_tokens];
         let own = sequence.table[position];
         let key = Key {
             hash: self.hasher.block(sequence.hash, tokens),
@@ -240,8 +235,7 @@ impl BlockPool {
     /// # Errors
     /// [`CacheError::UnknownSequence`].
     pub fn tokens(&self, seq: u64) -> Result<&[u32], CacheError> {
-        self.sequence(seq)
-            .map(|sequence| sequence.tokens.as_slice())
+        self.sequence(seq).map(|sequence| sequence.tokens.as_slice())
     }
 
     /// How many tokens of the sequence have their KV computed.
@@ -257,16 +251,9 @@ impl BlockPool {
     /// # Errors
     /// [`CacheError::UnknownSequence`].
     pub fn release(&mut self, seq: u64) -> Result<(), CacheError> {
-        let sequence = self
-            .sequences
-            .remove(&seq)
-            .ok_or(CacheError::UnknownSequence(seq))?;
+        let sequence = self.sequences.remove(&seq).ok_or(CacheError::UnknownSequence(seq))?;
         // Tail first: the head of a prompt is shared by the most sequences, and a child without its parent is useless.
-        sequence
-            .table
-            .iter()
-            .rev()
-            .for_each(|&block| self.drop_hold(block));
+        sequence.table.iter().rev().for_each(|&block| self.drop_hold(block));
         Ok(())
     }
 
@@ -323,15 +310,11 @@ impl BlockPool {
     }
 
     fn sequence(&self, seq: u64) -> Result<&Sequence, CacheError> {
-        self.sequences
-            .get(&seq)
-            .ok_or(CacheError::UnknownSequence(seq))
+        self.sequences.get(&seq).ok_or(CacheError::UnknownSequence(seq))
     }
 
     fn sequence_mut(&mut self, seq: u64) -> Result<&mut Sequence, CacheError> {
-        self.sequences
-            .get_mut(&seq)
-            .ok_or(CacheError::UnknownSequence(seq))
+        self.sequences.get_mut(&seq).ok_or(CacheError::UnknownSequence(seq))
     }
 
     /// Takes `needed` blocks off the free list for new content, each held once; all or nothing.
@@ -340,9 +323,7 @@ impl BlockPool {
         if needed > free {
             return Err(CacheError::OutOfBlocks { needed, free });
         }
-        let blocks: Vec<u32> = std::iter::from_fn(|| self.free.pop_front())
-            .take(needed)
-            .collect();
+        let blocks: Vec<u32> = std::iter::from_fn(|| self.free.pop_front()).take(needed).collect();
         for &block in &blocks {
             self.refs[block as usize] = 1;
             if self.index.remove(block) {

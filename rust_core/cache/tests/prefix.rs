@@ -65,11 +65,7 @@ fn collision_never_returns_other_text() {
     let mut pool = BlockPool::with_hasher(32, BLOCK, Box::new(Colliding)).expect("a small pool");
     let (red, blue) = (tenant("red"), tenant("blue"));
     assert_eq!(run(&mut pool, 1, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &red), 0);
-    assert_eq!(
-        run(&mut pool, 2, &[9, 2, 3, 4, 5, 6, 7, 8, 9], &red),
-        0,
-        "other tokens"
-    );
+    assert_eq!(run(&mut pool, 2, &[9, 2, 3, 4, 5, 6, 7, 8, 9], &red), 0, "other tokens");
     assert_eq!(
         run(&mut pool, 3, &[5, 6, 7, 8, 1], &red),
         0,
@@ -123,10 +119,7 @@ fn commit_shares_identical_blocks() {
     for seq in [1, 2] {
         pool.commit(seq, &[1, 2, 3, 4, 5]).expect("reserved");
     }
-    assert_eq!(
-        pool.table(1).expect("there")[0],
-        pool.table(2).expect("there")[0]
-    );
+    assert_eq!(pool.table(1).expect("there")[0], pool.table(2).expect("there")[0]);
     assert_eq!(pool.stats().active, 3);
     pool.check().expect("consistent");
 }
@@ -142,11 +135,7 @@ fn eviction_takes_oldest_tail_first() {
     assert_eq!((pool.stats().cached, pool.stats().evictions), (4, 0));
     compute(&mut pool, 3, &(200..212).collect::<Vec<u32>>(), &salt);
     assert_eq!(pool.stats().evictions, 1);
-    assert_eq!(
-        pool.num_cached_tokens(&old, &salt),
-        4,
-        "the head outlives the tail"
-    );
+    assert_eq!(pool.num_cached_tokens(&old, &salt), 4, "the head outlives the tail");
     assert_eq!(pool.num_cached_tokens(&new, &salt), 8);
 }
 
@@ -166,14 +155,8 @@ fn fork_copies_only_the_partial_block() {
     pool.commit(2, &[70, 80]).expect("the copy has room");
     pool.commit(1, &[7, 8]).expect("its own has room");
     assert_eq!(pool.fork(1, 3), Ok(vec![]), "nothing is partial");
-    assert_eq!(
-        pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 70, 80, 9], &salt),
-        8
-    );
-    assert_eq!(
-        pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt),
-        8
-    );
+    assert_eq!(pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 70, 80, 9], &salt), 8);
+    assert_eq!(pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt), 8);
     pool.check().expect("consistent");
 }
 
@@ -185,10 +168,7 @@ fn clear_index_hides_running_sequences() {
     pool.clear_index();
     pool.commit(1, &[6, 7, 8]).expect("room in the block");
     pool.check().expect("consistent");
-    assert_eq!(
-        pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt),
-        0
-    );
+    assert_eq!(pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt), 0);
     assert_eq!(run(&mut pool, 2, &[1, 2, 3, 4, 5], &salt), 0);
     assert_eq!(run(&mut pool, 3, &[1, 2, 3, 4, 5], &salt), 4);
 }
@@ -199,17 +179,11 @@ fn reserve_is_all_or_nothing() {
     let (mut pool, salt) = (pool(3), Salt::default());
     pool.add(1, &[1], &salt).expect("new");
     pool.reserve(1, 4).expect("room");
-    assert_eq!(
-        pool.reserve(1, 17),
-        Err(CacheError::OutOfBlocks { needed: 4, free: 2 })
-    );
+    assert_eq!(pool.reserve(1, 17), Err(CacheError::OutOfBlocks { needed: 4, free: 2 }));
     assert_eq!(pool.table(1).expect("there").len(), 1);
     pool.reserve(1, 12).expect("exactly all");
     pool.reserve(1, 0).expect("less than held is no change");
-    assert_eq!(
-        (pool.table(1).expect("there").len(), pool.stats().free),
-        (3, 0)
-    );
+    assert_eq!((pool.table(1).expect("there").len(), pool.stats().free), (3, 0));
 }
 
 /// Misuse is refused by name and leaves the pool as it was.
@@ -218,10 +192,7 @@ fn misuse_is_refused() {
     let (mut pool, salt) = (pool(2), Salt::default());
     pool.add(1, &[1, 2], &salt).expect("new");
     let before = pool.stats();
-    assert_eq!(
-        pool.add(1, &[1], &salt),
-        Err(CacheError::DuplicateSequence(1))
-    );
+    assert_eq!(pool.add(1, &[1], &salt), Err(CacheError::DuplicateSequence(1)));
     assert_eq!(pool.add(2, &[], &salt), Err(CacheError::EmptyPrompt(2)));
     assert_eq!(
         pool.commit(1, &[1]),
@@ -234,8 +205,7 @@ fn misuse_is_refused() {
     assert_eq!(pool.fork(1, 1), Err(CacheError::DuplicateSequence(1)));
     assert_eq!(pool.release(9), Err(CacheError::UnknownSequence(9)));
     assert_eq!((pool.stats(), pool.check()), (before, Ok(())));
-    for (num_blocks, block_tokens) in [(0, 16), (1, 0), (u32::MAX, 16), (u32::MAX - 1, usize::MAX)]
-    {
+    for (num_blocks, block_tokens) in [(0, 16), (1, 0), (u32::MAX, 16), (u32::MAX - 1, usize::MAX)] {
         assert!(matches!(
             BlockPool::new(num_blocks, block_tokens),
             Err(CacheError::BadSize { .. })

@@ -22,26 +22,11 @@ impl BlockHasher for Narrow {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Add {
-        seq: u64,
-        adapter: u64,
-        prompt: Vec<u32>,
-    },
-    Reserve {
-        seq: u64,
-        extra: usize,
-    },
-    Commit {
-        seq: u64,
-        tokens: Vec<u32>,
-    },
-    Fork {
-        parent: u64,
-        child: u64,
-    },
-    Release {
-        seq: u64,
-    },
+    Add { seq: u64, adapter: u64, prompt: Vec<u32> },
+    Reserve { seq: u64, extra: usize },
+    Commit { seq: u64, tokens: Vec<u32> },
+    Fork { parent: u64, child: u64 },
+    Release { seq: u64 },
     ClearIndex,
 }
 
@@ -61,11 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A whole block by its meaning: what a hit must agree on. Blocks that may not be shared by content get a number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Content {
-    Findable {
-        epoch: u32,
-        adapter: u64,
-        prefix: Vec<u32>,
-    },
+    Findable { epoch: u32, adapter: u64, prefix: Vec<u32> },
     Private(u32),
 }
 
@@ -92,10 +73,7 @@ struct Model {
 
 impl Model {
     fn held(&self) -> BTreeSet<&Content> {
-        self.sequences
-            .values()
-            .flat_map(|sequence| &sequence.whole)
-            .collect()
+        self.sequences.values().flat_map(|sequence| &sequence.whole).collect()
     }
 
     fn active(&self) -> usize {
@@ -138,18 +116,11 @@ impl Model {
     fn naive_hits(&self, adapter: u64, prompt: &[u32]) -> usize {
         let usable = prompt.len().saturating_sub(1) / BLOCK;
         let common = |tokens: &Vec<u32>| {
-            let same = tokens
-                .iter()
-                .zip(prompt)
-                .take_while(|(a, b)| a == b)
-                .count();
+            let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
             (same / BLOCK).min(usable)
         };
         let same_adapter = self.computed.iter().filter(|(other, _)| *other == adapter);
-        same_adapter
-            .map(|(_, tokens)| common(tokens))
-            .max()
-            .unwrap_or(0)
+        same_adapter.map(|(_, tokens)| common(tokens)).max().unwrap_or(0)
     }
 
     fn add(&mut self, seq: u64, adapter: u64, prompt: &[u32]) -> usize {
@@ -192,8 +163,7 @@ impl Model {
             sequence.whole.push(content);
         }
         if sequence.epoch == self.epoch {
-            self.computed
-                .push((sequence.adapter, sequence.tokens.clone()));
+            self.computed.push((sequence.adapter, sequence.tokens.clone()));
         }
         self.sequences.insert(seq, sequence);
     }
@@ -203,8 +173,7 @@ impl Model {
             return;
         };
         for content in sequence.whole.into_iter().rev() {
-            let is_current =
-                matches!(&content, Content::Findable { epoch, .. } if *epoch == self.epoch);
+            let is_current = matches!(&content, Content::Findable { epoch, .. } if *epoch == self.epoch);
             if is_current && !self.held().contains(&content) {
                 self.cached.push(content);
             }
@@ -243,19 +212,12 @@ impl Machine {
     }
 
     fn slot(&self, seq: u64, position: usize) -> (u32, usize) {
-        (
-            self.pool.table(seq).expect("there")[position / BLOCK],
-            position % BLOCK,
-        )
+        (self.pool.table(seq).expect("there")[position / BLOCK], position % BLOCK)
     }
 
     fn apply(&mut self, step: Step) {
         match step {
-            Step::Add {
-                seq,
-                adapter,
-                prompt,
-            } => self.add(seq, adapter, &prompt),
+            Step::Add { seq, adapter, prompt } => self.add(seq, adapter, &prompt),
             Step::Reserve { seq, extra } => self.reserve(seq, extra),
             Step::Commit { seq, tokens } => self.commit(seq, &tokens),
             Step::Fork { parent, child } => self.fork(parent, child),
@@ -294,25 +256,16 @@ impl Machine {
 
     fn reserve(&mut self, seq: u64, extra: usize) {
         let Some(sequence) = self.model.sequences.get(&seq) else {
-            assert_eq!(
-                self.pool.reserve(seq, extra),
-                Err(CacheError::UnknownSequence(seq))
-            );
+            assert_eq!(self.pool.reserve(seq, extra), Err(CacheError::UnknownSequence(seq)));
             return;
         };
         let num_tokens = sequence.tokens.len() + extra;
-        let needed = num_tokens
-            .div_ceil(BLOCK)
-            .saturating_sub(sequence.num_reserved);
+        let needed = num_tokens.div_ceil(BLOCK).saturating_sub(sequence.num_reserved);
         let free = self.model.free();
         let result = self.pool.reserve(seq, num_tokens);
         if self.model.allocate(needed) {
             assert_eq!(result, Ok(()));
-            self.model
-                .sequences
-                .get_mut(&seq)
-                .expect("there")
-                .num_reserved += needed;
+            self.model.sequences.get_mut(&seq).expect("there").num_reserved += needed;
         } else {
             assert_eq!(result, Err(CacheError::OutOfBlocks { needed, free }));
         }
@@ -320,10 +273,7 @@ impl Machine {
 
     fn commit(&mut self, seq: u64, tokens: &[u32]) {
         let Some(sequence) = self.model.sequences.get(&seq) else {
-            assert_eq!(
-                self.pool.commit(seq, tokens),
-                Err(CacheError::UnknownSequence(seq))
-            );
+            assert_eq!(self.pool.commit(seq, tokens), Err(CacheError::UnknownSequence(seq)));
             return;
         };
         let room = sequence.num_reserved * BLOCK - sequence.tokens.len();
@@ -369,13 +319,9 @@ impl Machine {
                 }
             }
         }
-        self.model.sequences.insert(
-            child,
-            ModelSequence {
-                num_reserved,
-                ..source
-            },
-        );
+        self.model
+            .sequences
+            .insert(child, ModelSequence { num_reserved, ..source });
     }
 
     fn compare(&self) {
@@ -385,19 +331,11 @@ impl Machine {
         let model = &self.model;
         assert_eq!(
             counts,
-            (
-                model.free(),
-                model.cached.len(),
-                model.active(),
-                model.evictions
-            )
+            (model.free(), model.cached.len(), model.active(), model.evictions)
         );
         for (&seq, sequence) in &model.sequences {
             assert_eq!(self.pool.tokens(seq).expect("there"), sequence.tokens);
-            assert_eq!(
-                self.pool.table(seq).expect("there").len(),
-                sequence.num_reserved
-            );
+            assert_eq!(self.pool.table(seq).expect("there").len(), sequence.num_reserved);
             for position in 0..sequence.tokens.len() {
                 let kv = (sequence.adapter, sequence.tokens[..=position].to_vec());
                 assert_eq!(
