@@ -1,7 +1,7 @@
 //! Cyclomatic complexity per function as rule C901 of ruff counts it.
 //!
 //! One per function, then one more for each `if`, `elif`, `for`, `while`, `except` and `case`, for the `else` of a
-//! `try`, and for each nested function, whose own decisions count too. A final catch-all `case` is an `else` and free.
+//! `try`, and for each function within, whose own decisions count too. A final catch-all `case` is an `else` and free.
 //! `with`, `finally`, the `else` of a loop, `assert`, boolean operators, conditional expressions, comprehensions and
 //! lambdas are free. The mccabe package differs in three ways: it charges every `try` one (ruff charges its `else`),
 //! it skips `match`, `except*` and `finally`, and it lists nested functions only within the outer one.
@@ -56,17 +56,7 @@ impl Collector {
             Stmt::With(with) => self.decisions(&with.body),
             Stmt::Match(choice) => self.cases(&choice.cases),
             Stmt::FunctionDef(function) => self.function(function),
-            Stmt::ClassDef(class) => self.within(&class.name, |collector| {
-                // Of a class in a function, only the methods are decisions of that function.
-                class
-                    .body
-                    .iter()
-                    .map(|member| {
-                        let decisions = collector.statement(member);
-                        if member.is_function_def_stmt() { decisions } else { 0 }
-                    })
-                    .sum()
-            }),
+            Stmt::ClassDef(class) => self.within(&class.name, |collector| collector.decisions(&class.body)),
             _ => 0,
         }
     }

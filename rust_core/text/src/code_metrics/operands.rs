@@ -121,7 +121,7 @@ mod tests {
             from_float(18_446_744_073_709_551_616.0),
             large("0x1_0000_0000_0000_0000")
         );
-        assert_eq!(large("0x1FFFFFFFFFFFFFFFFF"), large("36893488147419103231"));
+        assert_eq!(large("0x1FFFFFFFFFFFFFFFF"), large("36893488147419103231"));
         assert_eq!(from_float(1e300), large(&format!("{:.0}", 1e300)));
         assert_ne!(from_float(1e20), large("100000000000000000001"));
     }
