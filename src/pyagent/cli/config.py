@@ -92,8 +92,8 @@ def render_settings_reference() -> str:
         "",
         "A value comes from, in rising order: the default, `pyagent.toml` in the user's configuration folder, the",
         "nearest `pyagent.toml` from the working directory upwards, the environment, flags. `--config FILE` stands in",
-        "for both files. Sizes are written `12GB` (10⁹ bytes) or `12GiB` (2³⁰). In environment variables lists are JSON",
-        "or parts with commas between. `pyagent config show` says where each value came from.",
+        "for both files. Sizes are written `12GB` (10⁹ bytes) or `12GiB` (2³⁰). In environment variables lists are",
+        "JSON or parts with commas between. `pyagent config show` says where each value came from.",
     ]
     fields = leaf_fields()
     for section in dict.fromkeys(key.rpartition(".")[0] for key in fields):
