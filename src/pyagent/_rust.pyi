@@ -29,6 +29,11 @@ class CpuModelInfo(TypedDict):
     isa: str
     load_seconds: float
 
+class ModelHeader(TypedDict):
+    file_bytes: int
+    metadata: dict[str, object]
+    tensors: list[tuple[str, list[int], str, int]]
+
 @final
 class PoolStats:
     @property
@@ -113,6 +118,8 @@ class CpuModel:
     def info(self) -> CpuModelInfo: ...
 
 def cpu_features() -> CpuFeatures: ...
+def read_model_header(path: str | PathLike[str]) -> ModelHeader: ...
+def dequantise(type_name: str, data: bytes) -> bytes: ...
 def analyse_code(
     paths: Sequence[str], threads: int
 ) -> list[tuple[str, float | None, list[tuple[str, int, int]], str | None]]: ...

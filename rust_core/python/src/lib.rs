@@ -2,6 +2,7 @@
 
 mod cache;
 mod engine;
+mod model_files;
 mod text;
 
 use pyo3::prelude::*;
@@ -18,7 +19,10 @@ mod _rust {
     use crate::text::analyse_code;
 
     #[pymodule_export]
-    use crate::engine::{CpuModel, Drawn, ModelFileError, SamplerState, cpu_features};
+    use crate::engine::{CpuModel, Drawn, ModelFileError, SamplerState, cpu_features, describe_model};
+
+    #[pymodule_export]
+    use crate::model_files::{dequantise, read_model_header};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
