@@ -39,11 +39,11 @@ help:  ## Show this help
 install: .venv/.installed  ## Build and install into .venv (gives .venv/bin/pyagent)
 
 demo: install  ## Watch a small fleet solve a real task on the embedded engine
-	@$(BIN)/pyagent demo
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/pyagent demo
 
 test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 	@rm -f .coverage .coverage.*
-	@$(BIN)/coverage run -m pytest -q
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/coverage run -m pytest -q
 	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs

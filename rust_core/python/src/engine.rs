@@ -1,11 +1,12 @@
 //! `CpuModel` and `SamplerState`: the CPU runner, one call a step.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::forward::Segment;
 use pyagent_engine::runner::{self, Draw, EngineError, LoadOptions};
-use pyagent_kernels::attention::KvType;
+use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling;
 use pyo3::create_exception;
@@ -237,7 +238,17 @@ fn compute(model: &mut runner::CpuModel, pool: &BlockPool, segments: &[(u64, Vec
     let mut places = Vec::with_capacity(segments.len());
     {
         let pool = pool.lock()?;
+        if pool.block_tokens() != BLOCK_TOKENS {
+            let got = pool.block_tokens();
+            return Err(PyValueError::new_err(format!(
+                "the model's KV blocks hold {BLOCK_TOKENS} tokens, the pool's {got}"
+            )));
+        }
+        let mut seen = HashSet::with_capacity(segments.len());
         for (seq, ..) in segments {
+            if !seen.insert(*seq) {
+                return Err(PyValueError::new_err(format!("sequence {seq} is twice in one batch")));
+            }
             let place = pool
                 .table(*seq)
                 .and_then(|table| Ok((table.to_vec(), pool.num_tokens(*seq)?)));
@@ -307,4 +318,26 @@ pub fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     features.set_item("isas", Isa::available().into_iter().map(Isa::name).collect::<Vec<_>>())?;
     features.set_item("isa", Isa::detect().name())?;
     Ok(features)
+}
+
+/// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token.
+#[pyfunction]
+pub fn describe_model(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+    let described = py.detach(|| {
+        let (file, config) = pyagent_engine::model::open(&path)?;
+        let weight_bytes: usize = file.tensors().map(|tensor| tensor.bytes.len()).sum();
+        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes))
+    });
+    let (config, weight_bytes) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;
+    let about = PyDict::new(py);
+    about.set_item("architecture", config.architecture.name())?;
+    about.set_item("vocab_size", config.vocab_size)?;
+    about.set_item("context_length", config.context_length)?;
+    about.set_item("num_layers", config.num_layers)?;
+    about.set_item("weight_bytes", weight_bytes)?;
+    about.set_item(
+        "kv_bytes_per_token",
+        config.num_layers * config.kv_size() * 2 * size_of::<u16>(),
+    )?;
+    Ok(about)
 }

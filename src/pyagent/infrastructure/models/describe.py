@@ -1,0 +1,62 @@
+"""What a model is and what it needs, said from its header before anything is loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from pyagent import _rust
+from pyagent.core.errors import ModelError
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's card. Bytes of weights are those the packed weights take in memory."""
+
+    architecture: str
+    quantization: str
+    num_parameters: int
+    vocab_size: int
+    context_length: int
+    num_layers: int
+    file_bytes: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    licence: str
+    has_chat_template: bool
+
+    def memory_bytes(self, context: int) -> int:
+        """Memory for the weights and the keys and values of one sequence of `context` tokens."""
+        return self.weight_bytes + self.kv_bytes_per_token * context
+
+
+def describe(path: Path, licence: str = "unknown") -> ModelDescription:
+    """Read a model's header. Raises `ModelError` saying why the file cannot be run."""
+    try:
+        header = _rust.read_model_header(path)
+        shape = _rust.describe_model(path)
+    except _rust.ModelFileError as error:
+        raise ModelError(str(error), model=str(path)) from error
+    elements: Counter[str] = Counter()
+    for _, dims, kind, _ in header["tensors"]:
+        count = 1
+        for dim in dims:
+            count *= dim
+        elements[kind] += count
+    metadata = header["metadata"]
+    declared = metadata.get("general.license")
+    folder_template = path.is_dir() and any((path / name).is_file() for name in ("chat_template.jinja", "tokenizer_config.json"))
+    return ModelDescription(
+        architecture=shape["architecture"],
+        quantization=elements.most_common(1)[0][0],
+        num_parameters=elements.total(),
+        vocab_size=shape["vocab_size"],
+        context_length=shape["context_length"],
+        num_layers=shape["num_layers"],
+        file_bytes=header["file_bytes"],
+        weight_bytes=shape["weight_bytes"],
+        kv_bytes_per_token=shape["kv_bytes_per_token"],
+        licence=declared if isinstance(declared, str) else licence,
+        has_chat_template="tokenizer.chat_template" in metadata or folder_template,
+    )

@@ -1,0 +1,138 @@
+"""Logits of the CPU runner against transformers on the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyagent import _rust
+
+pytestmark = pytest.mark.oracle
+
+TEXT = Path(__file__).parents[2] / "src/pyagent/cli/demo_text.txt"
+WINDOW = 500
+NUM_POSITIONS = 2_000
+
+
+def our_logits(model: _rust.CpuModel, windows: list[list[int]]):
+    """Logits of every position of every window, [windows * positions, vocab]."""
+    import numpy as np
+
+    info = model.info()
+    pool = _rust.BlockPool(info["num_blocks"])
+    rows = []
+    for sequence, tokens in enumerate(windows):
+        pool.clear_index()
+        pool.add(sequence, tokens)
+        pool.reserve(sequence, len(tokens))
+        model.execute(pool, [(sequence, tokens, len(tokens))], [])
+        rows.append(np.frombuffer(model.logits(), dtype="<f4").reshape(len(tokens), info["vocab_size"]).copy())
+        pool.release(sequence)
+    return np.concatenate(rows)
+
+
+def tiny_configs():
+    """One small random configuration of each family, with what is peculiar to it."""
+    from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+    shape = {
+        "vocab_size": 250,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+    }
+    llama3_rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    gemma = shape | {"num_hidden_layers": 8, "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 48}
+    return {
+        "llama": LlamaConfig(**shape, tie_word_embeddings=False),
+        "llama-3.1": LlamaConfig(**shape, head_dim=24, rope_parameters=llama3_rope, tie_word_embeddings=True),
+        "mistral": MistralConfig(**shape, sliding_window=40),
+        "qwen2": Qwen2Config(**shape, tie_word_embeddings=True),
+        "qwen3": Qwen3Config(**shape, head_dim=32),
+        "gemma3": Gemma3TextConfig(**gemma),
+    }
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-3.1", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_tiny_float32_models_agree_with_transformers_to_1e_4(family: str, tmp_path: Path) -> None:
+    """Every family, random weights in float32: each logit of 300 positions is within 1e-4 of transformers'."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    config = tiny_configs()[family]
+    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    reference.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 250, (300,)).tolist()
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    model = _rust.CpuModel.load(tmp_path, threads=2, kv_bytes=1 << 24, kv_type="f32")
+    got = our_logits(model, [tokens])
+    assert np.abs(got - expected).max() < 1e-4
+
+
+def load_dequantised(path: Path):
+    """transformers' model of a GGUF file, its weights dequantised to float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, object] = {}
+    try:
+        from transformers import GgufConfig
+
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    except ImportError:
+        pass
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32, **options).eval()
+
+
+def agreement(path: Path) -> tuple[float, float]:
+    """Smallest cosine, and share of positions with the same best token, over 2,000 positions of real text."""
+    import numpy as np
+    import torch
+
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+    model = _rust.CpuModel.load(path, threads=2, kv_bytes=1 << 28)
+    tokenizer = ModelTokenizer.load(path, vocab_size=model.info()["vocab_size"])
+    ids = tokenizer.encode_text(TEXT.read_text(encoding="utf-8"))[:NUM_POSITIONS]
+    windows = [ids[start : start + WINDOW] for start in range(0, NUM_POSITIONS, WINDOW)]
+    got = our_logits(model, windows)
+    reference = load_dequantised(path)
+    with torch.no_grad():
+        expected = torch.cat([reference(torch.tensor([window])).logits[0] for window in windows]).float().numpy()
+    dots = (got.astype(np.float64) * expected).sum(axis=1)
+    cosines = dots / np.linalg.norm(got.astype(np.float64), axis=1) / np.linalg.norm(expected.astype(np.float64), axis=1)
+    return float(cosines.min()), float((got.argmax(axis=1) == expected.argmax(axis=1)).mean())
+
+
+def test_smollm2_agrees_with_transformers_on_dequantised_weights(smollm2_path: Path) -> None:
+    """SmolLM2 Q4_1, 8-bit activations: cosine > 0.999 and the same argmax on > 98 % of 2,000 positions."""
+    cosine, same = agreement(smollm2_path)
+    print(f"SmolLM2: smallest cosine {cosine:.6f}, same argmax {same:.2%}")
+    assert cosine > 0.999
+    assert same > 0.98
+
+
+def test_gemma3_agrees_with_transformers_on_dequantised_weights(gemma3_path: Path) -> None:
+    """Gemma 3 270M Q4_K_M: cosine > 0.999 and the same argmax on > 98 % of 2,000 positions."""
+    cosine, same = agreement(gemma3_path)
+    print(f"Gemma 3: smallest cosine {cosine:.6f}, same argmax {same:.2%}")
+    assert cosine > 0.999
+    assert same > 0.98
