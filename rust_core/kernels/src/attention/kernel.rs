@@ -231,24 +231,26 @@ unsafe fn weigh<L: Lanes, const ROWS: usize>(group: &Group<'_>, row: usize) -> f
 /// weight of 0 would let that through. Where the rows' ranges differ, each goes alone.
 #[inline(always)]
 unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(group: &Group<'_>) {
-    let head_dim = group.layout.head_dim;
     // Ranges move forward with the row, so the last begins last and the first ends first.
+    let end = group.visible(ROWS - 1).end;
     let common = group.visible(ROWS - 1).start..group.visible(0).end;
+    let common = if common.is_empty() { end..end } else { common };
     // SAFETY: the caller's promise; the ranges are what the rows see.
     unsafe {
-        std::slice::from_raw_parts_mut(group.work.sums, ROWS * head_dim).fill(0.0);
-        if common.is_empty() {
+        std::slice::from_raw_parts_mut(group.work.sums, ROWS * group.layout.head_dim).fill(0.0);
+        for is_after in [false, true] {
             for row in 0..ROWS {
-                add_values::<L, S, 1, ROWS, DIMS>(group, row, group.visible(row));
+                let visible = group.visible(row);
+                let own = if is_after {
+                    common.end..visible.end
+                } else {
+                    visible.start..visible.end.min(common.start)
+                };
+                add_values::<L, S, 1, ROWS, DIMS>(group, row, own);
             }
-            return;
-        }
-        for row in 0..ROWS {
-            add_values::<L, S, 1, ROWS, DIMS>(group, row, group.visible(row).start..common.start);
-        }
-        add_values::<L, S, ROWS, ROWS, DIMS>(group, 0, common.clone());
-        for row in 0..ROWS {
-            add_values::<L, S, 1, ROWS, DIMS>(group, row, common.end..group.visible(row).end);
+            if !is_after {
+                add_values::<L, S, ROWS, ROWS, DIMS>(group, 0, common.clone());
+            }
         }
     }
 }

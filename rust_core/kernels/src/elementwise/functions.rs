@@ -42,7 +42,7 @@ pub(crate) fn silu<L: Lanes>(x: L) -> L {
 #[inline(always)]
 pub(crate) fn gelu_tanh<L: Lanes>(x: L) -> L {
     let inner = x.mul(x).fma(x.all(0.044_715), x.all(1.0)).mul(x);
-    x.mul(sigmoid(inner.mul(x.all(1.595_769_1))))
+    x.mul(sigmoid(inner.mul(x.all(1.595_769))))
 }
 
 /// The hyperbolic tangent, within 3 units in the last place.

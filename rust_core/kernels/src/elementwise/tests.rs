@@ -211,7 +211,9 @@ fn f16_round_trips_on_every_set() {
         assert_eq!(bits(&wide), bits(&expected), "{isa:?}");
         let mut back = vec![0; halves.len()];
         f32_to_f16(isa, &wide, &mut back);
-        let quiet = |half: u16| if half & 0x7fff > 0x7c00 { half | 0x0200 } else { half };
+        let quiet = |half: u16| {
+            if half & 0x7fff > 0x7c00 { half | 0x0200 } else { half }
+        };
         assert!(
             back.iter().zip(&halves).all(|(back, half)| *back == quiet(*half)),
             "{isa:?}"

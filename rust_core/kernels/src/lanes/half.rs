@@ -28,16 +28,18 @@ impl F16 {
     }
 
     /// Widens exactly; a NaN comes back quiet, as from the hardware.
+    ///
+    /// Without a branch, so that sixteen at a time are vectorised: the bits are shifted into place and the
+    /// exponent is rebased by a product, which is exact and also right for subnormals.
+    #[inline(always)]
     pub(crate) fn to_f32(self) -> f32 {
+        const REBASE: f32 = f32::from_bits((127 + 112) << 23);
         let sign = u32::from(self.0 & 0x8000) << 16;
         let magnitude = u32::from(self.0 & 0x7fff);
-        let bits = match magnitude {
-            0x7c00 => 0x7f80_0000,
-            0x7c01.. => 0x7fc0_0000 | (magnitude << 13),
-            0x0400.. => (magnitude << 13) + 0x3800_0000,
-            _ => (magnitude as f32 * 2.0_f32.powi(-24)).to_bits(),
-        };
-        f32::from_bits(sign | bits)
+        let finite = (f32::from_bits(magnitude << 13) * REBASE).to_bits();
+        let quiet = u32::from(magnitude > 0x7c00) << 22;
+        let special = 0x7f80_0000 | (magnitude << 13) | quiet;
+        f32::from_bits(sign | if magnitude >= 0x7c00 { special } else { finite })
     }
 }
 

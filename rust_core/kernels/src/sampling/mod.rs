@@ -7,6 +7,7 @@
 //! each keep a prefix of that ranking. The draw walks the same ranking up to `u` times the kept mass, so it
 //! depends on the seed, the step and the logits alone: not on the batch, nor on which tokens were cut.
 
+mod buckets;
 mod draw;
 mod params;
 mod rank;

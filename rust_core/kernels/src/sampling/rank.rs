@@ -2,8 +2,9 @@
 //!
 //! A vocabulary has up to 262,144 tokens and the filters mostly keep a few dozen. So a bound is found that at
 //! least `n` tokens reach (from the maxima of runs of tokens, one pass), the tokens that reach it are gathered
-//! (a second pass) and only those are sorted; `n` grows until the question is answered.
+//! (a second pass) and only those are sorted. A row too flat for that is divided into buckets.
 
+use super::buckets::Buckets;
 use super::{SampleError, SamplingParams};
 use crate::elementwise::exp_sum;
 use crate::isa::Isa;
@@ -11,7 +12,7 @@ use crate::isa::Isa;
 /// Tokens ranked at first, unless top-k says how many are needed.
 const FIRST_RANKED: usize = 256;
 /// Tokens under one maximum when looking for a bound.
-const RUN: usize = 32;
+pub(super) const RUN: usize = 32;
 
 /// The filters, each of which keeps a prefix of the ranking.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +22,63 @@ pub(super) struct Limits {
     min_p: f32,
 }
 
+/// A prefix of the ranking.
+struct Kept {
+    count: usize,
+    /// Weight of all that the filters keep.
+    mass: f64,
+    /// Whether the prefix is all that they keep, and not only the part that is ranked.
+    is_all: bool,
+}
+
+/// Top-p and min-p, going down the ranking.
+pub(super) struct Walk {
+    /// The weight at which top-p has enough.
+    target: f64,
+    min_p: f64,
+    pub(super) count: usize,
+    pub(super) mass: f64,
+}
+
+impl Walk {
+    /// At the top of a ranking of `total` weight.
+    pub(super) fn new(limits: &Limits, total: f64) -> Self {
+        let target = if limits.top_p < 1.0 {
+            limits.top_p * total
+        } else {
+            f64::INFINITY
+        };
+        Self {
+            target,
+            min_p: f64::from(limits.min_p),
+            count: 0,
+            mass: 0.0,
+        }
+    }
+
+    /// Whether the filters may end among tokens of `mass` together and at least `least` each.
+    pub(super) fn may_end_within(&self, mass: f64, least: f64) -> bool {
+        self.mass + mass >= self.target || least < self.min_p
+    }
+
+    /// Takes in the next token unless min-p cuts it; whether it is the last, or cut.
+    pub(super) fn ends_after(&mut self, weight: f64) -> bool {
+        // The best token's weight is 1, so a weight is the ratio that min-p bounds.
+        if weight < self.min_p {
+            return true;
+        }
+        self.count += 1;
+        self.mass += weight;
+        self.mass >= self.target
+    }
+}
+
 impl Limits {
+    /// Whether top-p or min-p may cut.
+    pub(super) fn cut_by_mass(&self) -> bool {
+        self.top_p < 1.0 || self.min_p > 0.0
+    }
+
     pub(super) fn of(params: &SamplingParams) -> Self {
         let top_k = if params.top_k == 0 { usize::MAX } else { params.top_k };
         Self {
@@ -47,13 +104,13 @@ impl Report {
 }
 
 /// The place of a token, best first when sorted ascending: the higher logit, then the lower id.
-fn rank_key(logit: f32, token: usize) -> u64 {
+pub(super) fn rank_key(logit: f32, token: usize) -> u64 {
     let bits = (logit + 0.0).to_bits(); // -0 and 0 are equal logits
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
     u64::from(!ascending) << 32 | token as u64
 }
 
-fn token_of(key: u64) -> u32 {
+pub(super) fn token_of(key: u64) -> u32 {
     key as u32
 }
 
@@ -157,73 +214,68 @@ impl Ranking {
 
     /// The token at which the kept tokens' mass, best first, first exceeds `uniform` of it.
     pub(super) fn draw(&mut self, logits: &[f32], best: u32, temperature: f32, limits: &Limits, uniform: f64) -> u32 {
-        let total = self.weigh(logits, logits[best as usize], temperature);
-        let mut num_ranked = FIRST_RANKED.max(limits.top_k.min(logits.len()));
-        loop {
-            self.rank(logits, num_ranked);
-            let is_whole = self.ranked.len() < num_ranked || num_ranked >= logits.len();
-            if let Some(token) = self.draw_ranked(total, is_whole, limits, uniform) {
-                return token;
-            }
-            num_ranked = num_ranked.saturating_mul(16).min(logits.len());
+        let greatest = logits[best as usize];
+        let total = self.weigh(logits, greatest, temperature);
+        let is_cut_by_k = limits.top_k < logits.len();
+        let count = if is_cut_by_k {
+            FIRST_RANKED.max(limits.top_k)
+        } else {
+            FIRST_RANKED
+        };
+        self.rank(logits, count);
+        let is_whole = self.ranked.len() < count || count >= logits.len();
+        match self.kept(total, is_whole, limits) {
+            Some(kept) => self.draw_ranked(&kept, uniform),
+            None => None,
         }
+        .unwrap_or_else(|| {
+            // A flat row, where neither filters nor draw end among the first: top-k would have.
+            let buckets = Buckets::new(logits, &self.weights, greatest, temperature);
+            buckets.draw(total, limits, uniform, &mut self.ranked)
+        })
     }
 
-    /// [`Self::draw`] from the ranked tokens, or `None` if it needs more of them.
-    fn draw_ranked(&self, total: f64, is_whole: bool, limits: &Limits, uniform: f64) -> Option<u32> {
-        let (num_kept, mass) = self.kept(total, is_whole, limits)?;
+    /// [`Self::draw`] from the ranked tokens, or `None` if it lies beyond them.
+    fn draw_ranked(&self, kept: &Kept, uniform: f64) -> Option<u32> {
         let mut reached = 0.0;
-        for key in &self.ranked[..num_kept] {
+        for key in &self.ranked[..kept.count] {
             reached += self.weight(*key);
-            if reached > uniform * mass {
+            if reached > uniform * kept.mass {
                 return Some(token_of(*key));
             }
         }
-        // Ranked to the end, only the rounding of the sum can be short of `mass`: the last token with any.
-        is_whole.then(|| {
-            let last = self
-                .ranked
-                .iter()
-                .take(num_kept)
-                .rev()
-                .find(|key| self.weight(**key) > 0.0);
+        // If these are all, only rounding can be short of the mass: the last token that has any.
+        kept.is_all.then(|| {
+            let last = self.ranked[..kept.count].iter().rfind(|key| self.weight(**key) > 0.0);
             token_of(*last.unwrap_or(&self.ranked[0]))
         })
     }
 
-    /// How many of the ranked tokens the filters keep, and the mass of all they keep. `None` when that cannot
-    /// be told without ranking more. If no filter cuts, all ranked tokens stand for the whole row.
-    fn kept(&self, total: f64, is_whole: bool, limits: &Limits) -> Option<(usize, f64)> {
-        let num_candidates = self.ranked.len().min(limits.top_k);
-        let candidates = &self.ranked[..num_candidates];
-        let is_complete = is_whole || limits.top_k <= self.ranked.len();
+    /// What the filters keep of the ranked tokens. `None` when they end beyond them.
+    fn kept(&self, total: f64, is_whole: bool, limits: &Limits) -> Option<Kept> {
         let is_cut_by_k = limits.top_k <= self.ranked.len();
+        let candidates = &self.ranked[..self.ranked.len().min(limits.top_k)];
         let candidate_mass = if is_cut_by_k {
             candidates.iter().map(|key| self.weight(*key)).sum()
         } else {
             total
         };
-        if limits.top_p >= 1.0 && limits.min_p <= 0.0 {
-            return Some((num_candidates, candidate_mass));
+        let is_all = is_whole || is_cut_by_k;
+        if !limits.cut_by_mass() {
+            return Some(Kept {
+                count: candidates.len(),
+                mass: candidate_mass,
+                is_all,
+            });
         }
-        let target = if limits.top_p < 1.0 {
-            limits.top_p * candidate_mass
-        } else {
-            f64::INFINITY
-        };
-        let mut mass = 0.0;
-        for (i, key) in candidates.iter().enumerate() {
-            let weight = self.weight(*key);
-            // The best token's weight is 1, so a weight is the ratio that min-p bounds.
-            if weight < f64::from(limits.min_p) {
-                return Some((i, mass));
-            }
-            mass += weight;
-            if mass >= target {
-                return Some((i + 1, mass));
-            }
-        }
-        is_complete.then_some((num_candidates, mass))
+        let mut walk = Walk::new(limits, candidate_mass);
+        let ended = candidates.iter().position(|key| walk.ends_after(self.weight(*key)));
+        let is_ended = ended.is_some() || is_all;
+        is_ended.then_some(Kept {
+            count: walk.count,
+            mass: walk.mass,
+            is_all: true,
+        })
     }
 
     fn weight(&self, key: u64) -> f64 {
