@@ -258,7 +258,7 @@ class Chain:
 
     async def health(self) -> Health:
         """Ready when one link is."""
-        states = await asyncio.gather(*(self._look(member) for member in self._members))
+        states = await asyncio.gather(*(health_of(member.backend) for member in self._members))
         rows = zip(self._members, states, strict=True)
         detail = "; ".join(f"{member.name}: {state.detail or _READY[state.is_ready]}" for member, state in rows)
         models = [model for state in states if state.is_ready for model in state.models]
@@ -270,7 +270,7 @@ class Chain:
             eligible = {id(member) for member in self._choose(request)[1]}
         except RequestError:
             eligible = set[int]()
-        states = await asyncio.gather(*(self._look(member) for member in self._members))
+        states = await asyncio.gather(*(health_of(member.backend) for member in self._members))
         return [
             self._view(member, health, request, is_eligible=id(member) in eligible)
             for member, health in zip(self._members, states, strict=True)
@@ -296,15 +296,6 @@ class Chain:
             detail=health.detail,
         )
 
-    async def _look(self, member: _Member) -> Health:
-        """A link's health, also when a plugin breaks the rule that asking never raises."""
-        try:
-            return await Deadline.after(_HEALTH_SECONDS).bound(member.backend.health(), member.name)
-        except DeadlineError:
-            return Health(is_ready=False, detail=f"did not answer within {_HEALTH_SECONDS:g} s")
-        except Exception as error:  # noqa: BLE001 - see above
-            return Health(is_ready=False, detail=_reason(error))
-
     async def load(self) -> None:
         """Let the first link get ready before it is asked, where it can; what fails now is told when it is asked."""
         for backend in self.links[:1]:
@@ -318,6 +309,16 @@ class Chain:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+
+async def health_of(backend: Backend) -> Health:
+    """A backend's health within a few seconds, also when a plugin breaks the rule that asking never raises."""
+    try:
+        return await Deadline.after(_HEALTH_SECONDS).bound(backend.health(), backend.name)
+    except DeadlineError:
+        return Health(is_ready=False, detail=f"did not answer within {_HEALTH_SECONDS:g} s")
+    except Exception as error:  # noqa: BLE001 - see above
+        return Health(is_ready=False, detail=_reason(error))
 
 
 async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[ChatDelta]:

@@ -1,0 +1,59 @@
+"""`pyagent demo`: three agents at once on the embedded engine: an exact sum, a look at code, a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pyagent.cli.options import Chain, Config, Model, read_settings
+
+if TYPE_CHECKING:
+    from pyagent.core.fleet.orchestrator import Step
+
+app = typer.Typer()
+
+TEXT_FILE = Path(__file__).parent / "demo_text.txt"
+
+
+@app.command()
+def demo(
+    repository: Annotated[
+        Path | None, typer.Argument(help="Python code to look at; PyAgent's own without one.")
+    ] = None,
+    chain: Chain = None,
+    model: Model = None,
+    config: Config = None,
+) -> None:
+    """Watch three agents solve a mixed task."""
+    import asyncio
+    import sys
+
+    from pyagent.assembly import Fleet
+    from pyagent.cli.run import watch
+    from pyagent.core.errors import RequestError
+
+    settings = read_settings(config, chain, model)
+    folder = (repository or Path(__file__).parent.parent).resolve()
+    if not folder.is_dir():
+        raise RequestError(f"there is no folder {repository}", param="repository")
+
+    async def work() -> None:
+        async with Fleet(settings) as fleet:
+            sys.stdout.write(f"fleet of {len(fleet.agents)} agents on {', '.join(settings.chain)}\n")
+            await watch(fleet, steps(folder))
+
+    asyncio.run(work())
+
+
+def steps(folder: Path) -> list[Step]:
+    """The three tasks, none of which waits for another."""
+    from pyagent.core.fleet.agent import Task
+    from pyagent.core.fleet.orchestrator import Step
+
+    return [
+        Step(name="math", agent="math", task=Task(text="17*23 + sqrt(2)")),
+        Step(name="code-health", agent="code-health", task=Task(text=str(folder))),
+        Step(name="summarize", agent="summarize", task=Task(text="Summarize this text.", files=(str(TEXT_FILE),))),
+    ]

@@ -1,0 +1,193 @@
+"""`pyagent doctor`: what this machine can do, what is missing, and how to get it. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from pyagent.cli.options import AsJson, Chain, Config, Model, read_settings
+
+if TYPE_CHECKING:
+    from pyagent.core.backends import Backend
+    from pyagent.core.messages import Health
+    from pyagent.core.plugins import PluginHost
+    from pyagent.core.settings import Settings
+
+app = typer.Typer()
+
+_NEIGHBOURS = (
+    ("LM Studio", "http://127.0.0.1:1234/v1", "lmstudio"),
+    ("Ollama", "http://127.0.0.1:11434/v1", "ollama"),
+)
+"""Programs that often run on the same machine, at the addresses they use by default."""
+_MIN_MEMORY_BYTES = 2_000_000_000
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line: what was looked at, what was found, and what to do when that is not well."""
+
+    area: str
+    name: str
+    is_well: bool
+    found: str
+    advice: str = ""
+
+
+@dataclass(slots=True)
+class _Report:
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    def add(self, area: str, name: str, found: str, *, is_well: bool = True, advice: str = "") -> None:
+        shown = "" if is_well else advice
+        self.findings.append(Finding(area=area, name=name, is_well=is_well, found=found, advice=shown))
+
+
+@app.command()
+def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, config: Config = None) -> None:
+    """Say what this machine can do, what is missing and how to get it."""
+    import asyncio
+
+    settings = read_settings(config, chain, model)
+    report = _Report()
+    _look_at_machine(report, settings)
+    host = _look_at_plugins(report, settings)
+    _look_at_models(report, settings)
+    asyncio.run(_look_at_backends(report, settings, host))
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(report.findings).decode() + "\n")
+    else:
+        _write(report.findings)
+    if not any(finding.is_well for finding in report.findings if finding.area == "chain"):
+        raise typer.Exit(1)
+
+
+def _write(findings: list[Finding]) -> None:
+    area = ""
+    for finding in findings:
+        if finding.area != area:
+            area = finding.area
+            sys.stdout.write(f"{area}\n")
+        mark = "✓" if finding.is_well else "✗"
+        sys.stdout.write(f"  {mark} {finding.name:<16} {finding.found}\n")
+        if finding.advice:
+            sys.stdout.write(f"    {'':<16} → {finding.advice}\n")
+
+
+def _look_at_machine(report: _Report, settings: Settings) -> None:
+    report.add("machine", "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    try:
+        from pyagent import _rust
+    except ImportError as error:
+        report.add("machine", "engine", str(error), is_well=False, advice="install the wheel again: make install")
+    else:
+        features = _rust.cpu_features()
+        found = f"{', '.join(features['features']) or 'no vector instructions'}; computes with {features['isa']}"
+        report.add("machine", "cpu", found)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    report.add("machine", "threads", f"{settings.engine.threads or cores} of {cores} cores")
+    free = available_memory()
+    report.add(
+        "machine",
+        "memory",
+        f"{free / 1e9:.1f} GB free" if free else "unknown",
+        is_well=free is None or free > _MIN_MEMORY_BYTES,
+        advice="the default model wants 1 GB; close something, or set engine.memory lower",
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes a new program can have: /proc/meminfo's estimate, bounded by the cgroup's limit; None where unknown."""
+    found: list[int] = []
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        with (
+            open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit,
+            open("/sys/fs/cgroup/memory.current") as used,
+        ):
+            text = limit.read().strip()
+            found += [int(text) - int(used.read())] if text.isdigit() else []
+    except (OSError, ValueError, IndexError):
+        pass
+    return min(found, default=None)
+
+
+def _look_at_plugins(report: _Report, settings: Settings) -> PluginHost:
+    from pyagent.assembly import make_host
+
+    host = make_host(settings)
+    host.load_all()
+    for info in host.plugins():
+        brings = ", ".join(f"{noun}: {' '.join(names)}" for noun, names in info.provides.items())
+        is_well = info.state != "quarantined"
+        report.add(
+            "plugins",
+            info.name,
+            f"{info.version} {brings or info.state}" if is_well else f"{info.state}: {info.reason}",
+            is_well=is_well,
+            advice=f"fix or uninstall it, or add it to plugins.disable; `pyagent plugins show {info.name}` has more",
+        )
+    return host
+
+
+def _look_at_models(report: _Report, settings: Settings) -> None:
+    from pyagent.core.errors import PyAgentError
+    from pyagent.infrastructure.models.store import ModelStore
+
+    store = ModelStore(settings.paths.models)
+    for name in settings.engine.models:
+        try:
+            path = store.locate(name)
+        except PyAgentError as error:
+            report.add("models", name, str(error), is_well=False, advice=f"pyagent models pull {name}")
+        else:
+            report.add("models", name, str(path))
+
+
+async def _look_at_backends(report: _Report, settings: Settings, host: PluginHost) -> None:
+    import asyncio
+
+    from pyagent.assembly import make_backend
+    from pyagent.core.chain import health_of
+    from pyagent.core.errors import PyAgentError
+
+    async def link(entry: str) -> tuple[str, Health | PyAgentError]:
+        try:
+            backend: Backend = make_backend(entry, settings, host)
+        except PyAgentError as error:
+            return entry, error
+        try:
+            return backend.name, await health_of(backend)
+        finally:
+            await backend.close()
+
+    for name, health in await asyncio.gather(*map(link, settings.chain)):
+        if isinstance(health, PyAgentError):
+            report.add("chain", name, str(health), is_well=False, advice="correct `chain` in pyagent.toml")
+        else:
+            found = ("ready" if health.is_ready else "not ready") + (f": {health.detail}" if health.detail else "")
+            report.add("chain", name, found, is_well=health.is_ready, advice="the chain goes on to its next link")
+    await _look_at_neighbours(report, host)
+
+
+async def _look_at_neighbours(report: _Report, host: PluginHost) -> None:
+    """Model servers that run here and are not in the chain cost nothing to find and may be wanted."""
+    from pyagent.infrastructure.backends.openai import OpenAIBackend
+
+    schemes = host.backends()
+    for program, url, scheme in _NEIGHBOURS:
+        backend = OpenAIBackend(url, connect_seconds=0.5, read_seconds=2.0)
+        health = await backend.health()
+        await backend.close()
+        if health.is_ready:
+            entry = scheme if scheme in schemes else f"openai:{url}"
+            models = ", ".join(health.models[:5]) or "no model loaded"
+            report.add("nearby", program, f"runs here ({models}); add {entry!r} to `chain` to use it")
+        else:
+            report.add("nearby", program, f"not running at {url}")

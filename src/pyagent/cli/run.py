@@ -1,0 +1,79 @@
+"""`pyagent run`: a task for the fleet, watched while it works."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pyagent.cli.options import AsJson, Chain, Config, Files, Model, read_settings
+
+if TYPE_CHECKING:
+    from pyagent.assembly import Fleet
+    from pyagent.core.fleet.agent import Task
+    from pyagent.core.fleet.orchestrator import Step
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="What is to be done.")],
+    file: Files = None,
+    chain: Chain = None,
+    model: Model = None,
+    private: Annotated[bool, typer.Option("--private", help="Only backends that stay on this machine.")] = False,
+    seconds: Annotated[float | None, typer.Option("--seconds", help="Longest time the run may take.")] = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Give a task to the fleet and watch it work."""
+    import asyncio
+
+    from pyagent.assembly import Fleet
+    from pyagent.cli.files import checked_files
+
+    settings = read_settings(config, chain, model)
+    files = checked_files(file or [])
+
+    async def work() -> None:
+        async with Fleet(settings) as fleet:
+            await watch(fleet, task, files=files, timeout_seconds=seconds, is_private=private, as_json=as_json)
+
+    asyncio.run(work())
+
+
+async def watch(
+    fleet: Fleet,
+    task: str | Task | Sequence[Step],
+    *,
+    files: Sequence[str] = (),
+    timeout_seconds: float | None = None,
+    is_private: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Run `task` on `fleet`, showing what happens; then its result and what it took."""
+    from contextlib import aclosing
+
+    from pyagent.cli.progress import as_text
+    from pyagent.cli.view import make_view
+    from pyagent.core.fleet.events import RunFinished
+
+    view, output = make_view(as_json=as_json), None
+    run = fleet.run(task, files=files, timeout_seconds=timeout_seconds, is_private=is_private)
+    with view:
+        async with aclosing(run) as events:
+            async for event in events:
+                view.show(event)
+                if isinstance(event, RunFinished):
+                    output = event.output
+    if not as_json:
+        rows = list(view.progress.rows.values())
+        texts = [as_text(row.output).strip() for row in rows] if len(rows) > 1 else [as_text(output).strip()]
+        for row, text in zip(rows, texts, strict=False):
+            if len(rows) == 1 or "\n" in text or len(text) > 72:
+                heading = f"\n{row.agent}:\n" if len(rows) > 1 else "\n"
+                sys.stdout.write(f"{heading}{text}\n")
+        sys.stdout.write(f"\n{view.progress.summary}\n")

@@ -1,0 +1,108 @@
+"""The fleet's agents as models: a request for `agent:math` is a task for the agent `math`.
+
+The last user message is the task; what the agent says on its way comes as reasoning, its result as content. An agent
+draws as it sees fit, so sampling fields are not passed on; tools and answer formats are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.events import Event, ModelCalled, Progress, RunFinished, TextDelta, Totals
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.messages import (
+    Attempt,
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    ModelInfo,
+    PromptTokensDetails,
+    Usage,
+)
+
+PREFIX = "agent:"
+
+
+class AgentBackend:
+    """A `Backend` whose models are the fleet's agents."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.name = "agents"
+        self._fleet = fleet
+
+    async def models(self) -> list[ModelInfo]:
+        """One model for each agent."""
+        return [ModelInfo(id=PREFIX + name, backend=self.name) for name in self._fleet.agents]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Run the agent; closing the iterator cancels its run."""
+        name = request.model.removeprefix(PREFIX)
+        task = self._task(request, name)
+        run = self._fleet.run(task, agent=name, timeout_seconds=request.timeout_seconds, is_private=request.private)
+        attempts: list[Attempt] = []
+        async with aclosing(run) as events:
+            async for event in events:
+                if isinstance(event, ModelCalled):
+                    attempts += event.attempts
+                delta = _delta(event)
+                if delta:
+                    yield msgspec.structs.replace(delta, model=request.model, backend=self.name, attempts=attempts)
+                    attempts = []
+
+    def _task(self, request: ChatRequest, name: str) -> Task:
+        if name not in self._fleet.agents:
+            known = ", ".join(PREFIX + agent for agent in self._fleet.agents)
+            raise RequestError(f"there is no agent {name!r}; there are {known}", param="model", code="model_not_found")
+        if request.tools or (request.response_format and request.response_format.type != "text"):
+            param = "tools" if request.tools else "response_format"
+            raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)
+        asked = [message for message in request.messages if message.role == "user"]
+        return Task(text=asked[-1].text if asked else request.prompt or "")
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Agents do not embed."""
+        raise RequestError("agents do not embed; use an embedding model", param="model")
+
+    async def health(self) -> Health:
+        """As ready as what answers them."""
+        return await self._fleet.backend.health()
+
+    async def close(self) -> None:
+        """Nothing: the fleet is its owner's to close."""
+
+
+def _delta(event: Event) -> ChatDelta | None:
+    match event:
+        case TextDelta():
+            return ChatDelta(reasoning=event.text)
+        case Progress():
+            return ChatDelta(reasoning=f"{event.agent}: {event.text}\n")
+        case RunFinished():
+            return ChatDelta(content=_text(event.output), finish_reason="stop", usage=_usage(event.totals))
+        case _:
+            return None
+
+
+def _text(output: object) -> str:
+    """A result as a message: a text, what its type says of itself, or JSON."""
+    if isinstance(output, str):
+        return output
+    if isinstance(output, msgspec.Struct) and type(output).__str__ is not msgspec.Struct.__str__:
+        return str(output)
+    return msgspec.json.encode(output, enc_hook=str).decode()
+
+
+def _usage(totals: Totals) -> Usage:
+    return Usage(
+        prompt_tokens=totals.prompt_tokens,
+        completion_tokens=totals.completion_tokens,
+        total_tokens=totals.prompt_tokens + totals.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(totals.cached_tokens),
+    )
