@@ -119,5 +119,5 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name not in _LATER:
-        raise AttributeError(f"pyagent.plugin has no {name!r}; see docs/reference/plugins.md for what it has")
+        raise AttributeError(f"pyagent.plugin has no {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_LATER[name]), name)
