@@ -1,1 +1,1 @@
-"""strategies."""
+"""Ways of reasoning that agents share."""

@@ -1,0 +1,113 @@
+"""The math agent: exact answers by sympy, in a process of its own with bounded time and memory.
+
+A question is read by plain patterns into a typed action. When they cannot read it, the model may write it as an
+expression, and the answer says so; numbers that the question does not have are not accepted from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.fleet.agent import Agent, Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.hooks import hookimpl
+from pyagent.core.messages import SamplingParams
+from pyagent.logic.agents.math.actions import Action, Evaluate, Solved
+from pyagent.logic.agents.math.phrases import read_question, reason_to_take
+from pyagent.logic.agents.math.sandbox import Sandbox
+
+_REWRITE = (
+    "Write the task as one arithmetic expression with numbers, + - * / ^ and brackets. Do not compute it.\n"
+    "Task: Tom has 3 bags with 4 apples each and eats 2. How many are left?\nExpression: 3*4 - 2\n"
+    "Task: {text}\nExpression:"
+)
+
+
+class _Rewritten(msgspec.Struct, frozen=True):
+    expression: str
+
+
+class MathAgent:
+    """Exact mathematics."""
+
+    name = "math"
+    description = "Computes exactly: arithmetic, equations, derivatives, integrals, limits, matrices, factors."
+    arguments = Action
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        self._sandbox = sandbox or Sandbox()
+
+    def matches(self, task: Task) -> str | None:
+        """A short text that is an expression or a mathematical question."""
+        return None if task.files else reason_to_take(task.text)
+
+    async def run(self, context: Context, task: Task) -> Solved:
+        """The answer to a question or an action."""
+        if task.arguments:
+            action = cast("Action", task.arguments_as(cast("type[object]", Action)))
+            action.check()
+            return await self._sandbox.compute(action)
+        try:
+            action = read_question(task.text)
+        except RequestError as error:
+            return await self._rewritten(context, task.text, error)
+        return await self._sandbox.compute(action)
+
+    async def _rewritten(self, context: Context, text: str, error: RequestError) -> Solved:
+        """Let the model write the expression, if the question has numbers to write it with."""
+        if not re.search(r"\d", text) or len(text) > 2_000:
+            raise error
+        context.progress("not an expression as it stands: the model writes it as one")
+        sampling = SamplingParams(temperature=0.0, max_tokens=64)
+        try:
+            written = await context.generate(_REWRITE.format(text=text), schema=_Rewritten, sampling=sampling)
+            action = Evaluate(expression=written.expression)
+            action.check()
+        except (RequestError, AgentError) as second:
+            raise error from second
+        invented = _numbers(action.expression) - _numbers(text)
+        if invented or not re.search(r"[-+*/^]", action.expression):
+            raise error
+        solved = await self._sandbox.compute(action)
+        return msgspec.structs.replace(solved, note=f"the model read the question as {action.expression}")
+
+    async def close(self) -> None:
+        """End the worker processes."""
+        await self._sandbox.close()
+
+
+def _numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:\.\d+)?", text))
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the tool takes: an expression or a question, `integrate x^2 from 0 to 3`."""
+
+    question: str
+
+
+def make_tool(sandbox: Sandbox) -> FleetTool:
+    """The calculator, for agents and models."""
+
+    async def calculate(arguments: Question) -> Solved:
+        return await sandbox.compute(read_question(arguments.question))
+
+    return FleetTool("calculator", "Computes an expression or solves an equation exactly.", Question, calculate)
+
+
+@hookimpl
+def pyagent_register_agents() -> Sequence[Agent]:
+    """The math agent."""
+    return [MathAgent()]
+
+
+@hookimpl
+def pyagent_register_tools() -> Sequence[FleetTool]:
+    """The calculator."""
+    return [make_tool(Sandbox())]

@@ -1,0 +1,191 @@
+"""Reads a question as people write it into an action: `derivative of x^2 sin(x)`, `17*23 + sqrt(2)`, `what is 2+2?`.
+
+Plain patterns; what they catch must then be an expression of `grammar`, so that a sentence about something else is
+refused rather than misread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from pyagent.core.errors import RequestError
+from pyagent.logic.agents.math import actions as act
+from pyagent.logic.agents.math.grammar import parse
+
+_OPENING = re.compile(
+    r"^(?:please|can you|could you|tell me|what is|what's|what are|whats|how much is|calculate|compute|evaluate|find"
+    r"|give me|work out|the(?: value of)?)\b[\s:,]*",
+    re.IGNORECASE,
+)
+_WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), sign)
+    for pattern, sign in (
+        (r"\bmultiplied by\b|\btimes\b", "*"),
+        (r"\bdivided by\b|\bover\b", "/"),
+        (r"\bplus\b", "+"),
+        (r"\bminus\b", "-"),
+        (r"\b(?:raised )?to the power(?: of)?\b", "^"),
+        (r"\bsquared\b", "^2"),
+        (r"\bcubed\b", "^3"),
+        (r"\bmodulo\b|\bmod\b(?!\s*\()", "%"),
+        (r"\bequals?\b", "="),
+        (r"\b(?:the )?square root of\b", " sqrt "),
+        (r"\b(?:the )?cube root of\b", " cbrt "),
+        (r"(\d+(?:\.\d+)?)\s*(?:%|percent)\s+of\b", r"(\1/100) *"),
+        (r"\b(?:the )?factorial of\b", " factorial "),
+        (r"(?<=\d),(?=\d{3}(?!\d))(?![^()\[\]]*[)\]])", ""),
+    )
+)
+_ORDERS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "2nd": 2, "3rd": 3, "4th": 4}
+_BY = r"(?:\s+(?:with respect to|wrt|by|for|in)\s+(?P<variable>[A-Za-z]\w*))?"
+_MATRIX_WORDS = {"det": "determinant", "inv": "inverse"}
+
+_Maker = Callable[[re.Match[str]], act.Action]
+
+
+def _split(text: str) -> list[str]:
+    """Equations with `;`, `and` or a comma outside brackets between them."""
+    parts, depth = [""], 0
+    for piece in re.split(r"(\band\b|[;,()\[\]{}])", text):
+        depth += (piece in "([" and piece != "") - (piece in ")]" and piece != "")
+        if piece in {";", "and"} or (piece == "," and depth == 0):
+            parts.append("")
+        elif piece not in {"{", "}"}:
+            parts[-1] += piece
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _solve(match: re.Match[str]) -> act.Action:
+    variables = match.groupdict().get("variables")
+    return act.Solve(equations=_split(match["equations"]), variables=_split(variables) if variables else [])
+
+
+def _differentiate(match: re.Match[str]) -> act.Action:
+    order = _ORDERS.get((match.groupdict().get("order") or "first").lower(), 1)
+    return act.Differentiate(expression=match["expression"], variable=match["variable"], order=order)
+
+
+def _leibniz(match: re.Match[str]) -> act.Action:
+    order = int(match["order"] or 1)
+    return act.Differentiate(expression=match["expression"], variable=match["variable"], order=order)
+
+
+def _integrate(match: re.Match[str]) -> act.Action:
+    expression, variable = match["expression"], match["variable"]
+    if ending := re.fullmatch(r"(.+?)\s*d([a-z])", expression):
+        expression, variable = ending[1], variable or ending[2]
+    return act.Integrate(expression=expression, variable=variable, lower=match["lower"], upper=match["upper"])
+
+
+def _limit(match: re.Match[str]) -> act.Action:
+    side = (match["side"] or "both").lower()
+    return act.Limit(
+        expression=match["expression"],
+        variable=match["variable"],
+        point=match["point"],
+        side="left" if side == "left" else "right" if side == "right" else "both",
+    )
+
+
+def _series(match: re.Match[str]) -> act.Action:
+    return act.Series(
+        expression=match["expression"],
+        variable=match["variable"],
+        point=match["point"] or "0",
+        order=int(match["order"] or 6),
+    )
+
+
+def _matrix(match: re.Match[str]) -> act.Action:
+    word = match["operation"].lower()
+    return act.Matrix(expression=match["expression"], operation=_MATRIX_WORDS.get(word, word))  # type: ignore[arg-type]
+
+
+def _only(kind: type[act.Simplify | act.Expand | act.Factor]) -> _Maker:
+    return lambda match: kind(expression=match["expression"])
+
+
+def _prime(match: re.Match[str]) -> act.Action:
+    return act.Evaluate(expression=f"isprime({match['expression']})")
+
+
+def _sum(match: re.Match[str]) -> act.Action:
+    parts = match["body"], match["variable"], match["low"], match["high"]
+    return act.Evaluate(expression=f"sum({', '.join(parts)})")
+
+
+_POINT = r"(?P<variable>[A-Za-z]\w*)\s*(?:->|→|goes to|tends to|approaches|to)\s*(?P<point>\S+)"
+_SIDE = r"(?:\s+from (?:the )?(?P<side>left|right))?"
+_PATTERNS: tuple[tuple[re.Pattern[str], _Maker], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), maker)
+    for pattern, maker in (
+        (r"(?:the )?(?:(?P<order>\w+) )?derivative of (?P<expression>.+?)" + _BY, _differentiate),
+        (r"(?:differentiate|derive) (?P<expression>.+?)" + _BY, _differentiate),
+        (r"d(?:\^?(?P<order>\d))?/d(?P<variable>[a-z])(?:\^?\d)?\s*(?P<expression>.+)", _leibniz),
+        (
+            r"(?:integrate|(?:the )?integral of) (?P<expression>.+?)"
+            + _BY
+            + r"(?:\s+(?:from|between) (?P<lower>\S+) (?:to|and) (?P<upper>\S+))?",
+            _integrate,
+        ),
+        (r"(?:the )?lim(?:it)?(?: of)? (?P<expression>.+?) (?:as|when|for) " + _POINT + _SIDE, _limit),
+        (r"lim(?:it)?\s+" + _POINT + _SIDE + r"\s+(?:of )?(?P<expression>.+)", _limit),
+        (
+            r"(?:the )?(?:taylor |maclaurin )?series (?:of|for) (?P<expression>.+?)"
+            + _BY
+            + r"(?: (?:around|about|at) (?:[a-z]\s*=\s*)?(?P<point>\S+))?(?: (?:to|up to) order (?P<order>\d+))?",
+            _series,
+        ),
+        (r"solve (?P<equations>.+?)(?: for (?P<variables>[A-Za-z]\w*(?:(?:\s*,\s*|\s+and\s+)[A-Za-z]\w*)*))?", _solve),
+        (r"(?:the )?(?:roots|zeros) of (?P<equations>.+)", _solve),
+        (
+            r"(?:the )?(?P<operation>det|determinant|inverse|inv|invert|eigenvalues|rank|transpose|trace)"
+            r"(?: of)?(?: the)?(?: matrix)? ?\(?(?P<expression>\[.+\])\)?",
+            _matrix,
+        ),
+        (r"simplify (?P<expression>.+)", _only(act.Simplify)),
+        (r"expand (?P<expression>.+)", _only(act.Expand)),
+        (
+            r"(?:factor|factori[sz]e|(?:the )?(?:prime )?factors of) (?P<expression>.+)",
+            _only(act.Factor),
+        ),
+        (r"is (?P<expression>\d+) (?:a )?prime(?: number)?", _prime),
+        (
+            r"(?:the )?sum of (?P<body>.+?) (?:for|from) (?P<variable>[a-z])\s*(?:=|from)\s*"
+            r"(?P<low>\S+) to (?P<high>\S+)",
+            _sum,
+        ),
+    )
+)
+
+
+def read_question(text: str) -> act.Action:
+    """The action a question asks for; raises `RequestError` saying what cannot be read."""
+    text = text.strip().rstrip("?. ").removesuffix("=").strip()
+    while (shorter := _OPENING.sub("", text, count=1)) != text:
+        text = shorter
+    for pattern, sign in _WORDS:
+        text = pattern.sub(sign, text)
+    for pattern, maker in _PATTERNS:
+        if match := pattern.fullmatch(text):
+            action = maker(match)
+            action.check()
+            return action
+    action = act.Evaluate(expression=" ".join(text.split()))
+    action.check()
+    return action
+
+
+def reason_to_take(text: str) -> str | None:
+    """Why a text is plainly mathematics; None when it is not, or only might be."""
+    if len(text) > 500 or not any(letter.isdigit() or letter in "+*/^=([" for letter in text):
+        return None
+    try:
+        action = read_question(text)
+    except RequestError:
+        return None
+    if isinstance(action, act.Evaluate):
+        kind = parse(action.expression).kind
+        return None if kind in {"symbol", "number", "constant"} else f"it is an expression: {action.expression[:60]}"
+    return f"it asks to {type(action).__name__.lower()}"
