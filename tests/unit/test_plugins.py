@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -72,8 +72,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         del sys.modules[module]
 
 
-def discover(**options: list[str]) -> PluginHost:
-    return PluginHost.discover(Plugins(**options))
+BUILTINS = [info.name for info in PluginHost.discover(Plugins()).plugins()]
+
+
+def discover(*, disable: Sequence[str] = (), order: Sequence[str] = ()) -> PluginHost:
+    """A host that uses the plugins of the test alone."""
+    return PluginHost.discover(Plugins(disable=[*disable, *BUILTINS], order=[*order]))
 
 
 def info_of(host: PluginHost, name: str) -> PluginInfo:
@@ -95,7 +99,7 @@ def test_discovery_imports_nothing(install: Install) -> None:
     host = discover()
     info = info_of(host, "poet")
     assert (info.state, info.nouns, info.version, info.distribution) == ("idle", ("agents",), "2.5", "poet")
-    host._collect("tools")
+    assert host.tools() == {}
     assert info_of(host, "poet").state == "idle"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args, get_origin
 
 import typer
+
+from pyagent.cli.options import AsJson, Config
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -32,8 +33,8 @@ _TYPE_NAMES = {
 @app.command()
 def show(
     key: Annotated[str, typer.Argument(help="Show this setting only, or those of this table.")] = "",
-    config: Annotated[Path | None, typer.Option("--config", help="Read this file of settings only.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    config: Config = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show every value and where it came from."""
     from pyagent.core.config import load_settings

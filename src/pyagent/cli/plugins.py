@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, cast
 
 import typer
+
+from pyagent.cli.options import AsJson, Config
 
 if TYPE_CHECKING:
     from pyagent.core.plugins import PluginHost, PluginInfo
 
 app = typer.Typer(help="List and inspect plugins.", no_args_is_help=True)
-
-Config = Annotated[Path | None, typer.Option("--config", help="Read this file of settings only.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON value.")]
 
 
 @app.command("list")
@@ -73,7 +73,13 @@ def _loaded_host(config: Path | None) -> PluginHost:
     from pyagent.core.plugins import PluginHost
 
     host = PluginHost.discover(load_settings(config).settings.plugins)
-    host.load_all()
+    logger = logging.getLogger("pyagent.plugins")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # what it would warn of is what this command prints
+    try:
+        host.load_all()
+    finally:
+        logger.setLevel(level)
     return host
 
 
