@@ -1,6 +1,8 @@
-//! Bytes of a source file to text: UTF-8, or what its PEP 263 declaration names where that is one byte a character.
+//! Bytes of a source file to text: UTF-8, or what its PEP 263 declaration names.
 
 use std::borrow::Cow;
+
+use encoding_rs::Encoding;
 
 /// Why bytes are not text, with what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -11,16 +13,16 @@ pub enum DecodeError {
         /// Bytes before the first one that does not fit.
         offset: usize,
     },
-    /// A byte that the declared encoding does not have.
-    #[error("byte {offset} is not {encoding}, the encoding that the file declares")]
+    /// The declaration is wrong.
+    #[error(
+        "the file declares the encoding {encoding:?} and is not in it: save it as UTF-8 or correct the declaration"
+    )]
     NotAsDeclared {
         /// The name in the declaration.
         encoding: String,
-        /// Bytes before the first one that does not fit.
-        offset: usize,
     },
-    /// A declaration of something else.
-    #[error("encoding {encoding:?} is not supported: expected utf-8, ascii, latin-1 or iso-8859-15; save it as UTF-8")]
+    /// A declaration of an encoding that is unknown, or that cannot hold Python source.
+    #[error("the file declares the unknown encoding {encoding:?}: save it as UTF-8 or correct the declaration")]
     UnknownEncoding {
         /// The name in the declaration.
         encoding: String,
@@ -29,72 +31,37 @@ pub enum DecodeError {
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Characters of ISO 8859-15 that are others in ISO 8859-1.
-const LATIN_9: [(u8, char); 8] = [
-    (0xa4, '€'),
-    (0xa6, 'Š'),
-    (0xa8, 'š'),
-    (0xb4, 'Ž'),
-    (0xb8, 'ž'),
-    (0xbc, 'Œ'),
-    (0xbd, 'œ'),
-    (0xbe, 'Ÿ'),
-];
+/// Names of ISO 8859-1 in Python; web browsers, whose names encoding_rs knows, take it for Windows-1252.
+const LATIN_1: [&str; 5] = ["latin-1", "latin1", "iso-8859-1", "iso8859-1", "iso-latin-1"];
 
 /// The text of a source file without its byte order mark.
 pub(super) fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, DecodeError> {
-    if let Some(bytes) = bytes.strip_prefix(BYTE_ORDER_MARK) {
-        return match declared_encoding(bytes) {
-            Some(encoding) if canonical(&encoding) != "utf-8" => {
-                Err(DecodeError::NotAsDeclared { encoding, offset: 0 })
-            }
-            _ => utf8(bytes, None),
-        };
-    }
+    let unmarked = bytes.strip_prefix(BYTE_ORDER_MARK);
+    let bytes = unmarked.unwrap_or(bytes);
+    let utf8 = || std::str::from_utf8(bytes).map(Cow::Borrowed);
     let Some(encoding) = declared_encoding(bytes) else {
-        return utf8(bytes, None);
+        return utf8().map_err(|error| DecodeError::NotUtf8 {
+            offset: error.valid_up_to(),
+        });
     };
-    match canonical(&encoding).as_str() {
-        "utf-8" => utf8(bytes, Some(encoding)),
-        "ascii" | "us-ascii" => match bytes.iter().position(|byte| !byte.is_ascii()) {
-            Some(offset) => Err(DecodeError::NotAsDeclared { encoding, offset }),
-            None => utf8(bytes, Some(encoding)),
-        },
-        "iso-8859-1" => Ok(bytes.iter().map(|&byte| char::from(byte)).collect()),
-        "iso-8859-15" | "iso8859-15" | "latin-9" => Ok(bytes.iter().map(|&byte| latin_9(byte)).collect()),
-        _ => Err(DecodeError::UnknownEncoding { encoding }),
-    }
-}
-
-fn utf8(bytes: &[u8], declared: Option<String>) -> Result<Cow<'_, str>, DecodeError> {
-    std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|error| {
-        let offset = error.valid_up_to();
-        match declared {
-            Some(encoding) => DecodeError::NotAsDeclared { encoding, offset },
-            None => DecodeError::NotUtf8 { offset },
-        }
-    })
-}
-
-fn latin_9(byte: u8) -> char {
-    let replaced = LATIN_9.iter().find(|(replaced, _)| *replaced == byte);
-    replaced.map_or(char::from(byte), |&(_, character)| character)
-}
-
-/// One name for the spellings of UTF-8 and Latin-1 that CPython knows.
-fn canonical(encoding: &str) -> String {
     let name = encoding.to_ascii_lowercase().replace('_', "-");
-    let is_one_of = |names: &[&str]| {
-        let mut names = names.iter();
-        names.any(|known| name == *known || name.strip_prefix(known).is_some_and(|rest| rest.starts_with('-')))
-    };
-    if is_one_of(&["utf-8", "utf8"]) {
-        "utf-8".to_owned()
-    } else if is_one_of(&["latin-1", "iso-8859-1", "iso-latin-1", "latin1", "iso8859-1"]) {
-        "iso-8859-1".to_owned()
+    let is_utf8 = ["utf-8", "utf8"].iter().any(|known| name.starts_with(known));
+    let text = if is_utf8 {
+        utf8().ok()
+    } else if unmarked.is_some() {
+        None
+    } else if LATIN_1.contains(&name.as_str()) {
+        Some(bytes.iter().map(|&byte| char::from(byte)).collect())
+    } else if ["ascii", "us-ascii"].contains(&name.as_str()) {
+        utf8().ok().filter(|text| text.is_ascii())
     } else {
-        name
-    }
+        let known = Encoding::for_label(name.as_bytes()).filter(|known| known.is_ascii_compatible());
+        let Some(known) = known else {
+            return Err(DecodeError::UnknownEncoding { encoding });
+        };
+        known.decode_without_bom_handling_and_without_replacement(bytes)
+    };
+    text.ok_or(DecodeError::NotAsDeclared { encoding })
 }
 
 /// The name in a declaration in the first two lines; the second counts only after a blank or comment line.

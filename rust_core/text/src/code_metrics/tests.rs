@@ -404,9 +404,20 @@ fn encodings_follow_the_declaration() {
         decoded(b"\n# -*- coding: iso-8859-15 -*-\n\xa4"),
         Ok("\n# -*- coding: iso-8859-15 -*-\n€".to_owned())
     );
+    assert_eq!(
+        decoded(b"# coding=cp1252\n\x80\xe9"),
+        Ok("# coding=cp1252\n€é".to_owned())
+    );
     assert!(decoded(b"x\n# coding: latin-1\n\xe9").is_err());
     assert!(decoded(b"x = '\xe9'").is_err_and(|error| error.contains("byte 5")));
-    assert!(decoded(b"# coding: koi8-r\n").is_err_and(|error| error.contains("koi8-r")));
+    assert_eq!(decoded(b"# coding: koi8_r\n\xc1"), Ok("# coding: koi8_r\nа".to_owned()));
+    assert_eq!(
+        decoded(b"# coding: shift_jis\n\x82\xa0"),
+        Ok("# coding: shift_jis\nあ".to_owned())
+    );
+    assert!(decoded(b"# coding: shift_jis\n\x82").is_err_and(|error| error.contains("not in it")));
+    assert!(decoded(b"# coding: utf-16\n").is_err_and(|error| error.contains("unknown encoding")));
+    assert!(decoded(b"# coding: klingon\n").is_err_and(|error| error.contains("klingon")));
     assert!(decoded(b"\xef\xbb\xbf# coding: latin-1\n").is_err());
     assert!(decoded(b"# coding: ascii\n\xe9").is_err_and(|error| error.contains("ascii")));
 }
