@@ -7,6 +7,7 @@ replaced once. Closing the iterator cancels the prediction.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -39,6 +40,8 @@ from pyagent_lmstudio.prediction import (
 
 REST_HOST = "127.0.0.1:1234"
 """Where the OpenAI-style server listens; it answers the websockets too. The SDK knows the app's own ports."""
+logging.getLogger("AsyncWebsocketHandler").setLevel(logging.CRITICAL)  # the SDK logs what it raises; once is enough
+
 _HEALTH_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 
