@@ -1,0 +1,47 @@
+"""Reads the files people hand to an agent as text: plain text in UTF-8, and PDF with the extra `pdf`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pyagent.core.errors import RequestError
+
+MAX_FILE_BYTES = 50_000_000
+
+
+async def read_documents(paths: Sequence[str]) -> str:
+    """The texts of the files, one after the other. Raises `RequestError` naming the file that cannot be read."""
+    texts = [await asyncio.to_thread(_read, Path(path).expanduser()) for path in paths]
+    return "\n\n".join(texts)
+
+
+def _read(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if path.is_dir():
+            raise RequestError(f"{path} is a folder; name files", param="files")
+        if size > MAX_FILE_BYTES:
+            raise RequestError(f"{path} has {size:,} bytes; the most is {MAX_FILE_BYTES:,}", param="files")
+        text = _read_pdf(path) if path.suffix.lower() == ".pdf" else path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}", param="files") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not text in UTF-8", param="files") from error
+    if not text.strip() or "\0" in text:
+        raise RequestError(f"{path} has no text", param="files")
+    return text
+
+
+def _read_pdf(path: Path) -> str:
+    try:
+        pypdf: Any = import_module("pypdf")  # optional, so its types cannot be relied on
+    except ImportError as error:
+        raise RequestError(f"reading {path} needs pypdf: pip install 'pyagent[pdf]'", param="files") from error
+    try:
+        return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
+    except Exception as error:
+        raise RequestError(f"{path} is not a PDF that can be read: {error}", param="files") from error

@@ -1,0 +1,134 @@
+"""The summarize agent: long texts in parts side by side, their summaries then made into one.
+
+All parts share one system prompt, so an engine with a prefix cache computes it once. Prompts are short and answers
+bounded, so that a model of 135 million parameters can follow them; each part fits a context of 2,048 tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.fleet.agent import Agent, Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.hooks import hookimpl
+from pyagent.core.messages import SamplingParams
+from pyagent.logic.agents.documents import read_documents
+
+PART_CHARACTERS = 3_600
+"""About 900 tokens of English: eight parts for 5,000 words."""
+MAX_ROUNDS = 6
+
+_SYSTEM = "You are a careful editor. You summarize texts in plain words. You keep names and numbers. You add nothing."
+_PART = "Summarize this text in two sentences.\n\n{text}"
+_WHOLE = "Summarize this text in {num_sentences} sentences.\n\n{text}"
+_PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=96, repetition_penalty=1.05)
+_WHOLE_SAMPLING = SamplingParams(temperature=0.0, max_tokens=224, repetition_penalty=1.05)
+_ASKS = re.compile(r"\b(summar(y|i[sz]e\w*|ies)|tl;?dr|key points|shorten|sum up|gist)\b", re.IGNORECASE)
+_INSTRUCTION = re.compile(
+    r"^[^\n:]{0,120}\b(?:summar\w+|tl;?dr|shorten|sum up)\b[^\n:]{0,120}(?::|\n)\s*", re.IGNORECASE
+)
+
+
+class SummaryArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long the summary may be."""
+
+    num_sentences: int = 4
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The summary, those of the parts it was made from, and the length of what was read."""
+
+    text: str
+    parts: list[str]
+    num_words: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class SummarizeAgent:
+    """Summarizes texts of any length."""
+
+    name = "summarize"
+    description = "Summarizes a long text or a document: what it says, in a few sentences."
+    arguments = SummaryArguments
+
+    def __init__(self, part_characters: int = PART_CHARACTERS) -> None:
+        self._part_characters = part_characters
+
+    def matches(self, task: Task) -> str | None:
+        """Asks for a summary, or is a text too long to be a question."""
+        if found := _ASKS.search(task.text[:300]):
+            return f"it asks for a summary ({found[0]!r})"
+        return "it is a long text without a question" if len(task.text) > 4 * self._part_characters else None
+
+    async def run(self, context: Context, task: Task) -> Summary:
+        """The summary of the files, else of the results handed on, else of the text."""
+        num_sentences = task.arguments_as(SummaryArguments).num_sentences
+        if not 1 <= num_sentences <= 50:
+            raise RequestError(f"num_sentences goes from 1 to 50, got {num_sentences}", param="num_sentences")
+        text = await self._text(task)
+        if not text.strip():
+            raise RequestError("there is nothing to summarize: give a text or a file", param="text")
+        parts = await self._shrink(context, text)
+        prompt = _WHOLE.format(num_sentences=num_sentences, text="\n".join(parts) if parts else text)
+        pieces = [piece async for piece in context.stream(prompt, system=_SYSTEM, sampling=_WHOLE_SAMPLING)]
+        return Summary(text="".join(pieces).strip(), parts=parts, num_words=len(text.split()))
+
+    async def _text(self, task: Task) -> str:
+        if task.files:
+            return await read_documents(task.files)
+        if task.results:
+            return "\n\n".join(str(result) for result in task.results.values())
+        return _INSTRUCTION.sub("", task.text.strip(), count=1)
+
+    async def _shrink(self, context: Context, text: str) -> list[str]:
+        """Summaries of the parts, and of these in turn, until they fit one prompt; none when the text does."""
+        summaries: list[str] = []
+        for _ in range(MAX_ROUNDS):
+            parts = split_text(text, self._part_characters)
+            if len(parts) < 2:
+                break
+            context.progress(f"{len(parts)} parts in parallel")
+            with context.phase(f"{len(parts)} parts"):
+                summaries = await context.map(lambda part: self._part(context, part), parts)
+            text = "\n".join(summaries)
+        return summaries
+
+    async def _part(self, context: Context, part: str) -> str:
+        return await context.generate(_PART.format(text=part), system=_SYSTEM, sampling=_PART_SAMPLING)
+
+
+def split_text(text: str, max_characters: int) -> list[str]:
+    """The text in parts of about equal length, none above the maximum; cut at paragraphs, else sentences, else words.
+
+    Joined, the parts hold every word of the text in its order.
+    """
+    text = text.strip()
+    num_parts = -(-len(text) // max_characters)
+    parts: list[str] = []
+    while num_parts > 1:
+        end = _cut(text, min(max_characters, -(-len(text) // num_parts)))
+        parts.append(text[:end].rstrip())
+        text = text[end:].lstrip()
+        num_parts = max(num_parts - 1, -(-len(text) // max_characters))
+    return [part for part in [*parts, text] if part]
+
+
+def _cut(text: str, limit: int) -> int:
+    """Where to cut within the limit: the last border of the best kind in its last third."""
+    for border in ("\n\n", "\n", ". ", "? ", "! ", " "):
+        place = text.rfind(border, limit - limit // 3, limit - len(border) + 1)
+        if place > 0:
+            return place + len(border)
+    return limit
+
+
+@hookimpl
+def pyagent_register_agents() -> Sequence[Agent]:
+    """The summarize agent."""
+    return [SummarizeAgent()]

@@ -1,0 +1,52 @@
+"""Chain of thought: the model writes its steps before its answer (Wei et al. 2022, arXiv:2201.11903)."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from pyagent.core.fleet.context import Context
+from pyagent.core.messages import Message, SamplingParams
+
+SYSTEM = "You solve problems. Think step by step, in short numbered steps. End with one line: Answer: ..."
+GREEDY = SamplingParams(temperature=0.0, max_tokens=384, repetition_penalty=1.05)
+_ANSWER = re.compile(r"^\W*(?:final )?answer(?: is)?\W*[:=]\s*(.+)$", re.IGNORECASE | re.MULTILINE)
+_ANSWER_TOKENS = 48
+
+
+class Thought(msgspec.Struct, frozen=True):
+    """The steps written down, and the answer they came to."""
+
+    steps: list[str]
+    answer: str
+
+
+async def chain_of_thought(
+    context: Context, question: str, *, sampling: SamplingParams = GREEDY, is_shown: bool = True
+) -> Thought:
+    """One line of thought. `is_shown` streams it to whoever watches."""
+    if is_shown:
+        text = "".join([piece async for piece in context.stream(question, system=SYSTEM, sampling=sampling)])
+    else:
+        text = await context.generate(question, system=SYSTEM, sampling=sampling)
+    thought = read_thought(text)
+    if thought.answer:
+        return thought
+    short = msgspec.structs.replace(sampling, max_tokens=_ANSWER_TOKENS)
+    messages = [
+        Message("system", SYSTEM),
+        Message("user", question),
+        Message("assistant", text),
+        Message("user", "Give only the final answer, without steps."),
+    ]
+    answer = await context.generate(messages, sampling=short)
+    return Thought(thought.steps, read_thought(answer).answer or answer.strip().splitlines()[0])
+
+
+def read_thought(text: str) -> Thought:
+    """The steps and the answer in a text; the answer is empty when no line gives one."""
+    found = list(_ANSWER.finditer(text))
+    steps_text = text[: found[-1].start()] if found else text
+    steps = [line.strip() for line in steps_text.splitlines() if line.strip()]
+    return Thought(steps, found[-1][1].strip(" *_`") if found else "")
