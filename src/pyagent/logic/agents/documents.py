@@ -15,11 +15,12 @@ MAX_FILE_BYTES = 50_000_000
 
 async def read_documents(paths: Sequence[str]) -> str:
     """The texts of the files, one after the other. Raises `RequestError` naming the file that cannot be read."""
-    texts = [await asyncio.to_thread(_read, Path(path).expanduser()) for path in paths]
+    texts = [await asyncio.to_thread(_read, path) for path in paths]
     return "\n\n".join(texts)
 
 
-def _read(path: Path) -> str:
+def _read(name: str) -> str:
+    path = Path(name).expanduser()
     try:
         size = path.stat().st_size
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Self-consistency: several lines of thought, and the answer most of them come to (Wang et al. 2022, arXiv:2203.11171)."""
+"""Self-consistency: several lines of thought, and the answer most come to (Wang et al. 2022, arXiv:2203.11171)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,139 @@
+"""The summarize agent: how texts are split, what the model is asked, and what comes of bad input."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyagent.core.errors import BudgetError, PyAgentError, RequestError
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.messages import ChatRequest
+from pyagent.logic.agents.summarize import SummarizeAgent, Summary, split_text
+from pyagent.testing import ScriptedBackend
+
+_PARAGRAPH = "The ship left the harbour at dawn. Nobody saw it go, and nobody asked why. " * 5
+_LONG = "\n\n".join(f"Part {n}. {_PARAGRAPH}" for n in range(60))
+
+
+@given(st.text(alphabet="ab .?\n", max_size=400), st.integers(10, 60))
+def test_split_keeps_every_word(text: str, limit: int) -> None:
+    """Parts stay within the limit, none is empty, and joined they hold every character that is not space, in order."""
+    parts = split_text(text, limit)
+    assert all(0 < len(part) <= limit for part in parts)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+def test_split_prefers_paragraphs_and_equal_parts() -> None:
+    """A text of many paragraphs is cut between them, into parts of about one length."""
+    parts = split_text(_LONG, 3600)
+    assert all(part.startswith("Part ") for part in parts)
+    assert max(map(len, parts)) < 2 * min(map(len, parts))
+
+
+def _answer(request: ChatRequest) -> str:
+    return "whole." if "in 4 sentences" in request.messages[-1].text else "part."
+
+
+def _fleet(**limits: int) -> Fleet:
+    return Fleet(ScriptedBackend(_answer), [SummarizeAgent()], limits=FleetLimits(**limits))
+
+
+def test_long_text_is_summarized_in_parts_that_share_a_prompt() -> None:
+    """Every part is asked about under one system prompt, and the parts' summaries make the whole."""
+    fleet = _fleet()
+    summary = asyncio.run(fleet.run_agent("summarize", _LONG))
+    requests: list[ChatRequest] = fleet.backend.requests  # type: ignore[attr-defined]
+    assert isinstance(summary, Summary)
+    assert str(summary) == "whole."
+    assert summary.parts == ["part."] * (len(requests) - 1)
+    assert summary.num_words == len(_LONG.split())
+    assert len({request.messages[0].text for request in requests}) == 1
+    asked = "".join(request.messages[1].text for request in requests[:-1])
+    assert all(f"Part {n}." in asked for n in range(60))
+    assert requests[-1].messages[1].text.endswith("part.\npart.")
+
+
+def test_summaries_that_are_long_themselves_are_summarized_again() -> None:
+    """When the parts' summaries do not fit one prompt they go through another round."""
+    fleet = Fleet(
+        ScriptedBackend(lambda r: "x " * 300 if "two" in r.messages[-1].text else "end"), [SummarizeAgent(1000)]
+    )
+    assert str(asyncio.run(fleet.run_agent("summarize", _LONG))) == "end"
+    assert all(len(request.messages[1].text) < 5000 for request in fleet.backend.requests)  # type: ignore[attr-defined]
+
+
+def test_short_text_is_one_call_without_its_instruction() -> None:
+    """A short text needs one call; the words `Summarise this:` are no part of it."""
+    fleet = _fleet()
+    asyncio.run(fleet.run_agent("summarize", "Please summarise this text:\nThe cat sat."))
+    (request,) = fleet.backend.requests  # type: ignore[attr-defined]
+    assert request.messages[1].text.endswith("\n\nThe cat sat.")
+
+
+def test_files_and_results_are_summarized(tmp_path: Path) -> None:
+    """A file's text is what is summarized; so are results handed on by earlier steps."""
+    (tmp_path / "a.txt").write_text("The dog ran.")
+    fleet = _fleet()
+    asyncio.run(fleet.run_agent("summarize", "Summarize", files=[str(tmp_path / "a.txt")]))
+    asyncio.run(fleet.run_agent("summarize", Task(text="Summarize", results={"x": "The bird flew."})))
+    texts = [request.messages[1].text for request in fleet.backend.requests]  # type: ignore[attr-defined]
+    assert "The dog ran." in texts[0]
+    assert "The bird flew." in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.txt", None, "cannot be read: No such file"),
+        ("binary.txt", b"\xff\xfe\x00", "not text"),
+        ("nul.txt", b"a\0b", "has no text"),
+        ("empty.txt", b" \n", "has no text"),
+        ("bad.pdf", b"%PDF-1.4 nonsense", r"bad\.pdf"),
+    ],
+)
+def test_unreadable_file_is_refused_by_name(tmp_path: Path, name: str, content: bytes | None, reason: str) -> None:
+    """A file that is missing, binary or empty is refused with its name and what is wrong."""
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RequestError, match=reason):
+        asyncio.run(_fleet().run_agent("summarize", "summarize", files=[str(tmp_path / name)]))
+
+
+def test_folder_is_refused(tmp_path: Path) -> None:
+    """A folder is no document."""
+    with pytest.raises(RequestError, match="is a folder"):
+        asyncio.run(_fleet().run_agent("summarize", "summarize", files=[str(tmp_path)]))
+
+
+@pytest.mark.parametrize("arguments", [{"num_sentences": 0}, {"num_sentences": "4"}, {"sentences": 4}])
+def test_bad_arguments_are_refused(arguments: dict[str, object]) -> None:
+    """Arguments of another type, range or name are refused."""
+    with pytest.raises(RequestError):
+        asyncio.run(_fleet().run_agent("summarize", Task(text="x", arguments=arguments)))
+
+
+def test_budget_bounds_the_whole_job() -> None:
+    """A text too long for the budget ends in a budget error, not in unbounded calls."""
+    with pytest.raises(BudgetError):
+        asyncio.run(_fleet(run_tokens=5_000).run_agent("summarize", _LONG))
+
+
+def test_failing_part_fails_the_job() -> None:
+    """A part without a summary is not silently left out."""
+    backend = ScriptedBackend(["part.", " "])
+    with pytest.raises(PyAgentError):
+        asyncio.run(Fleet(backend, [SummarizeAgent()]).run_agent("summarize", _LONG))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [("Summarise this: ...", True), ("tl;dr please", True), (_LONG, True), ("What is 2+2?", False)],
+)
+def test_router_rule(text: str, is_taken: bool) -> None:
+    """The rule takes wishes for a summary, and long texts."""
+    assert (SummarizeAgent().matches(Task(text=text)) is not None) is is_taken
