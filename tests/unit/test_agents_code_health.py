@@ -107,4 +107,4 @@ def test_folder_without_python_is_refused(tmp_path: Path) -> None:
 )
 def test_router_rule(text: str, is_taken: bool) -> None:
     """The rule takes questions about code's complexity only."""
-    assert (CodeHealthAgent().matches(Task(text=text)) is not None) is is_taken
+    assert isinstance(CodeHealthAgent().matches(Task(text=text)), str) is is_taken

@@ -42,6 +42,12 @@ def test_missing_answer_is_asked_for() -> None:
     assert backend.requests[1].sampling.max_tokens == 48
 
 
+def test_answer_without_steps_is_an_answer() -> None:
+    """A model that answers in one line is not asked again."""
+    reasoned = _run(ScriptedBackend(["Paris is the capital."]), "Capital of France?")
+    assert str(reasoned) == "Paris is the capital."
+
+
 def test_self_consistency_votes_over_seeds() -> None:
     """Samples have seeds of their own and draw; the answer most of them write, however written, wins."""
     answers = {0: "Answer: 7", 1: "Answer: 10 pens", 2: "Answer: ten", 3: "Answer: 10.0", 4: "Answer: 7"}

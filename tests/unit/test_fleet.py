@@ -103,6 +103,14 @@ def test_model_routes_when_no_rule_matches() -> None:
     assert "does one" in request.messages[-1].text
 
 
+def test_rules_can_say_no() -> None:
+    """Agents whose rules say that a task is plainly not theirs are out; the last one left needs no model."""
+    never = {"matches": lambda task: False}
+    fleet = _fleet(Custom("a", _echo, **never), Custom("b", _echo), Custom("c", _echo, **never))
+    seen, _ = asyncio.run(_events(fleet, "hi"))
+    assert [(e.agent, e.how) for e in seen if isinstance(e, ev.RouteChosen)] == [("b", "rule")]
+
+
 def test_unknown_agent_names_the_nearest() -> None:
     """A misspelt agent is refused with the one that was probably meant."""
     with pytest.raises(RequestError, match="did you mean 'summarize'"):

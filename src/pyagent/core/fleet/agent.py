@@ -42,7 +42,8 @@ class Agent(Protocol):
     """A specialist. It may also have:
 
     - `arguments`: the type of `Task.arguments`, checked before it runs;
-    - `matches(task) -> str | None`: why the task is plainly for this agent (the router asks before it asks the model);
+    - `matches(task) -> str | bool | None`: why the task is plainly for this agent; False when it plainly is not; None
+      when only its description can tell (the router asks before it asks a model);
     - `needs`: names of agents it spawns;
     - `async close()`: releases what it holds, when the fleet ends.
     """
@@ -94,10 +95,10 @@ def needs(agent: Agent) -> tuple[str, ...]:
     return tuple(cast("Sequence[str]", getattr(agent, "needs", ())))
 
 
-def rule_reason(agent: Agent, task: Task) -> str | None:
-    """Why the task is plainly for this agent, as its own rule says."""
+def rule_verdict(agent: Agent, task: Task) -> str | bool | None:
+    """What the agent's own rule says of a task: a reason to take it, False for never, None when it cannot tell."""
     matches = getattr(agent, "matches", None)
-    return matches(task) if callable(matches) else None  # type: ignore[return-value]
+    return cast("str | bool | None", matches(task)) if callable(matches) else None
 
 
 def checked_task(agent: Agent, task: Task) -> Task:

@@ -1,7 +1,7 @@
 """Which agent a task is for, and why: the caller's word, else a rule of the agents' own, else a model's choice.
 
-Rules come first because they cost nothing and can be explained; agents declare them (`matches`). When the rules of
-several agents match, or none does, a model chooses among the descriptions, constrained to the names.
+Rules come first because they cost nothing and can be explained; agents declare them (`matches`), and they may
+also say that a task is plainly not theirs. Among those left a model chooses by description, constrained to the names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.errors import ConfigError
-from pyagent.core.fleet.agent import Agent, Task, rule_reason, unknown_name
+from pyagent.core.fleet.agent import Agent, Task, rule_verdict, unknown_name
 from pyagent.core.fleet.context import Context
 from pyagent.core.messages import SamplingParams
 
@@ -38,11 +38,15 @@ def plain_route(task: Task, agents: Mapping[str, Agent], named: str | None = Non
         raise ConfigError("the fleet has no agents; install a plugin that brings some, or enable one", key="plugins")
     if len(agents) == 1:
         return Route(next(iter(agents)), "only", "the only agent there is")
-    reasons = {name: reason for name, agent in agents.items() if (reason := rule_reason(agent, task))}
+    verdicts = {name: rule_verdict(agent, task) for name, agent in agents.items()}
+    reasons = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, str)}
     if len(reasons) == 1:
         name, reason = next(iter(reasons.items()))
         return Route(name, "rule", reason)
-    return {name: agents[name] for name in reasons or agents}
+    left = [name for name, verdict in verdicts.items() if verdict is not False]
+    if len(left) == 1:
+        return Route(left[0], "rule", "by their rules, the task is for none of the others")
+    return {name: agents[name] for name in reasons or left or agents}
 
 
 async def choose_route(context: Context, task: Task, candidates: Mapping[str, Agent]) -> Route:

@@ -25,7 +25,7 @@ _SKIPPED = frozenset({"__pycache__", "node_modules"})
 _BATCH_FILES = 256
 """Files analysed between two looks at whether anybody still waits."""
 _ASKS_FOR_HEALTH = re.compile(r"\b(complex\w*|maintainab\w+|code[- ]health)\b", re.IGNORECASE)
-_ABOUT_CODE = re.compile(r"\b(functions?|methods?|code|repo(sitory)?|modules?|files?|source)\b", re.IGNORECASE)
+_ABOUT_CODE = re.compile(r"\b(functions?|methods?|code|repo(sitory)?|modules?|python|source files?)\b", re.IGNORECASE)
 
 
 class FunctionHealth(msgspec.Struct, frozen=True):
@@ -85,12 +85,13 @@ class CodeHealthAgent:
     description = "Measures Python code: complexity and maintainability of a file, folder or repository."
     arguments = HealthArguments
 
-    def matches(self, task: Task) -> str | None:
-        """Asks about the complexity or maintainability of code."""
+    def matches(self, task: Task) -> str | bool | None:
+        """Asks about the complexity or maintainability of code; never without naming code or a path."""
+        is_about_code = bool(task.files or _ABOUT_CODE.search(task.text) or _named_path(task.text))
         found = _ASKS_FOR_HEALTH.search(task.text)
-        if found is None or not (task.files or _ABOUT_CODE.search(task.text) or _named_path(task.text)):
-            return None
-        return f"it asks about {found[0].lower()}, of code"
+        if found and is_about_code:
+            return f"it asks about {found[0].lower()}, of code"
+        return None if is_about_code and not task.files else False
 
     async def run(self, context: Context, task: Task) -> CodeHealth:
         """The health of the files and folders named."""

@@ -38,7 +38,7 @@ class Reasoned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __str__(self) -> str:
         num_votes = sum(self.votes.values())
         agreed = f"  ({max(self.votes.values())} of {num_votes} samples agree)" if num_votes else ""
-        return "\n".join([*self.steps, f"Answer: {self.answer}{agreed}"])
+        return "\n".join([*self.steps, f"Answer: {self.answer}{agreed}"]) if self.steps or agreed else self.answer
 
 
 class ReasoningAgent:

@@ -21,6 +21,7 @@ from pyagent.logic.agents.documents import read_documents
 PART_CHARACTERS = 3_600
 """About 900 tokens of English: eight parts for 5,000 words."""
 MAX_ROUNDS = 6
+_SHORT_CHARACTERS = 400
 
 _SYSTEM = "You are a careful editor. You summarize texts in plain words. You keep names and numbers. You add nothing."
 _PART = "Summarize this text in two sentences.\n\n{text}"
@@ -60,11 +61,13 @@ class SummarizeAgent:
     def __init__(self, part_characters: int = PART_CHARACTERS) -> None:
         self._part_characters = part_characters
 
-    def matches(self, task: Task) -> str | None:
-        """Asks for a summary, or is a text too long to be a question."""
+    def matches(self, task: Task) -> str | bool | None:
+        """Asks for a summary, or is a text too long to be a question; never a short text alone."""
         if found := _ASKS.search(task.text[:300]):
             return f"it asks for a summary ({found[0]!r})"
-        return "it is a long text without a question" if len(task.text) > 4 * self._part_characters else None
+        if len(task.text) > 4 * self._part_characters:
+            return "it is a long text"
+        return None if task.files or task.results or len(task.text) > _SHORT_CHARACTERS else False
 
     async def run(self, context: Context, task: Task) -> Summary:
         """The summary of the files, else of the results handed on, else of the text."""

@@ -33,6 +33,8 @@ async def chain_of_thought(
     thought = read_thought(text)
     if thought.answer:
         return thought
+    if len(thought.steps) == 1:  # a model that answers at once has answered
+        return Thought([], thought.steps[0])
     short = msgspec.structs.replace(sampling, max_tokens=_ANSWER_TOKENS)
     messages = [
         Message("system", SYSTEM),

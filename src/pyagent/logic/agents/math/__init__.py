@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import cast
+from typing import Annotated, cast
 
 import msgspec
 
@@ -30,7 +30,9 @@ _REWRITE = (
 
 
 class _Rewritten(msgspec.Struct, frozen=True):
-    expression: str
+    """What the model may write: the pattern leaves it no room for words."""
+
+    expression: Annotated[str, msgspec.Meta(pattern=r"^[0-9+\-*/^(). ]{3,60}$")]
 
 
 class MathAgent:
@@ -43,9 +45,11 @@ class MathAgent:
     def __init__(self, sandbox: Sandbox | None = None) -> None:
         self._sandbox = sandbox or Sandbox()
 
-    def matches(self, task: Task) -> str | None:
-        """A short text that is an expression or a mathematical question."""
-        return None if task.files else reason_to_take(task.text)
+    def matches(self, task: Task) -> str | bool | None:
+        """A short text that is an expression or a mathematical question; never one without a number, or with files."""
+        if task.files:
+            return False
+        return reason_to_take(task.text) or (None if re.search(r"\d", task.text) else False)
 
     async def run(self, context: Context, task: Task) -> Solved:
         """The answer to a question or an action."""
