@@ -18,6 +18,7 @@ import sysconfig
 import time
 import tokenize
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from pyagent._rust import analyse_code
@@ -42,8 +43,10 @@ def run_radon(paths: list[str]) -> float:
     for path in paths:
         with tokenize.open(path) as file:
             source = file.read()
-        mi_visit(source, multi=True)
-        cc_visit(source)
+        # Identifiers that its tokenizer does not know end radon.
+        with suppress(SyntaxError):
+            mi_visit(source, multi=True)
+            cc_visit(source)
     return time.perf_counter() - started
 
 
@@ -52,12 +55,9 @@ def readable_by_both(paths: list[str]) -> list[str]:
     readable: list[str] = []
     for path, maintainability, _, _ in analyse_code(paths, 2):
         if maintainability is not None and Path(path).stat().st_size < 60_000:
-            with tokenize.open(path) as file:
-                try:
-                    compile(file.read(), path, "exec")
-                except (SyntaxError, ValueError):
-                    continue
-            readable.append(path)
+            with suppress(SyntaxError, ValueError), tokenize.open(path) as file:
+                compile(file.read(), path, "exec")
+                readable.append(path)
     return readable
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def test_a_bad_file_is_one_entry(tmp_path: Path, content: str | bytes, error: st
     assert [row[3] is None for row in reports] == [False, False, False, True]
     assert error in str(reports[0][3])
     assert [row[2] for row in reports[:3]] == [[], [], []]
+
+
+def test_a_name_that_is_not_text_is_analysed(tmp_path: Path) -> None:
+    """A file name that is no UTF-8 comes back as Python spells it."""
+    path = write(tmp_path, os.fsdecode(b"caf\xe9.py"), SOURCE)
+    [(found, maintainability, _, error)] = analyse_code([path], 1)
+    assert (found, error) == (path, None)
+    assert maintainability is not None
 
 
 def test_no_threads_is_refused() -> None:

@@ -1,5 +1,6 @@
 //! `analyse_code`: metrics of many Python files in one call.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use pyagent_text::code_metrics::{FileReport, FunctionMetrics, analyse_files};
@@ -10,13 +11,13 @@ use pyo3::prelude::*;
 type FunctionRow = (String, usize, u32);
 
 /// Path, maintainability, functions, and the error where there are no metrics.
-type FileRow = (String, Option<f64>, Vec<FunctionRow>, Option<String>);
+type FileRow = (OsString, Option<f64>, Vec<FunctionRow>, Option<String>);
 
 /// Maintainability and the functions' complexity of each file, in the order of `paths`.
 ///
 /// A file without metrics has `None`, no functions and the reason. The GIL is free meanwhile.
 #[pyfunction]
-pub fn analyse_code(py: Python<'_>, paths: Vec<String>, threads: usize) -> PyResult<Vec<FileRow>> {
+pub fn analyse_code(py: Python<'_>, paths: Vec<OsString>, threads: usize) -> PyResult<Vec<FileRow>> {
     if threads == 0 {
         return Err(PyValueError::new_err("threads: expected 1 or more, got 0"));
     }
@@ -27,7 +28,7 @@ pub fn analyse_code(py: Python<'_>, paths: Vec<String>, threads: usize) -> PyRes
     }))
 }
 
-fn row((path, report): (String, FileReport)) -> FileRow {
+fn row((path, report): (OsString, FileReport)) -> FileRow {
     match report.result {
         Ok(metrics) => {
             let functions = metrics.functions.into_iter();
