@@ -96,25 +96,31 @@ fn main() {
         };
         for isa in Isa::available() {
             println!("{isa:?}, keys and values in {dtype:?}");
-            for num_tokens in [128, 512, 2048] {
-                if isa == Isa::Scalar && num_tokens > 128 {
-                    continue; // without hardware FMA in the build this takes minutes
+            for (depth, num_tokens) in [(0, 128), (0, 512), (2048, 64), (8192, 16)] {
+                if isa == Isa::Scalar && depth + num_tokens > 128 {
+                    continue; // x86 builds have no FMA outside the kernels of a set: a call for each
                 }
-                let mut sequence = Sequence::new(layout, num_tokens, num_tokens);
-                let seconds = best_seconds(|| sequence.attend(isa, 0, num_tokens));
-                let pairs = num_tokens * (num_tokens + 1) / 2 * HEADS * layout.num_kv_heads;
-                let gflops = (pairs * layout.head_dim * 4) as f64 / seconds / 1e9;
+                let mut sequence = Sequence::new(layout, depth + num_tokens, num_tokens);
+                let seconds = best_seconds(|| sequence.attend(isa, depth, num_tokens));
+                let num_pairs = num_tokens * (2 * depth + num_tokens + 1) / 2 * HEADS * layout.num_kv_heads;
+                let gflops = (num_pairs * layout.head_dim * 4) as f64 / seconds / 1e9;
                 println!(
-                    "  prefill of {num_tokens:5}: {:9.1} us, {gflops:6.1} Gflop/s",
+                    "  {num_tokens:4} tokens after {depth:5}: {:8.1} us, {gflops:6.1} Gflop/s",
                     seconds * 1e6
                 );
             }
             for depth in [1000, 4000, 8000] {
+                if isa == Isa::Scalar && depth > 1000 {
+                    continue;
+                }
                 let mut sequence = Sequence::new(layout, depth, 1);
                 let seconds = best_seconds(|| sequence.attend(isa, depth - 1, 1));
                 let bytes = depth * layout.block_bytes() / BLOCK_TOKENS;
                 let rate = bytes as f64 / seconds / 1e9;
-                println!("  decode at   {depth:5}: {:9.1} us, {rate:6.1} GB/s", seconds * 1e6);
+                println!(
+                    "     1 token  after {depth:5}: {:8.1} us, {rate:6.1} GB/s",
+                    seconds * 1e6
+                );
             }
         }
     }

@@ -11,10 +11,10 @@ unsafe fn tile<const ROWS: usize, const KEYS: usize, const DIMS: usize>(group: &
 
 /// # Safety
 /// As [`super::attend`], and the CPU has AVX2, FMA and F16C.
-pub(super) unsafe fn attend(group: &Group<'_>, num_rows: usize) {
+pub(super) unsafe fn attend(group: &Group<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
-        match num_rows {
+        match group.num_rows {
             1 => tile::<1, 4, 4>(group),
             2 => tile::<2, 3, 2>(group),
             3 => tile::<3, 2, 2>(group),

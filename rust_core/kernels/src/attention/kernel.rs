@@ -26,6 +26,8 @@ pub(super) struct Group<'a> {
     pub(super) args: &'a AttentionArgs<'a>,
     /// The first row; row `r` is query head `r % heads` of token `r / heads`.
     pub(super) first_row: usize,
+    /// `ROWS`, as a number the compiler does not know: loops over it are not unrolled, which would only be code.
+    pub(super) num_rows: usize,
     /// The blocks that any of the rows sees.
     pub(super) blocks: Range<usize>,
     pub(super) work: Work,
@@ -110,21 +112,21 @@ unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usiz
 ) {
     // SAFETY: the caller's promise, which is the same for each pass.
     unsafe {
-        transpose_queries::<ROWS>(group);
+        transpose_queries(group);
         score_blocks::<L, S, ROWS, KEYS>(group);
         let mut inverse_sums = [0.0; ROWS];
-        for (row, inverse) in inverse_sums.iter_mut().enumerate() {
+        for (row, inverse) in inverse_sums[..group.num_rows].iter_mut().enumerate() {
             *inverse = 1.0 / weigh::<L, ROWS>(group, row);
         }
         sum_values::<L, S, ROWS, DIMS>(group);
-        write_out::<L, ROWS>(group, &inverse_sums);
+        write_out(group, &inverse_sums);
     }
 }
 
 /// Lays the queries out as `[head_dim][row]`, so that one pointer serves all rows of a dimension.
-#[inline(always)]
-unsafe fn transpose_queries<const ROWS: usize>(group: &Group<'_>) {
-    for row in 0..ROWS {
+#[inline(never)]
+unsafe fn transpose_queries(group: &Group<'_>) {
+    for row in 0..group.num_rows {
         let (token, head) = group.token_and_head(row);
         for d in 0..group.layout.head_dim {
             // SAFETY: the caller promises the query rows and the scratch.
@@ -133,7 +135,7 @@ unsafe fn transpose_queries<const ROWS: usize>(group: &Group<'_>) {
                     .args
                     .q
                     .add(token * group.args.q_stride + head * group.layout.head_dim + d);
-                *group.work.queries.add(d * ROWS + row) = number;
+                *group.work.queries.add(d * group.num_rows + row) = number;
             }
         }
     }
@@ -239,7 +241,7 @@ unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(
     unsafe {
         std::slice::from_raw_parts_mut(group.work.sums, ROWS * group.layout.head_dim).fill(0.0);
         for is_after in [false, true] {
-            for row in 0..ROWS {
+            for row in 0..group.num_rows {
                 let visible = group.visible(row);
                 let own = if is_after {
                     common.end..visible.end
@@ -278,7 +280,7 @@ unsafe fn add_values<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize,
             d += LANES;
         }
         if d < head_dim {
-            add_rest::<S, TAKEN, ROWS>(group, row, d, positions);
+            add_rest::<S>(group, row..row + TAKEN, d, positions);
         }
     }
 }
@@ -335,14 +337,9 @@ unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, c
     }
 }
 
-/// The dimensions from `d` on that do not fill a register, one by one.
-#[inline(always)]
-unsafe fn add_rest<S: Stored, const TAKEN: usize, const ROWS: usize>(
-    group: &Group<'_>,
-    row: usize,
-    d: usize,
-    positions: Range<usize>,
-) {
+/// The dimensions from `d` on that do not fill a register, one by one: right, not fast, and once for all sets.
+#[inline(never)]
+unsafe fn add_rest<S: Stored>(group: &Group<'_>, rows: Range<usize>, d: usize, positions: Range<usize>) {
     let head_dim = group.layout.head_dim;
     let values_at = group.layout.values_at(group.args.kv_head);
     // SAFETY: the caller promises blocks and scratch; rows and dimensions are within them.
@@ -353,8 +350,8 @@ unsafe fn add_rest<S: Stored, const TAKEN: usize, const ROWS: usize>(
             let weights = group
                 .work
                 .scores
-                .add((block - group.blocks.start) * ROWS * LANES + slot);
-            for row in row..row + TAKEN {
+                .add((block - group.blocks.start) * group.num_rows * LANES + slot);
+            for row in rows.clone() {
                 for d in d..head_dim {
                     let sum = group.work.sums.add(row * head_dim + d);
                     *sum = (*weights.add(row * LANES)).mul_add((*values.add(d)).widen(), *sum);
@@ -365,8 +362,8 @@ unsafe fn add_rest<S: Stored, const TAKEN: usize, const ROWS: usize>(
 }
 
 /// Multiplies the sums by each row's factor, into the result.
-#[inline(always)]
-unsafe fn write_out<L: Lanes, const ROWS: usize>(group: &Group<'_>, factors: &[f32; ROWS]) {
+#[inline(never)]
+unsafe fn write_out(group: &Group<'_>, factors: &[f32]) {
     let head_dim = group.layout.head_dim;
     for (row, factor) in factors.iter().enumerate() {
         let (token, head) = group.token_and_head(row);
@@ -374,11 +371,7 @@ unsafe fn write_out<L: Lanes, const ROWS: usize>(group: &Group<'_>, factors: &[f
         unsafe {
             let sums = group.work.sums.add(row * head_dim);
             let out = group.args.out.add(token * group.args.out_stride + head * head_dim);
-            let whole = head_dim / LANES * LANES;
-            for d in (0..whole).step_by(LANES) {
-                L::load(sums.add(d)).mul(L::splat(*factor)).store(out.add(d));
-            }
-            for d in whole..head_dim {
+            for d in 0..head_dim {
                 *out.add(d) = *sums.add(d) * factor;
             }
         }

@@ -138,11 +138,12 @@ pub unsafe fn attend(isa: Isa, layout: &KvLayout, args: &AttentionArgs<'_>, scra
             layout,
             args,
             first_row,
+            num_rows: num_rows_here,
             blocks,
             work,
         };
         // SAFETY: the caller's promises are those of the group; `isa` is available; the scratch is reserved.
-        unsafe { run_group(isa, &group, num_rows_here) };
+        unsafe { run_group(isa, &group) };
         first_row += num_rows_here;
     }
 }
@@ -171,15 +172,15 @@ fn rows_at_once(isa: Isa, args: &AttentionArgs<'_>, num_blocks: usize) -> usize 
     }
 }
 
-unsafe fn run_group(isa: Isa, group: &kernel::Group<'_>, num_rows: usize) {
+unsafe fn run_group(isa: Isa, group: &kernel::Group<'_>) {
     // SAFETY: the caller promises what the group asks for, and that `isa` is available.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => avx512::attend(group, num_rows),
+            Isa::Avx512 | Isa::Amx => avx512::attend(group),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::attend(group, num_rows),
-            _ => scalar::attend(group, num_rows),
+            Isa::Avx2 => avx2::attend(group),
+            _ => scalar::attend(group),
         }
     }
 }

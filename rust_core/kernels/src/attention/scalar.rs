@@ -5,10 +5,10 @@ use crate::lanes::scalar::Scalar;
 
 /// # Safety
 /// As [`super::attend`].
-pub(super) unsafe fn attend(group: &Group<'_>, num_rows: usize) {
+pub(super) unsafe fn attend(group: &Group<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
-        match num_rows {
+        match group.num_rows {
             1 => kernel::attend::<Scalar, 1, 1, 1>(group),
             2 => kernel::attend::<Scalar, 2, 1, 1>(group),
             3 => kernel::attend::<Scalar, 3, 1, 1>(group),

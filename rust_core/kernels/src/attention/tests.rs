@@ -4,6 +4,10 @@ use super::*;
 use crate::lanes::F16;
 use proptest::prelude::*;
 
+/// Outputs average values of magnitude 1 by weights whose relative error is the absolute error of the scores: some
+/// rounding errors of 2^-24 for scores of up to 20. Measured: 8e-7 at 256 dimensions.
+const TOLERANCE: f64 = 3e-6;
+
 /// A sequence in paged memory and queries on its last tokens.
 #[derive(Clone, Debug)]
 struct Case {
@@ -173,14 +177,13 @@ impl Case {
     }
 
     fn check_against_reference(&self) {
-        // Scores are at most some 20 and carry a rounding error of about sqrt(dim) * 2^-24 of the sum of the
-        // magnitudes (measured below 4e-6); weights carry it relatively, outputs average values below 1.
-        let tolerance = 1e-5;
-        let out = self.run(Isa::best(), 1, 64);
-        for (i, (got, expected)) in out.iter().zip(self.reference()).enumerate() {
+        let mut worst = 0.0_f64;
+        for (got, expected) in self.run(Isa::best(), 1, 64).iter().zip(self.reference()) {
             let error = (f64::from(*got) - expected).abs();
-            assert!(error < tolerance, "{self:?} at {i}: got {got}, expected {expected}");
+            assert!(error < TOLERANCE, "{self:?}: got {got}, expected {expected}");
+            worst = worst.max(error);
         }
+        println!("worst error {worst:.1e}: {self:?}");
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn gelu_tanh<L: Lanes>(x: L) -> L {
     x.mul(sigmoid(inner.mul(x.all(1.595_769))))
 }
 
-/// The hyperbolic tangent, within 3 units in the last place.
+/// The hyperbolic tangent, within 2 units in the last place.
 ///
 /// Near zero `x + x^3 p(x^2)` keeps the relative accuracy that `1 - 2 / (e^2x + 1)` loses.
 #[inline(always)]

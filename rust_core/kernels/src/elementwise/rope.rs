@@ -146,7 +146,8 @@ fn check(field: &'static str, value: f32, holds: bool, expected: &'static str) -
     }
 }
 
-fn inverse_frequencies(rotary_dims: usize, base: f32, scaling: &RopeScaling) -> Result<Vec<f32>, RopeError> {
+/// The radians that each pair turns per position.
+pub(super) fn inverse_frequencies(rotary_dims: usize, base: f32, scaling: &RopeScaling) -> Result<Vec<f32>, RopeError> {
     // The exponent is rounded to f32 as in the reference; the power is correctly rounded, as PyTorch's nearly is.
     let power = |i: usize| {
         let exponent = (2 * i) as f32 / rotary_dims as f32;
