@@ -9,8 +9,8 @@ use crate::isa::Isa;
 use crate::pack::BLOCK_COLS;
 use crate::pack::memory::Memory;
 
-/// Tokens the buffers are rounded up to, so that a whole AMX tile may be read.
-const TOKEN_TILE: usize = 16;
+/// Tokens of room past the batch, so that a whole AMX tile may be read from any token on.
+const SPARE_TOKENS: usize = 16;
 /// Largest magnitudes below this are taken for zero.
 pub(crate) const SMALLEST: f32 = 1e-30;
 /// Bits of the positive infinity; magnitudes from here on are not finite.
@@ -100,7 +100,9 @@ impl Activations {
         );
         (self.tokens, self.cols) = (tokens, cols);
         (self.has_quantised, self.has_dense) = (quantised, dense);
-        let padded = tokens.next_multiple_of(TOKEN_TILE);
+        let padded = tokens
+            .checked_add(SPARE_TOKENS)
+            .expect("a batch that fits the address space");
         if quantised {
             let bytes = self.block_stride().checked_mul(size_of::<ActivationBlock>());
             grow(&mut self.quantised, padded, bytes);

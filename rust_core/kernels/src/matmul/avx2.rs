@@ -1,5 +1,10 @@
 //! AVX2, FMA and F16C, with AVX-VNNI where the CPU has it: a vector is half a group, eight rows.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indexed loops of constant length unroll into registers"
+)]
+
 use std::arch::x86_64::*;
 
 use super::simd::Simd;
@@ -193,6 +198,12 @@ macro_rules! common {
         const MAX_TOKENS: usize = 4;
 
         #[inline(always)]
+        unsafe fn prefetch(at: *const u8) {
+            // SAFETY: a prefetch of any address is harmless.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+
+        #[inline(always)]
         unsafe fn load_bytes(at: *const u8) -> __m256i {
             // SAFETY: valid by contract.
             unsafe { _mm256_loadu_si256(at.cast()) }
@@ -229,6 +240,24 @@ macro_rules! common {
                 let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
                 _mm256_shuffle_epi8(table, indexes)
             }
+        }
+
+        #[inline(always)]
+        unsafe fn minus_bytes(bytes: __m256i, offset: u8) -> __m256i {
+            // SAFETY: by contract.
+            unsafe { _mm256_sub_epi8(bytes, _mm256_set1_epi8(offset.cast_signed())) }
+        }
+
+        #[inline(always)]
+        unsafe fn store_bytes(to: *mut u8, bytes: __m256i) {
+            // SAFETY: valid by contract.
+            unsafe { _mm256_storeu_si256(to.cast(), bytes) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_ints(at: *const i32) -> __m256i {
+            // SAFETY: valid by contract.
+            unsafe { _mm256_loadu_si256(at.cast()) }
         }
 
         #[inline(always)]

@@ -55,6 +55,12 @@ unsafe impl Simd for Avx512 {
     const SIGNED_BYTES: bool = false;
 
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load_bytes(at: *const u8) -> __m512i {
         // SAFETY: valid by contract.
         unsafe { _mm512_loadu_si512(at.cast()) }
@@ -91,6 +97,24 @@ unsafe impl Simd for Avx512 {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             _mm512_shuffle_epi8(table, indexes)
         }
+    }
+
+    #[inline(always)]
+    unsafe fn minus_bytes(bytes: __m512i, offset: u8) -> __m512i {
+        // SAFETY: by contract.
+        unsafe { _mm512_sub_epi8(bytes, _mm512_set1_epi8(offset.cast_signed())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, bytes: __m512i) {
+        // SAFETY: valid by contract.
+        unsafe { _mm512_storeu_si512(to.cast(), bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_ints(at: *const i32) -> __m512i {
+        // SAFETY: valid by contract.
+        unsafe { _mm512_loadu_si512(at.cast()) }
     }
 
     #[inline(always)]

@@ -17,7 +17,11 @@ mod scalar;
 mod self_test;
 mod simd;
 mod tile;
+#[cfg(any(target_arch = "x86_64", test))]
+mod tiled;
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -25,8 +29,8 @@ mod avx512;
 
 use std::ops::Range;
 
-pub use activations::Activations;
 pub(crate) use activations::ActivationBlock;
+pub use activations::Activations;
 pub(crate) use self_test::agrees_with_scalar;
 
 use crate::isa::Isa;
@@ -96,7 +100,8 @@ unsafe fn dispatch(isa: Isa, job: &Job) {
         match isa {
             Isa::Scalar => scalar::run(job),
             Isa::Avx2 => avx2::run(job),
-            Isa::Avx512 | Isa::Amx => avx512::run(job),
+            Isa::Avx512 => avx512::run(job),
+            Isa::Amx => amx::run(job),
         }
     }
 }

@@ -39,8 +39,11 @@ unsafe impl Simd for Scalar {
     type Floats = [f32; 16];
 
     const LANES: usize = 16;
-    const MAX_TOKENS: usize = 4;
+    const MAX_TOKENS: usize = 2;
     const SIGNED_BYTES: bool = false;
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_bytes(at: *const u8) -> [u8; 64] {
@@ -69,6 +72,23 @@ unsafe impl Simd for Scalar {
     #[inline(always)]
     unsafe fn lookup(indexes: [u8; 64], table: &[u8; 16]) -> [u8; 64] {
         indexes.map(|index| table[usize::from(index & 0x0f)])
+    }
+
+    #[inline(always)]
+    unsafe fn minus_bytes(bytes: [u8; 64], offset: u8) -> [u8; 64] {
+        bytes.map(|byte| byte.wrapping_sub(offset))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, bytes: [u8; 64]) {
+        // SAFETY: valid by contract.
+        unsafe { to.cast::<[u8; 64]>().write(bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_ints(at: *const i32) -> [i32; 16] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[i32; 16]>().read_unaligned() }
     }
 
     #[inline(always)]

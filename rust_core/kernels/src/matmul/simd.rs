@@ -22,6 +22,8 @@ pub(crate) unsafe trait Simd {
     /// Whether [`Self::dots`] takes 128 from weights of 8 bits (and codebook values) by itself.
     const SIGNED_BYTES: bool;
 
+    /// Asks for a cache line that will be read soon; any address will do.
+    unsafe fn prefetch(at: *const u8);
     unsafe fn load_bytes(at: *const u8) -> Self::Bytes;
     /// `(bytes >> right) & mask` in each byte; `right < 8` and `mask` must not let bits of a neighbour in.
     unsafe fn field(bytes: Self::Bytes, right: u32, mask: u8) -> Self::Bytes;
@@ -31,6 +33,11 @@ pub(crate) unsafe trait Simd {
     /// Replaces each byte, in 0..16, by its entry in the table.
     unsafe fn lookup(indexes: Self::Bytes, table: &[u8; 16]) -> Self::Bytes;
 
+    /// Takes `offset` from each byte, wrapping.
+    unsafe fn minus_bytes(bytes: Self::Bytes, offset: u8) -> Self::Bytes;
+    unsafe fn store_bytes(to: *mut u8, bytes: Self::Bytes);
+
+    unsafe fn load_ints(at: *const i32) -> Self::Ints;
     unsafe fn zero_ints() -> Self::Ints;
     /// `value << left` in each lane.
     unsafe fn splat_shifted(value: i32, left: u32) -> Self::Ints;

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ggml::GgmlType;
+use crate::pack::format::with_format;
 
 /// Bytes from a seed (SplitMix64), with every 16 bits finite as binary16 so that scales are.
 fn weights(kind: GgmlType, rows: usize, cols: usize, mut seed: u64) -> PackedMatrix {
@@ -39,8 +40,29 @@ fn activations(tokens: usize, cols: usize, is_quantised: bool, mut seed: u64) ->
 /// A way to run a job: an instruction set, or a part of one that this CPU would not choose.
 type Run = unsafe fn(&Job);
 
+/// The tiled algorithm of AMX on tiles in plain Rust, around plain vectors.
+unsafe fn tiled_on_scalar(job: &Job) {
+    if !job.w.is_quantised() {
+        // SAFETY: as for the other runs.
+        return unsafe { scalar::run(job) };
+    }
+    // SAFETY: as for the other runs.
+    with_format!(job.w.kind(), F => unsafe { tiled::quantised::<scalar::Scalar, tiled::Software, F>(job, scalar::run) });
+}
+
+/// The same around AVX-512, as on a CPU with AMX.
+#[cfg(target_arch = "x86_64")]
+unsafe fn tiled_on_avx512(job: &Job) {
+    if !job.w.is_quantised() {
+        // SAFETY: as for the other runs.
+        return unsafe { avx512::run(job) };
+    }
+    // SAFETY: as for the other runs.
+    with_format!(job.w.kind(), F => unsafe { amx::on_avx512::<tiled::Software, F>(job) });
+}
+
 fn runs() -> Vec<(&'static str, Run)> {
-    let mut runs: Vec<(&'static str, Run)> = vec![("scalar", scalar::run)];
+    let mut runs: Vec<(&'static str, Run)> = vec![("scalar", scalar::run), ("tiles", tiled_on_scalar)];
     #[cfg(target_arch = "x86_64")]
     {
         if Isa::Avx2.is_supported() {
@@ -51,6 +73,10 @@ fn runs() -> Vec<(&'static str, Run)> {
         }
         if Isa::Avx512.is_supported() {
             runs.push(("avx512", avx512::run));
+            runs.push(("tiles on avx512", tiled_on_avx512));
+        }
+        if Isa::Amx.is_supported() {
+            runs.push(("amx", amx::run));
         }
     }
     runs

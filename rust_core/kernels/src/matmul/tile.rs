@@ -3,6 +3,11 @@
 //! Everything here is inlined into one function per instruction set and weight type, which alone is compiled for
 //! that instruction set; hence plain loops and no closures.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indexed loops of constant length unroll into registers"
+)]
+
 use super::simd::Simd;
 use super::{ActivationBlock, Job};
 use crate::pack::BLOCK_COLS;
@@ -10,6 +15,9 @@ use crate::pack::format::{CODEBOOK, Format, GROUP_ROWS, QUAD_BYTES, QUADS, SUPER
 
 /// Bytes of activations that are kept in the second-level cache while the weights pass by.
 const PANEL_BYTES: usize = 384 << 10;
+
+/// How far ahead of their use weights are fetched: what memory delivers in a few hundred nanoseconds.
+const PREFETCH_BYTES: usize = 8 << 10;
 
 /// The codebook as unsigned bytes.
 const CODEBOOK_BYTES: [u8; 16] = {
@@ -32,8 +40,8 @@ macro_rules! for_each_tile {
             match size {
                 1 => $tile::<$($generic,)* 1>($($argument),*),
                 2 => $tile::<$($generic,)* 2>($($argument),*),
-                3 => $tile::<$($generic,)* 3>($($argument),*),
-                4 => $tile::<$($generic,)* 4>($($argument),*),
+                3 if <$S as Simd>::MAX_TOKENS > 2 => $tile::<$($generic,)* 3>($($argument),*),
+                4 if <$S as Simd>::MAX_TOKENS > 2 => $tile::<$($generic,)* 4>($($argument),*),
                 5 if <$S as Simd>::MAX_TOKENS > 4 => $tile::<$($generic,)* 5>($($argument),*),
                 6 if <$S as Simd>::MAX_TOKENS > 4 => $tile::<$($generic,)* 6>($($argument),*),
                 7 if <$S as Simd>::MAX_TOKENS > 4 => $tile::<$($generic,)* 7>($($argument),*),
@@ -62,7 +70,8 @@ pub(crate) unsafe fn quantised<S: Simd, F: Format>(job: &Job) {
             while lane < GROUP_ROWS {
                 // SAFETY: by contract.
                 unsafe {
-                    for_each_tile!(S, panel, first => quantised_tile::<S, F>(job, group, lane, first));
+                    for_each_tile!(S, panel, first =>
+                        quantised_tile::<S, F>(job, group, lane, first, first + lane == panel.start));
                 }
                 lane += S::LANES;
             }
@@ -75,9 +84,16 @@ pub(crate) unsafe fn quantised<S: Simd, F: Format>(job: &Job) {
 /// # Safety
 /// As [`quantised`]; the tokens `first..first + T` exist.
 #[inline(always)]
-unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(job: &Job, group: usize, lane: usize, first: usize) {
+unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(
+    job: &Job,
+    group: usize,
+    lane: usize,
+    first: usize,
+    comes_first: bool,
+) {
     let num_blocks = job.w.cols() / BLOCK_COLS;
     let header = job.w.group_ptr(group);
+    let mut ahead = Ahead::of::<F>(job, group);
     let mut planes = header.wrapping_add(job.w.header_bytes() + 4 * lane);
     let mut x = [std::ptr::null::<ActivationBlock>(); T];
     for t in 0..T {
@@ -87,6 +103,9 @@ unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(job: &Job, group: u
     unsafe {
         let mut sums = [S::zero(); T];
         for block in 0..num_blocks {
+            if comes_first {
+                ahead.prefetch::<S, F>();
+            }
             let weights = unpack::<S, F>(planes);
             planes = planes.wrapping_add(F::INT_BYTES);
             for sub in 0..F::SUBS {
@@ -102,12 +121,7 @@ unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(job: &Job, group: u
                     let product = S::mul(S::to_floats(ints[t]), S::splat((*x[t]).scale));
                     sums[t] = S::fma(product, scale, sums[t]);
                     if F::MIN {
-                        let x_sum = if F::SUBS == 1 {
-                            (*x[t]).sum
-                        } else {
-                            (*x[t]).half_sums[sub]
-                        };
-                        sums[t] = S::fma(S::splat(x_sum), offset, sums[t]);
+                        sums[t] = S::fma(S::splat(x_sum::<F>(&*x[t], sub)), offset, sums[t]);
                     }
                 }
             }
@@ -115,7 +129,64 @@ unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(job: &Job, group: u
                 x[t] = x[t].wrapping_add(1);
             }
         }
-        store::<S, T>(job, group * GROUP_ROWS + lane, first, &sums);
+        store::<S>(job, group * GROUP_ROWS + lane, first, &sums);
+    }
+}
+
+/// What the weights' offset is multiplied by: the activations' sum under scale `sub`.
+#[inline(always)]
+pub(crate) fn x_sum<F: Format>(x: &ActivationBlock, sub: usize) -> f32 {
+    if F::SUBS == 1 { x.sum } else { x.half_sums[sub] }
+}
+
+/// The block of weights that is to be fetched now, [`PREFETCH_BYTES`] of integers ahead of its use.
+struct Ahead {
+    group: *const u8,
+    block: usize,
+    num_blocks: usize,
+    header_bytes: usize,
+    group_bytes: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    fn of<F: Format>(job: &Job, group: usize) -> Self {
+        let num_blocks = job.w.cols() / BLOCK_COLS;
+        let header_bytes = job.w.header_bytes();
+        let group_bytes = header_bytes + num_blocks * F::INT_BYTES;
+        let distance = PREFETCH_BYTES / F::INT_BYTES;
+        Self {
+            group: job.w.group_ptr(group).wrapping_add(distance / num_blocks * group_bytes),
+            block: distance % num_blocks,
+            num_blocks,
+            header_bytes,
+            group_bytes,
+        }
+    }
+
+    /// Asks for the block's lines and goes on to the next block, perhaps that of the next group. Past the end of
+    /// the matrix the addresses mean nothing, which a prefetch allows.
+    ///
+    /// # Safety
+    /// As [`quantised`].
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd, F: Format>(&mut self) {
+        let ints = self.group.wrapping_add(self.header_bytes + self.block * F::INT_BYTES);
+        // SAFETY: by contract.
+        unsafe {
+            S::prefetch(self.group.wrapping_add(d_at::<F>(self.block)));
+            if F::SUPER {
+                S::prefetch(self.group.wrapping_add(sc_at::<F>(self.block, 0)));
+            }
+            for line in 0..F::BITS {
+                S::prefetch(ints.wrapping_add(line * QUAD_BYTES));
+            }
+        }
+        self.block += 1;
+        if self.block == self.num_blocks {
+            self.block = 0;
+            self.group = self.group.wrapping_add(self.group_bytes);
+        }
     }
 }
 
@@ -240,9 +311,9 @@ unsafe fn aligned<S: Simd>(bytes: S::Bytes, from: u32, to: u32, mask: u8) -> S::
 /// # Safety
 /// As [`quantised`].
 #[inline(always)]
-pub(crate) unsafe fn store<S: Simd, const T: usize>(job: &Job, row: usize, first: usize, sums: &[S::Floats; T]) {
+pub(crate) unsafe fn store<S: Simd>(job: &Job, row: usize, first: usize, sums: &[S::Floats]) {
     let num_rows = job.w.rows().saturating_sub(row).min(S::LANES);
-    for t in 0..T {
+    for t in 0..sums.len() {
         let place = job.out.wrapping_add((first + t) * job.out_stride + row);
         // SAFETY: the places of existing rows are valid by contract.
         unsafe {
@@ -367,7 +438,7 @@ unsafe fn plain_tile<S: Simd, W: Plain, const G: usize, const T: usize>(
             }
         }
         for g in 0..G {
-            store::<S, T>(job, (group + g) * GROUP_ROWS + lane, first, &sums[g]);
+            store::<S>(job, (group + g) * GROUP_ROWS + lane, first, &sums[g]);
         }
     }
 }
