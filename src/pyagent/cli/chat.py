@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, read_settings
+from pyagent.cli.options import Chain, Config, Model, fetch_models, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.chain import Chain as BackendChain
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 app = typer.Typer()
 
+_TEMPERATURE = 0.7
+_MAX_TOKENS = 1024
+"""An answer longer than this is a small model going round in circles."""
 _HELP = """/model NAME   talk to another model or chain entry     /model      the one in use
 /agent NAME   talk to an agent                         /agent      back to the model
 /save FILE    write the conversation as JSON           /new        forget the conversation
@@ -47,6 +50,7 @@ def chat(
 ) -> None:
     """Talk to the default chain; /help lists what can be said to the program itself."""
     settings = read_settings(config, chain, model)
+    fetch_models(settings)
     with _Loop() as loop:
         talk = Conversation(settings, loop)
         talk.forget(system)
@@ -232,10 +236,11 @@ class Conversation:
         sys.stdout.write("\n")
 
     async def _model_pieces(self, text: str, said: list[str]) -> AsyncGenerator[str, None]:
-        from pyagent.core.messages import ChatRequest, Message
+        from pyagent.core.messages import ChatRequest, Message, SamplingParams
 
         assert self.backend
-        request = ChatRequest(messages=[*self.messages, Message("user", text)])
+        sampling = SamplingParams(temperature=_TEMPERATURE, max_tokens=_MAX_TOKENS)
+        request = ChatRequest(messages=[*self.messages, Message("user", text)], sampling=sampling)
         stream = self.backend.chat(request)
         async with aclosing(stream) as deltas:
             async for delta in deltas:

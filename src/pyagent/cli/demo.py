@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, read_settings
+from pyagent.cli.options import Chain, Config, Model, fetch_models, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.orchestrator import Step
@@ -38,6 +38,8 @@ def demo(
     folder = (repository or Path(__file__).parent.parent).resolve()
     if not folder.is_dir():
         raise RequestError(f"there is no folder {repository}", param="repository")
+
+    fetch_models(settings)
 
     async def work() -> None:
         async with Fleet(settings) as fleet:

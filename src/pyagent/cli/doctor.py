@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -137,17 +138,18 @@ def _look_at_plugins(report: _Report, settings: Settings) -> PluginHost:
 
 
 def _look_at_models(report: _Report, settings: Settings) -> None:
-    from pyagent.core.errors import PyAgentError
-    from pyagent.infrastructure.models.store import ModelStore
+    from pyagent.infrastructure.models.store import ModelStore, is_path
 
     store = ModelStore(settings.paths.models)
     for name in settings.engine.models:
-        try:
-            path = store.locate(name)
-        except PyAgentError as error:
-            report.add("models", name, str(error), is_well=False, advice=f"pyagent models pull {name}")
+        found = store.find(name)
+        path = found.path if found else Path(name).expanduser() if is_path(name) else None
+        if path and path.exists():
+            size = f"{found.size_bytes / 1e6:.0f} MB, " if found else ""
+            report.add("models", name, f"{size}{path}")
         else:
-            report.add("models", name, str(path))
+            advice = "correct the path in engine.models" if path else f"pyagent models pull {name}"
+            report.add("models", name, "not there", is_well=False, advice=advice)
 
 
 async def _look_at_backends(report: _Report, settings: Settings, host: PluginHost) -> None:

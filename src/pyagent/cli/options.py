@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,6 @@ def read_settings(
     `--model M` alone means the embedded engine with M; with a chain it is the model of the chain's `native` link.
     """
     from pyagent.core.config import load_settings
-    from pyagent.infrastructure.observability.logging import configure_logging
 
     entries = None if chain is None else [entry.strip() for entry in chain.split(",") if entry.strip()]
     overrides: dict[str, object] = {"chain": entries, **{key.replace("__", "."): value for key, value in more.items()}}
@@ -33,5 +33,47 @@ def read_settings(
         overrides["engine.models"] = [model]
         overrides["chain"] = ["native"] if entries is None else entries
     settings = load_settings(config, overrides).settings
-    configure_logging(settings.log.level, settings.log.format)
+    _log_later(settings)
     return settings
+
+
+def _log_later(settings: Settings) -> None:
+    """Set up logging when the first record comes: importing structlog costs what loading the model costs."""
+    root, ours = logging.getLogger(), logging.getLogger("pyagent")
+
+    class _First(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            from pyagent.infrastructure.observability.logging import configure_logging
+
+            root.removeHandler(self)
+            configure_logging(settings.log.level, settings.log.format)
+            logging.getLogger(record.name).handle(record)
+
+    root.addHandler(_First())
+    ours.setLevel(settings.log.level.upper())
+
+
+def fetch_models(settings: Settings) -> None:
+    """Fetch what the chain's `native` links run and the store lacks, with a progress bar on a terminal."""
+    from pyagent.core.backends import Link
+
+    for entry in settings.chain:
+        link = Link.parse(entry)
+        names = [link.target] if link.target else settings.engine.models[:1]
+        for name in names if link.scheme == "native" else ():
+            _fetch(name, settings)
+
+
+def _fetch(name: str, settings: Settings) -> None:
+    from pyagent.infrastructure.models.store import ModelStore, is_path
+
+    store = ModelStore(settings.paths.models)
+    if is_path(name) or store.find(name):
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=None)
+        store.pull(name, lambda done, total: bar.update(task, completed=done, total=total or None))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, read_settings
+from pyagent.cli.options import Chain, Config, Model, fetch_models, read_settings
 
 app = typer.Typer()
 
@@ -39,6 +39,8 @@ def serve(
     settings = read_settings(config, chain, model, server__host=host, server__port=port)
     keys = read_keys(settings.server.api_keys_file, settings.server.host)
     listening = bind(settings.server.host, settings.server.port)
+
+    fetch_models(settings)
 
     async def work() -> None:
         async with Fleet(settings) as fleet:
