@@ -117,8 +117,9 @@ def agreement(path: Path) -> tuple[float, float]:
     reference = load_dequantised(path)
     with torch.no_grad():
         expected = torch.cat([reference(torch.tensor([window])).logits[0] for window in windows]).float().numpy()
-    dots = (got.astype(np.float64) * expected).sum(axis=1)
-    cosines = dots / np.linalg.norm(got.astype(np.float64), axis=1) / np.linalg.norm(expected.astype(np.float64), axis=1)
+    got = got.astype(np.float64)
+    dots = (got * expected).sum(axis=1)
+    cosines = dots / np.linalg.norm(got, axis=1) / np.linalg.norm(expected.astype(np.float64), axis=1)
     return float(cosines.min()), float((got.argmax(axis=1) == expected.argmax(axis=1)).mean())
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pyagent._rust import BlockPool, OutOfBlocks
 
 

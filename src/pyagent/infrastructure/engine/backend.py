@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from pyagent import _rust
 from pyagent.core.errors import BackendError, ContextOverflowError, DeadlineError, PyAgentError, RequestError
@@ -22,6 +24,8 @@ from pyagent.core.messages import (
     EmbedRequest,
     EmbedResult,
     Health,
+    ImagePart,
+    Message,
     ModelInfo,
     PromptTokensDetails,
     SamplingParams,
@@ -35,6 +39,8 @@ from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
+_T = TypeVar("_T")
+
 # Longer texts are tokenised in a thread, so that the event loop goes on.
 _LONG_TEXT = 20_000
 
@@ -43,8 +49,8 @@ _LONG_TEXT = 20_000
 class EngineOptions:
     """How the native engine runs a model. `max_context` shortens the model's own context, in tokens."""
 
-    cpu: CpuOptions = CpuOptions()
-    limits: SchedulerLimits = SchedulerLimits()
+    cpu: CpuOptions = field(default_factory=CpuOptions)
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     max_context: int | None = None
 
 
@@ -58,7 +64,7 @@ class LoadedModel:
         self.engine = Engine(self.runner, options.limits)
         self.grammars = GrammarCompiler(self.tokenizer)
         own_context = self.runner.context_length
-        self.context_length = min(own_context, options.max_context or own_context)
+        self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
         self.load_seconds = time.perf_counter() - start
         self._ids = itertools.count(1)
 
@@ -70,8 +76,7 @@ class LoadedModel:
         room = self.context_length - len(tokens)
         if room <= 0:
             raise ContextOverflowError(
-                f"the prompt has {len(tokens)} tokens, but the model's context is {self.context_length}; "
-                "shorten the prompt or use a model with a larger context",
+                f"the prompt has {len(tokens)} tokens, but {self._context_reason()}",
                 num_tokens=len(tokens),
                 limit=self.context_length,
             )
@@ -90,8 +95,15 @@ class LoadedModel:
             on_output=on_output,
         )
 
+    def _context_reason(self) -> str:
+        if self.context_length == self.runner.kv_tokens < self.runner.context_length:
+            return f"the engine's KV memory holds {self.context_length}; raise engine.memory or shorten the prompt"
+        return f"the model's context is {self.context_length}; shorten the prompt or use a model with a larger context"
+
     def _tokenise(self, request: ChatRequest) -> list[int]:
         if request.messages:
+            if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
+                raise RequestError("this model reads text only; send no images", param="messages")
             return self.tokenizer.encode_chat(request.messages, request.tools)
         tokens = self.tokenizer.encode_text(request.prompt or "")
         if not request.prompt or not tokens:
@@ -106,35 +118,52 @@ class LoadedModel:
 class NativeBackend:
     """Answers with a model run in this process."""
 
-    def __init__(self, model_name: str, locate: Callable[[], Path], options: EngineOptions | None = None) -> None:
-        """`locate` finds the model's file, fetching it if need be; it may block and raise `ModelError`."""
+    def __init__(
+        self,
+        model_name: str,
+        locate: Callable[[], Path],
+        options: EngineOptions | None = None,
+        *,
+        look: Callable[[], str] | None = None,
+    ) -> None:
+        """`locate` finds the model's file, fetching it if need be; it may block and raise `ModelError`.
+
+        `look` says in words what loading would do; it fetches nothing, and raises `ModelError` when loading cannot
+        succeed.
+        """
         self.name = f"native:{model_name}"
         self.model_name = model_name
         self._locate = locate
+        self._look = look or (lambda: "loads on first use")
         self._options = options or EngineOptions()
         self._model: LoadedModel | None = None
-        self._lock = asyncio.Lock()
+        self._lock = threading.Lock()
 
     async def load(self) -> LoadedModel:
         """The model, loaded on the first call. Raises `ModelError` naming what is wrong with its file."""
-        if self._model is None:
-            async with self._lock:
-                if self._model is None:
-                    self._model = await asyncio.to_thread(lambda: LoadedModel(self._locate(), self._options))
-        return self._model
+        return self._model or await asyncio.to_thread(self._load)
+
+    def _load(self) -> LoadedModel:
+        # A thread's lock: a caller who gives up, or whose event loop ends, must not make the next one load again.
+        with self._lock:
+            if self._model is None:
+                self._model = LoadedModel(self._locate(), self._options)
+            return self._model
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer as a stream; closing the iterator aborts the request."""
         start = time.perf_counter()
         deadline = None if request.timeout_seconds is None else start + request.timeout_seconds
-        model = await self.load()
+        model = await self._within(deadline, self.load())
         loop = asyncio.get_running_loop()
         news: asyncio.Queue[Output] = asyncio.Queue()
-        prepared = await self._prepare(model, request, lambda output: loop.call_soon_threadsafe(news.put_nowait, output))
+        prepared = await self._prepare(
+            model, request, lambda output: loop.call_soon_threadsafe(news.put_nowait, output)
+        )
         model.engine.submit(prepared)
         try:
             while True:
-                output = await self._next(news, deadline)
+                output = await self._within(deadline, news.get())
                 yield self._delta(output, prepared)
                 if output.finish_reason is not None:
                     return
@@ -144,14 +173,15 @@ class NativeBackend:
 
     async def _prepare(self, model: LoadedModel, request: ChatRequest, sink: Callable[[Output], None]) -> Request:
         length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
-        if length > _LONG_TEXT:
+        has_form = request.response_format is not None and request.response_format.type != "text"
+        if length > _LONG_TEXT or has_form:  # a schema may take long to compile
             return await asyncio.to_thread(model.prepare, request, sink)
         return model.prepare(request, sink)
 
-    async def _next(self, news: asyncio.Queue[Output], deadline: float | None) -> Output:
+    async def _within(self, deadline: float | None, waiting: Awaitable[_T]) -> _T:
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.perf_counter()):
-                return await news.get()
+                return await waiting
         except TimeoutError as error:
             raise DeadlineError(f"{self.name} did not finish before the deadline") from error
 
@@ -190,20 +220,24 @@ class NativeBackend:
         raise RequestError(f"{self.name} cannot embed; use a backend with an embedding model", param="model")
 
     async def health(self) -> Health:
-        """Ready when loaded, or when the file is there to load."""
+        """Ready when loaded, or when it can be loaded; fetches nothing."""
         if self._model is not None:
             return Health(is_ready=True, detail="loaded", models=[self.model_name])
         try:
-            await asyncio.to_thread(self._locate)
+            detail = await asyncio.to_thread(self._look)
         except PyAgentError as error:
             return Health(is_ready=False, detail=str(error))
-        return Health(is_ready=True, detail="loads on first use", models=[self.model_name])
+        return Health(is_ready=True, detail=detail, models=[self.model_name])
 
     async def close(self) -> None:
         """Abort what runs and stop the engine's thread."""
         model, self._model = self._model, None
         if model is not None:
             await asyncio.to_thread(model.engine.close)
+
+
+def _parts(message: Message) -> Sequence[object]:
+    return message.content if isinstance(message.content, list) else ()
 
 
 def usage_of(request: Request) -> Usage:
