@@ -277,7 +277,7 @@ def test_model_rewrites_words_and_says_so() -> None:
         async with Fleet(backend, [MathAgent()]) as fleet:
             solved = await fleet.run_agent("math", "Ann has 3 boxes of 4 pens and loses 2. How many has she?")
             assert str(solved) == "3*4 - 2 = 10  (the model read the question as 3*4 - 2)"
-            with pytest.raises(RequestError):  # 400 is not in the question
+            with pytest.raises(RequestError, match="write it as one"):  # 400 is not in the question
                 await fleet.run_agent("math", "Ann has 3 boxes of 4 pens")
             with pytest.raises(RequestError):  # nothing to write an expression with
                 await fleet.run_agent("math", "how are you")

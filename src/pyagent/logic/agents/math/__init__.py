@@ -1,12 +1,13 @@
 """The math agent: exact answers by sympy, in a process of its own with bounded time and memory.
 
 A question is read by plain patterns into a typed action. When they cannot read it, the model may write it as an
-expression, and the answer says so; numbers that the question does not have are not accepted from it.
+expression, and the answer says so; an expression with other numbers than the question's is not accepted from it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, cast
 
@@ -23,16 +24,19 @@ from pyagent.logic.agents.math.phrases import read_question, reason_to_take
 from pyagent.logic.agents.math.sandbox import Sandbox
 
 _REWRITE = (
-    "Write the task as one arithmetic expression with numbers, + - * / ^ and brackets. Do not compute it.\n"
-    "Task: Tom has 3 bags with 4 apples each and eats 2. How many are left?\nExpression: 3*4 - 2\n"
-    "Task: {text}\nExpression:"
+    "Write each task as one arithmetic expression. Do not compute it.\n"
+    "Task: Tom has 5 bags with 6 apples each and eats 7. How many are left?\n"
+    '{{"expression": "5 * 6 - 7"}}\n'
+    "Task: A car drives 120 km in 2 hours. How fast is it?\n"
+    '{{"expression": "120 / 2"}}\n'
+    "Task: {text}\n"
 )
 
 
 class _Rewritten(msgspec.Struct, frozen=True):
     """What the model may write: the pattern leaves it no room for words."""
 
-    expression: Annotated[str, msgspec.Meta(pattern=r"^[0-9+\-*/^(). ]{3,60}$")]
+    expression: Annotated[str, msgspec.Meta(pattern=r"^[(0-9][0-9+\-*/^(). ]{2,60}$")]
 
 
 class MathAgent:
@@ -75,9 +79,9 @@ class MathAgent:
             action.check()
         except (RequestError, AgentError) as second:
             raise error from second
-        invented = _numbers(action.expression) - _numbers(text)
-        if invented or not re.search(r"[-+*/^]", action.expression):
-            raise error
+        if _numbers(action.expression) - _numbers(text) or not re.search(r"[-+*/^]", action.expression):
+            message = f"the model could not write {text[:80]!r} as an expression; write it as one, such as 3*4 - 2"
+            raise RequestError(message, param="text") from error
         solved = await self._sandbox.compute(action)
         return msgspec.structs.replace(solved, note=f"the model read the question as {action.expression}")
 
@@ -86,8 +90,9 @@ class MathAgent:
         await self._sandbox.close()
 
 
-def _numbers(text: str) -> set[str]:
-    return set(re.findall(r"\d+(?:\.\d+)?", text))
+def _numbers(text: str) -> Counter[str]:
+    """The numbers in a text and how often each stands there: a rewriting may neither invent nor repeat any."""
+    return Counter(re.findall(r"\d+(?:\.\d+)?", text))
 
 
 class Question(msgspec.Struct, frozen=True):
