@@ -71,7 +71,7 @@ def render() -> str:
         parameters = shown_parameters(command)
         words_of_usage = [usage(each) for each in parameters if each.param_type_name == "argument"]
         has_options = len(parameters) > len(words_of_usage)
-        words_of_usage += ["[...]"] if (command.context_settings or {}).get("allow_extra_args") else []
+        words_of_usage += ["[WORDS...]"] if (command.context_settings or {}).get("allow_extra_args") else []
         words_of_usage += ["[OPTIONS]"] if has_options else []
         line = " ".join(["pyagent", words, *words_of_usage])
         parts += [f"\n## {words}\n", f"\n    {line}\n", f"\n{inspect.cleandoc(command.help or '')}\n"]
