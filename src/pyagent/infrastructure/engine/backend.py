@@ -157,9 +157,11 @@ class NativeBackend:
         model = await self._within(deadline, self.load())
         loop = asyncio.get_running_loop()
         news: asyncio.Queue[Output] = asyncio.Queue()
-        prepared = await self._prepare(
-            model, request, lambda output: loop.call_soon_threadsafe(news.put_nowait, output)
-        )
+
+        def tell(output: Output) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, output)
+
+        prepared = await self._prepare(model, request, tell)
         model.engine.submit(prepared)
         try:
             while True:

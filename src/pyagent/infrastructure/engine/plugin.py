@@ -33,7 +33,7 @@ def make_native(link: Link, settings: Settings) -> Backend:
         max_context=engine.max_context,
     )
     store = ModelStore(settings.paths.models)
-    return NativeBackend(name, lambda: store.locate(name), options)
+    return NativeBackend(name, lambda: store.locate(name), options, look=lambda: store.look(name))
 
 
 @hookimpl

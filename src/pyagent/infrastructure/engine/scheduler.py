@@ -134,6 +134,9 @@ def _common_blocks(left: list[int], right: list[int]) -> int:
     """Tokens in the whole blocks both begin with, leaving at least one token of `left`."""
     limit = min(len(left) - 1, len(right))
     common = 0
-    while common + BLOCK_TOKENS <= limit and left[common : common + BLOCK_TOKENS] == right[common : common + BLOCK_TOKENS]:
+    while common + BLOCK_TOKENS <= limit:
+        block = slice(common, common + BLOCK_TOKENS)
+        if left[block] != right[block]:
+            break
         common += BLOCK_TOKENS
     return common

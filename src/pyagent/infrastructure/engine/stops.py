@@ -20,10 +20,11 @@ class StopTexts:
         if not self._stops:
             return text, False
         held = self._held + text
-        found = [start for stop in self._stops if (start := held.find(stop)) >= 0]
+        # The stop text that is whole first ends the answer, as it would had the text come letter by letter.
+        found = [(start + len(stop), start) for stop in self._stops if (start := held.find(stop)) >= 0]
         if found:
             self._held = ""
-            return held[: min(found)], True
+            return held[: min(found)[1]], True
         keep = self._length_to_hold(held)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep], False

