@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyagent.core.errors import BudgetError, PyAgentError, RequestError
+from pyagent.core.errors import AgentError, BudgetError, PyAgentError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
 from pyagent.core.messages import ChatRequest
@@ -64,7 +64,14 @@ def test_summaries_that_are_long_themselves_are_summarized_again() -> None:
         ScriptedBackend(lambda r: "x " * 300 if "two" in r.messages[-1].text else "end"), [SummarizeAgent(1000)]
     )
     assert str(asyncio.run(fleet.run_agent("summarize", _LONG))) == "end"
-    assert all(len(request.messages[1].text) < 5000 for request in fleet.backend.requests)  # type: ignore[attr-defined]
+    assert all(len(request.messages[1].text) < 1700 for request in fleet.backend.requests)  # type: ignore[attr-defined]
+
+
+def test_summaries_as_long_as_their_texts_end_the_job() -> None:
+    """A model that only repeats what it reads is found out, instead of being asked for ever."""
+    backend = ScriptedBackend(lambda request: request.messages[-1].text)
+    with pytest.raises(AgentError, match="as long as their texts"):
+        asyncio.run(Fleet(backend, [SummarizeAgent()]).run_agent("summarize", _LONG))
 
 
 def test_short_text_is_one_call_without_its_instruction() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.hooks import hookimpl
@@ -19,14 +19,14 @@ from pyagent.core.messages import SamplingParams
 from pyagent.logic.agents.documents import read_documents
 
 PART_CHARACTERS = 3_600
-"""About 900 tokens of English: eight parts for 5,000 words."""
-MAX_ROUNDS = 6
+"""About 900 tokens of English: nine parts for 5,000 words. The last prompt may be half as long again."""
+_LEAST_SHRINKING = 0.9
 _SHORT_CHARACTERS = 400
 
 _SYSTEM = "You are a careful editor. You summarize texts in plain words. You keep names and numbers. You add nothing."
 _PART = "Summarize this text in two sentences.\n\n{text}"
 _WHOLE = "Summarize this text in {num_sentences} sentences.\n\n{text}"
-_PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=96, repetition_penalty=1.05)
+_PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=72, repetition_penalty=1.05)
 _WHOLE_SAMPLING = SamplingParams(temperature=0.0, max_tokens=224, repetition_penalty=1.05)
 _ASKS = re.compile(r"\b(summar(y|i[sz]e\w*|ies)|tl;?dr|key points|shorten|sum up|gist)\b", re.IGNORECASE)
 _INSTRUCTION = re.compile(
@@ -60,6 +60,7 @@ class SummarizeAgent:
 
     def __init__(self, part_characters: int = PART_CHARACTERS) -> None:
         self._part_characters = part_characters
+        self._whole_characters = part_characters * 3 // 2
 
     def matches(self, task: Task) -> str | bool | None:
         """Asks for a summary, or is a text too long to be a question; never a short text alone."""
@@ -92,14 +93,17 @@ class SummarizeAgent:
     async def _shrink(self, context: Context, text: str) -> list[str]:
         """Summaries of the parts, and of these in turn, until they fit one prompt; none when the text does."""
         summaries: list[str] = []
-        for _ in range(MAX_ROUNDS):
+        while len(text) > self._whole_characters:
             parts = split_text(text, self._part_characters)
-            if len(parts) < 2:
-                break
             context.progress(f"{len(parts)} parts in parallel")
             with context.phase(f"{len(parts)} parts"):
                 summaries = await context.map(lambda part: self._part(context, part), parts)
-            text = "\n".join(summaries)
+            shorter = "\n".join(summaries)
+            if len(shorter) > _LEAST_SHRINKING * len(text):
+                raise AgentError(
+                    "the model's summaries are as long as their texts; use a larger model", agent=self.name
+                )
+            text = shorter
         return summaries
 
     async def _part(self, context: Context, part: str) -> str:

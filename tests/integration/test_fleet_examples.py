@@ -1,0 +1,54 @@
+"""The example programs run: each is loaded from its file and does what its first line says."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pyagent.testing import ScriptedBackend
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYAGENT_PATHS__DATA", str(tmp_path))
+
+
+def _example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_custom_agent_asks_again() -> None:
+    """The agent sends a title that is too long back to the model."""
+    backend = ScriptedBackend(['{"title": "a b c d e f g"}', '{"title": "The Sea"}'])
+    title = asyncio.run(_example("custom_agent").main("the sea", backend=backend))
+    assert title.title == "The Sea"
+
+
+def test_steps_hand_results_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report's prompt holds what the steps before it found."""
+    (tmp_path / "a.py").write_text("def f():\n    return 1\n")
+    backend = ScriptedBackend(["All well."])
+    report = asyncio.run(_example("steps").main(str(tmp_path), backend=backend))
+    assert str(report) == "All well."
+    prompt = backend.requests[0].messages[-1].text
+    assert "= 9" in prompt
+    assert "a.py:1" in prompt
+    assert "audit is done" in capsys.readouterr().out
+
+
+def test_chain_says_who_did_not_answer(tiny_model_path: Path) -> None:
+    """With the server off, the engine answers, and the first delta says why."""
+    answer = asyncio.run(_example("chain").main("openai:http://127.0.0.1:9/v1", f"native:{tiny_model_path}"))
+    assert answer.last.backend.startswith("native:")
+    assert [attempt.backend.partition(":")[0] for attempt in answer.deltas[0].attempts] == ["openai"]
