@@ -1,12 +1,10 @@
-"""Hold a model to a choice and to a JSON schema: python constrained_answers.py [BASE_URL]."""
+"""Hold a model to a choice and to a JSON schema."""
 
 import json
-import sys
 
 from openai import OpenAI
 
-base_url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8321/v1"
-client = OpenAI(base_url=base_url, api_key="none")
+client = OpenAI(base_url="http://127.0.0.1:8321/v1", api_key="none")
 review = [{"role": "user", "content": "Is this review positive? 'I would buy it again.'"}]
 schema = {
     "type": "object",

@@ -158,7 +158,7 @@ def test_python_is_valid(page: Path):
     """Python that is not included from an example is at least Python; a whole program is an example's text."""
     for body in blocks(page, "python"):
         compile(body, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        if "import " in body:
+        if "import " in body or page.name == "README.md":
             assert any(body in file.read_text() for file in EXAMPLES.rglob("*.py")), f"not in examples/:\n{body}"
 
 
@@ -174,7 +174,7 @@ def test_included_files_exist(page: Path):
 
 
 def run(arguments: list[str], folder: Path, **environment: str) -> str:
-    result = subprocess.run(  # noqa: S603 - our own files
+    result = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
         env=os.environ | environment,
@@ -216,16 +216,18 @@ def answer(request: ChatRequest) -> str:
 
 @pytest.mark.parametrize(
     ("program", "expected"),
-    [("openai_client.py", "Rhine, Nile and Ganges\n"), ("constrained_answers.py", "positive\nLagos\n")],
+    [("openai_client.py", "Rhine, Nile and Ganges"), ("constrained_answers.py", "positive\nLagos\n")],
 )
 def test_client_examples_run(program: str, expected: str, tmp_path: Path):
-    """The examples that use OpenAI's client work against our server."""
+    """The examples that use OpenAI's client work against our server, at the address they name but for the port."""
+    source = (EXAMPLES / program).read_text()
+    assert "http://127.0.0.1:8321/v1" in source
     with serve(create_app(ScriptedBackend(answer))) as url:
-        assert run([str(EXAMPLES / program), f"{url}/v1"], tmp_path) == expected
+        assert run(["-c", source.replace("http://127.0.0.1:8321", url)], tmp_path) == expected
 
 
 def test_fleet_example_runs(tmp_path: Path):
-    """The example that gives the fleet a task prints the agent and the result."""
+    """The example that gives the fleet a task prints the agent chosen and the result."""
     said = run([str(EXAMPLES / "ask_fleet.py")], tmp_path, PYAGENT_PATHS__DATA=str(tmp_path))
-    assert said.startswith("math: ")
+    assert "agent='math'" in said
     assert "391 + sqrt(2)" in said
