@@ -68,8 +68,8 @@ struct Shared {
     arrived: Padded<AtomicUsize>,
     /// Counts barriers passed.
     generation: Padded<AtomicUsize>,
-    /// Next chunk of the current share and of the one after it.
-    chunks: [Padded<AtomicUsize>; 2],
+    /// Per thread, how many of its chunks are taken in the current share and in the one after it.
+    taken: Vec<Padded<[AtomicUsize; 2]>>,
     is_poisoned: AtomicBool,
     is_closed: AtomicBool,
     job: Mutex<Option<Job<'static>>>,
@@ -102,7 +102,7 @@ impl Pool {
             unfinished: Padded::default(),
             arrived: Padded::default(),
             generation: Padded::default(),
-            chunks: Default::default(),
+            taken: (0..num_threads).map(|_| Padded::default()).collect(),
             is_poisoned: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             job: Mutex::new(None),
@@ -193,24 +193,27 @@ impl Worker<'_> {
         }
     }
 
-    /// Runs `work` for each of `0..num_chunks`, each chunk on whichever thread is free, then meets the others at
-    /// a barrier.
+    /// Runs `work` for each of `0..num_chunks`, then meets the others at a barrier.
+    ///
+    /// Each thread has an equal run of neighbouring chunks, the same every time, and takes them in order; one that
+    /// is done helps the others. So memory is read in sequence, and a thread that was held up holds up nobody.
     pub fn share(&self, num_chunks: usize, mut work: impl FnMut(usize)) {
-        let shared = self.shared;
-        let count = self.shares.get();
-        self.shares.set(count + 1);
-        if self.index == 0 {
-            // Everyone left the last share at its barrier and nobody starts the next before this one's, so the
-            // counter of both can be prepared now.
-            shared.chunks[(count + 1) % 2].0.store(0, Ordering::Relaxed);
-        }
-        // The first chunk is the thread's own: no thread waits for the counter at the start, and the same rows
-        // go to the same core each time.
-        let mut chunk = self.index;
-        while chunk < num_chunks {
-            work(chunk);
-            let taken = shared.chunks[count % 2].0.fetch_add(1, Ordering::Relaxed);
-            chunk = shared.num_threads + taken;
+        let Shared { num_threads, taken, .. } = self.shared;
+        let share = self.shares.get();
+        self.shares.set(share + 1);
+        // Everyone left the last share at its barrier and nobody starts the next before this one's, so the
+        // counter of both can be prepared now.
+        taken[self.index].0[(share + 1) % 2].store(0, Ordering::Relaxed);
+        for owner in (self.index..*num_threads).chain(0..self.index) {
+            let first = owner * num_chunks / num_threads;
+            let end = (owner + 1) * num_chunks / num_threads;
+            loop {
+                let chunk = first + taken[owner].0[share % 2].fetch_add(1, Ordering::Relaxed);
+                if chunk >= end {
+                    break;
+                }
+                work(chunk);
+            }
         }
         self.barrier();
     }
@@ -220,8 +223,8 @@ impl Shared {
     fn begin(&self, job: Job<'static>) {
         *lock(&self.job) = Some(job);
         self.arrived.0.store(0, Ordering::Relaxed);
-        for counter in &self.chunks {
-            counter.0.store(0, Ordering::Relaxed);
+        for counter in self.taken.iter().flat_map(|taken| &taken.0) {
+            counter.store(0, Ordering::Relaxed);
         }
         self.is_poisoned.store(false, Ordering::Relaxed);
         self.unfinished.0.store(self.num_threads, Ordering::Relaxed);
