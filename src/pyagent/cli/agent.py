@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Files, Model, fetch_models, read_settings
+from pyagent.cli.options import AsJson, Chain, Config, Files, Model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent, Task
@@ -37,8 +37,6 @@ def agent(
 
     settings = read_settings(config, chain, model)
     files = checked_files(file or [])
-    if name is not None:
-        fetch_models(settings)
 
     async def work() -> None:
         async with Fleet(settings) as fleet:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, fetch_models, read_settings
+from pyagent.cli.options import Chain, Config, Model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.chain import Chain as BackendChain
@@ -49,8 +49,10 @@ def chat(
     config: Config = None,
 ) -> None:
     """Talk to the default chain; /help lists what can be said to the program itself."""
+    from pyagent.cli.models import fetch_first_model
+
     settings = read_settings(config, chain, model)
-    fetch_models(settings)
+    fetch_first_model(settings)
     with _Loop() as loop:
         talk = Conversation(settings, loop)
         talk.forget(system)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, fetch_models, read_settings
+from pyagent.cli.options import Chain, Config, Model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.orchestrator import Step
@@ -31,6 +31,7 @@ def demo(
     import sys
 
     from pyagent.assembly import Fleet
+    from pyagent.cli.models import fetch_first_model
     from pyagent.cli.run import watch
     from pyagent.core.errors import RequestError
 
@@ -39,7 +40,7 @@ def demo(
     if not folder.is_dir():
         raise RequestError(f"there is no folder {repository}", param="repository")
 
-    fetch_models(settings)
+    fetch_first_model(settings)
 
     async def work() -> None:
         async with Fleet(settings) as fleet:

@@ -51,29 +51,3 @@ def _log_later(settings: Settings) -> None:
 
     root.addHandler(_First())
     ours.setLevel(settings.log.level.upper())
-
-
-def fetch_models(settings: Settings) -> None:
-    """Fetch what the chain's `native` links run and the store lacks, with a progress bar on a terminal."""
-    from pyagent.core.backends import Link
-
-    for entry in settings.chain:
-        link = Link.parse(entry)
-        names = [link.target] if link.target else settings.engine.models[:1]
-        for name in names if link.scheme == "native" else ():
-            _fetch(name, settings)
-
-
-def _fetch(name: str, settings: Settings) -> None:
-    from pyagent.infrastructure.models.store import ModelStore, is_path
-
-    store = ModelStore(settings.paths.models)
-    if is_path(name) or store.find(name):
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=None)
-        store.pull(name, lambda done, total: bar.update(task, completed=done, total=total or None))

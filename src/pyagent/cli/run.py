@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Files, Model, fetch_models, read_settings
+from pyagent.cli.options import AsJson, Chain, Config, Files, Model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.assembly import Fleet
@@ -34,11 +34,15 @@ def run(
 
     from pyagent.assembly import Fleet
     from pyagent.cli.files import checked_files
+    from pyagent.cli.models import fetch_first_model
+    from pyagent.core.errors import RequestError
 
     settings = read_settings(config, chain, model)
     files = checked_files(file or [])
+    if not (task.strip() or files):
+        raise RequestError("the task is empty: say what is to be done, or name a file", param="task")
 
-    fetch_models(settings)
+    fetch_first_model(settings)
 
     async def work() -> None:
         async with Fleet(settings) as fleet:

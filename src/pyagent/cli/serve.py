@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, fetch_models, read_settings
+from pyagent.cli.options import Chain, Config, Model, read_settings
 
 app = typer.Typer()
 
@@ -26,6 +26,7 @@ def serve(
 
     from pyagent import __version__
     from pyagent.assembly import Fleet
+    from pyagent.cli.models import fetch_first_model
     from pyagent.core.chain import Chain as BackendChain
     from pyagent.core.errors import ConfigError
     from pyagent.infrastructure.server.agents import AgentBackend
@@ -40,7 +41,7 @@ def serve(
     keys = read_keys(settings.server.api_keys_file, settings.server.host)
     listening = bind(settings.server.host, settings.server.port)
 
-    fetch_models(settings)
+    fetch_first_model(settings)
 
     async def work() -> None:
         async with Fleet(settings) as fleet:

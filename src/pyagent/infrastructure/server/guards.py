@@ -7,6 +7,7 @@ points its own host name at 127.0.0.1 is turned away (DNS rebinding).
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -44,16 +45,24 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = request_id
         scope["app"] = self  # tells the router that wrong paths and methods are to be raised, not answered
 
+        has_begun = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
         refused = self._refusal(scope["path"], headers)
-        if refused:
-            await send_error(send_with_id, refused)
-        else:
-            await self.app(scope, receive, send_with_id)
+        try:
+            if refused:
+                await send_error(send_with_id, refused)
+            else:
+                await self.app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server stops, and has waited for this request as long as it does
+            if not has_begun:
+                await send_error(send, refusal(503, "the server is shutting down", "shutdown", "server_error"))
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> HttpError | None:
         if not self.keys:

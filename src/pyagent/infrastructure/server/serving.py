@@ -23,7 +23,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket; raises `ConfigError` in one sentence when the address cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return _listening(family, host, port)
     except socket.gaierror as error:
         raise ConfigError(f"{host!r} is not an address of this machine: {error.strerror}", key="server.host") from error
     except OSError as error:
@@ -37,6 +37,19 @@ def bind(host: str, port: int) -> socket.socket:
             case _:
                 what = f"cannot listen on {host} port {port}: {error.strerror or error}"
         raise ConfigError(what, key="server.port") from error
+
+
+def _listening(family: int, host: str, port: int) -> socket.socket:
+    # Only for a socket whose protocol is named does asyncio switch Nagle's delay off, 40 ms for a token otherwise.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(2048)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 def address(listening: socket.socket) -> str:

@@ -14,6 +14,8 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pyagent.infrastructure.server.replies import DONE, refusal
+
 T = TypeVar("T")
 
 
@@ -57,6 +59,9 @@ class EventStream(Response):
             await unless_gone(self._pump(send), receive)
         except (ClientLeftError, OSError):
             return
+        except asyncio.CancelledError:  # the server stops: say so, so that nobody takes half an answer for a whole one
+            event = refusal(503, "the server is shutting down", "shutdown", "server_error").event + DONE
+            await send({"type": "http.response.body", "body": event, "more_body": False})
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._events):
