@@ -206,11 +206,10 @@ impl CpuModel {
         draws
             .iter_mut()
             .map(|draw| {
-                draw.state.sample(
-                    &mut logits[draw.row * vocab..(draw.row + 1) * vocab],
-                    draw.mask,
-                    draw.step,
-                )
+                let row = &mut logits[draw.row * vocab..(draw.row + 1) * vocab];
+                let sampled = draw.state.sample(row, draw.mask, draw.step)?;
+                draw.state.observe(sampled.token);
+                Ok(sampled)
             })
             .collect()
     }

@@ -7,10 +7,14 @@
 
 use std::arch::x86_64::*;
 
+use super::activations::{LARGEST, LOW_BITS};
 use super::simd::Simd;
 use super::{ActivationBlock, Job};
 use crate::pack::BLOCK_COLS;
 use crate::pack::format::{Format, QUADS};
+
+/// [`LOW_BITS`], as these intrinsics take it.
+const SHIFT: i32 = LOW_BITS as i32;
 
 /// Runs a job, with AVX-VNNI if there.
 ///
@@ -49,21 +53,32 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
                 continue;
             }
             let amax = f32::from_bits(amax_bits);
-            let inverse = _mm256_set1_ps(127.0 / amax);
+            let inverse = _mm256_set1_ps(LARGEST / amax);
             let mut ints = [_mm256_setzero_si256(); 4];
             for i in 0..4 {
                 ints[i] = _mm256_cvtps_epi32(_mm256_mul_ps(numbers[i], inverse));
             }
+            let rounding = _mm256_set1_epi32(1 << (LOW_BITS - 1));
+            let mut high = ints;
+            let mut low = ints;
+            for i in 0..4 {
+                high[i] = _mm256_srai_epi32::<SHIFT>(_mm256_add_epi32(ints[i], rounding));
+                low[i] = _mm256_sub_epi32(ints[i], _mm256_slli_epi32::<SHIFT>(high[i]));
+            }
             // Packing works within halves of a register; `order` puts the fours back in sequence.
-            let low = _mm256_packs_epi32(ints[0], ints[1]);
-            let high = _mm256_packs_epi32(ints[2], ints[3]);
-            let quants = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-            _mm256_storeu_si256(block.quants.as_mut_ptr().cast(), quants);
+            for (parts, place) in [(high, block.high.as_mut_ptr()), (low, block.low.as_mut_ptr())] {
+                let pairs = [
+                    _mm256_packs_epi32(parts[0], parts[1]),
+                    _mm256_packs_epi32(parts[2], parts[3]),
+                ];
+                let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(pairs[0], pairs[1]), order);
+                _mm256_storeu_si256(place.cast(), bytes);
+            }
             let half_sums = [
                 reduce_add(_mm256_add_epi32(ints[0], ints[1])),
                 reduce_add(_mm256_add_epi32(ints[2], ints[3])),
             ];
-            block.finish(amax / 127.0, half_sums);
+            block.finish(amax / LARGEST, half_sums);
         }
     }
 }
@@ -258,6 +273,12 @@ macro_rules! common {
         unsafe fn load_ints(at: *const i32) -> __m256i {
             // SAFETY: valid by contract.
             unsafe { _mm256_loadu_si256(at.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn shifted_plus(ints: __m256i, plus: __m256i) -> __m256i {
+            // SAFETY: by contract.
+            unsafe { _mm256_add_epi32(_mm256_slli_epi32::<SHIFT>(ints), plus) }
         }
 
         #[inline(always)]

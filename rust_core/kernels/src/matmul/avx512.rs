@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::ActivationBlock;
+use super::activations::{LARGEST, LOW_BITS};
 use super::simd::Simd;
 use super::tile::entry;
 use crate::pack::BLOCK_COLS;
@@ -20,11 +21,11 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
     for (x, block) in blocks.iter().zip(row) {
         // SAFETY: a block has 32 numbers and 32 places for integers.
         unsafe {
-            let low = _mm512_loadu_ps(x.as_ptr());
-            let high = _mm512_loadu_ps(x.as_ptr().add(16));
+            let first = _mm512_loadu_ps(x.as_ptr());
+            let last = _mm512_loadu_ps(x.as_ptr().add(16));
             let bits = _mm512_max_epi32(
-                _mm512_and_si512(_mm512_castps_si512(low), magnitude),
-                _mm512_and_si512(_mm512_castps_si512(high), magnitude),
+                _mm512_and_si512(_mm512_castps_si512(first), magnitude),
+                _mm512_and_si512(_mm512_castps_si512(last), magnitude),
             );
             let amax_bits = _mm512_reduce_max_epi32(bits).cast_unsigned();
             if ActivationBlock::is_degenerate(amax_bits) {
@@ -32,14 +33,21 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
                 continue;
             }
             let amax = f32::from_bits(amax_bits);
-            let inverse = _mm512_set1_ps(127.0 / amax);
-            let low = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
-            let high = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
-            let quants = block.quants.as_mut_ptr();
-            _mm_storeu_si128(quants.cast(), _mm512_cvtepi32_epi8(low));
-            _mm_storeu_si128(quants.add(16).cast(), _mm512_cvtepi32_epi8(high));
-            let half_sums = [_mm512_reduce_add_epi32(low), _mm512_reduce_add_epi32(high)];
-            block.finish(amax / 127.0, half_sums);
+            let inverse = _mm512_set1_ps(LARGEST / amax);
+            let mut half_sums = [0; 2];
+            for (half, x) in [first, last].into_iter().enumerate() {
+                let quants = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
+                let rounding = _mm512_set1_epi32(1 << (LOW_BITS - 1));
+                let high = _mm512_srai_epi32::<LOW_BITS>(_mm512_add_epi32(quants, rounding));
+                let low = _mm512_sub_epi32(quants, _mm512_slli_epi32::<LOW_BITS>(high));
+                _mm_storeu_si128(
+                    block.high.as_mut_ptr().add(16 * half).cast(),
+                    _mm512_cvtepi32_epi8(high),
+                );
+                _mm_storeu_si128(block.low.as_mut_ptr().add(16 * half).cast(), _mm512_cvtepi32_epi8(low));
+                half_sums[half] = _mm512_reduce_add_epi32(quants);
+            }
+            block.finish(amax / LARGEST, half_sums);
         }
     }
 }
@@ -121,6 +129,12 @@ unsafe impl Simd for Avx512 {
     unsafe fn zero_ints() -> __m512i {
         // SAFETY: by contract.
         unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    unsafe fn shifted_plus(ints: __m512i, plus: __m512i) -> __m512i {
+        // SAFETY: by contract.
+        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(ints), plus) }
     }
 
     #[inline(always)]

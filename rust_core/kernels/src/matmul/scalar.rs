@@ -1,6 +1,7 @@
 //! Plain Rust, for every CPU: the reference the other instruction sets must equal.
 
 use super::ActivationBlock;
+use super::activations::{LARGEST, LOW_BITS};
 use super::simd::Simd;
 use super::tile::entry;
 use crate::ggml::{bf16_to_f32, f16_to_f32};
@@ -22,13 +23,16 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
             continue;
         }
         let amax = f32::from_bits(amax_bits);
-        let inverse = 127.0 / amax;
+        let inverse = LARGEST / amax;
         let mut half_sums = [0; 2];
-        for (c, (x, quant)) in x.iter().zip(&mut block.quants).enumerate() {
-            *quant = (x * inverse).round_ties_even() as i8;
-            half_sums[c / 16] += i32::from(*quant);
+        for (c, x) in x.iter().enumerate() {
+            let quant = (x * inverse).round_ties_even() as i32;
+            let high = (quant + (1 << (LOW_BITS - 1))) >> LOW_BITS;
+            block.high[c] = high as i8;
+            block.low[c] = (quant - (high << LOW_BITS)) as i8;
+            half_sums[c / 16] += quant;
         }
-        block.finish(amax / 127.0, half_sums);
+        block.finish(amax / LARGEST, half_sums);
     }
 }
 
@@ -94,6 +98,11 @@ unsafe impl Simd for Scalar {
     #[inline(always)]
     unsafe fn zero_ints() -> [i32; 16] {
         [0; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn shifted_plus(ints: [i32; 16], plus: [i32; 16]) -> [i32; 16] {
+        std::array::from_fn(|lane| (ints[lane] << LOW_BITS) + plus[lane])
     }
 
     #[inline(always)]

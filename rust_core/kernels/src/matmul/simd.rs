@@ -39,10 +39,12 @@ pub(crate) unsafe trait Simd {
 
     unsafe fn load_ints(at: *const i32) -> Self::Ints;
     unsafe fn zero_ints() -> Self::Ints;
+    /// `(ints << LOW_BITS) + plus`: sums of upper parts made room for those of lower parts.
+    unsafe fn shifted_plus(ints: Self::Ints, plus: Self::Ints) -> Self::Ints;
     /// `value << left` in each lane.
     unsafe fn splat_shifted(value: i32, left: u32) -> Self::Ints;
     /// Adds to `sums[t]`, per lane, the products of the weights of quads `first..first + F::SUB_QUADS` with the
-    /// 8-bit integers of token `t`, whose block starts at `x[t]`. Exact.
+    /// 8-bit parts of token `t`, whose block of parts starts at `x[t]`. Exact.
     unsafe fn dots<F: Format, const T: usize>(
         weights: &[Self::Bytes; QUADS],
         first: usize,

@@ -179,7 +179,8 @@ fn number(x: &Activations, token: usize, column: usize) -> f64 {
             return f64::from(*x.dense_row(token).add(column));
         }
         let block = &*x.blocks_of(token).add(column / 32);
-        f64::from(block.scale) * f64::from(block.quants[column % 32])
+        let integer = (i32::from(block.high[column % 32]) << activations::LOW_BITS) + i32::from(block.low[column % 32]);
+        f64::from(block.scale) * f64::from(integer)
     }
 }
 

@@ -111,12 +111,16 @@ unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(
             for sub in 0..F::SUBS {
                 let (scale, offset) = scales::<S, F>(header, block, sub, lane);
                 let mut ints = [S::zero_ints(); T];
-                let mut quants = [std::ptr::null::<i8>(); T];
+                let mut parts = [std::ptr::null::<i8>(); T];
                 for t in 0..T {
-                    ints[t] = minus_offset::<S, F>(&*x[t], sub);
-                    quants[t] = (*x[t]).quants.as_ptr();
+                    parts[t] = (*x[t]).high.as_ptr();
                 }
-                S::dots::<F, T>(&weights, sub * F::SUB_QUADS, &quants, &mut ints);
+                S::dots::<F, T>(&weights, sub * F::SUB_QUADS, &parts, &mut ints);
+                for t in 0..T {
+                    ints[t] = S::shifted_plus(ints[t], minus_offset::<S, F>(&*x[t], sub));
+                    parts[t] = (*x[t]).low.as_ptr();
+                }
+                S::dots::<F, T>(&weights, sub * F::SUB_QUADS, &parts, &mut ints);
                 for t in 0..T {
                     let product = S::mul(S::to_floats(ints[t]), S::splat((*x[t]).scale));
                     sums[t] = S::fma(product, scale, sums[t]);

@@ -128,20 +128,22 @@ unsafe fn quantised_tile<S: Simd, T: Tiles, F: Format>(
     for t in 0..TILE_TOKENS {
         x[t] = job.x.blocks_of(first + if t < count { t } else { 0 });
     }
-    let mut products = Sums([[0; GROUP_ROWS]; TILE_TOKENS]);
+    let mut high = Sums([[0; GROUP_ROWS]; TILE_TOKENS]);
+    let mut low = Sums([[0; GROUP_ROWS]; TILE_TOKENS]);
     // SAFETY: by contract.
     unsafe {
         let mut sums = [S::zero(); TILE_TOKENS];
         for block in 0..job.w.cols() / BLOCK_COLS {
             for sub in 0..F::SUBS {
                 let quad = sub * F::SUB_QUADS;
-                let a = (*x[0].add(block)).quants.as_ptr().add(4 * quad);
+                let first = &*x[0].add(block);
                 let b = lines.add((block * QUADS + quad) * QUAD_BYTES);
-                T::product(F::SUB_QUADS, a, stride, b, &mut products);
+                T::product(F::SUB_QUADS, first.high.as_ptr().add(4 * quad), stride, b, &mut high);
+                T::product(F::SUB_QUADS, first.low.as_ptr().add(4 * quad), stride, b, &mut low);
                 let (scale, offset) = scales::<S, F>(header, block, sub, 0);
                 for t in 0..TILE_TOKENS {
                     let x = &*x[t].add(block);
-                    let ints = S::load_ints(products.0[t].as_ptr());
+                    let ints = S::shifted_plus(S::load_ints(high.0[t].as_ptr()), S::load_ints(low.0[t].as_ptr()));
                     let product = S::mul(S::to_floats(ints), S::splat(x.scale));
                     sums[t] = S::fma(product, scale, sums[t]);
                     if F::MIN {
