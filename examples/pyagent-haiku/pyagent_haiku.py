@@ -10,7 +10,7 @@ from pyagent.plugin import Agent, Context, SamplingParams, Task, hookimpl
 Line = Annotated[str, msgspec.Meta(max_length=48)]
 
 
-class Poem(msgspec.Struct, frozen=True):
+class Poem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Three lines. The model is held to this form while it writes."""
 
     first: Line
