@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
-UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt
+UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
 .PHONY: help install demo test oracle slow check format bench docs lock wheel clean
 
