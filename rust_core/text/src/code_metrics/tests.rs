@@ -333,7 +333,7 @@ fn hostile_nesting_is_refused() {
         let start: String = source.chars().take(40).collect();
         assert!(error.message.contains("nested deeper"), "{start}: {error}");
     }
-    let indented: String = (0..1_500)
+    let indented: String = (0..MAX_NESTING + 10)
         .map(|depth| format!("{}if a:\n", " ".repeat(depth)))
         .collect();
     assert!(
@@ -356,7 +356,7 @@ fn nesting_below_the_limit_is_analysed_on_a_small_stack() {
         format!("x = {}1\n", "a + ".repeat(deep)),
         format!("x = {}1\n", "lambda: ".repeat(deep)),
         format!("x = a{}\n", ".b()".repeat(deep / 2)),
-        (0..deep)
+        (0..1_000)
             .map(|depth| format!("{}if a:\n", " ".repeat(depth)))
             .collect::<String>()
             + &" ".repeat(deep)
