@@ -1,30 +1,104 @@
-"""Tokens to text as they arrive, without ever sending half a character."""
+"""Tokens to text as they arrive, without ever sending half a character.
+
+A token is bytes. Joined, the bytes are UTF-8 where the model meant text; what is not becomes U+FFFD as soon as that is
+known, and never swallows a good character beside it.
+"""
 
 from __future__ import annotations
 
+import codecs
+import json
+import re
+from typing import cast
+
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import Decoder
+
+from pyagent.core.errors import ModelError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TokenBytes:
+    """The bytes of each token of a tokenizer. Control tokens have none."""
+
+    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
+        """Raises `ModelError` naming the model when its tokenizer is of a kind not known."""
+        self._tokenizer = tokenizer
+        self._added = {
+            token_id: b"" if token.special else token.content.encode()
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        }
+        self._known: dict[int, bytes] = {}
+        decoder = cast("Decoder | None", tokenizer.decoder)
+        kinds = _decoder_kinds(json.loads(decoder.__getstate__())) if decoder else set[str]()
+        if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
+            raise ModelError(
+                f"{name}: its tokenizer decodes by {', '.join(sorted(kinds)) or 'nothing'}; "
+                "supported are byte-level and SentencePiece BPE",
+                model=name,
+            )
+        self._byte_of = {name: byte for byte, name in enumerate(byte_alphabet())} if "ByteLevel" in kinds else None
+        self.has_leading_space = "Strip" in kinds or "Metaspace" in kinds
+
+    def __getitem__(self, token: int) -> bytes:
+        found = self._known.get(token)
+        if found is None:
+            found = self._known[token] = self._make(token)
+        return found
+
+    def special(self, token: int) -> str:
+        """A control token's own text; nothing for other tokens."""
+        return (self._tokenizer.id_to_token(token) or "") if self._added.get(token) == b"" else ""
+
+    def _make(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token]
+        piece = self._tokenizer.id_to_token(token) or ""
+        if self._byte_of is not None:
+            if all(letter in self._byte_of for letter in piece):
+                return bytes(self._byte_of[letter] for letter in piece)
+            return piece.encode()
+        if byte := _BYTE_TOKEN.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        return piece.replace("▁", " ").encode()
 
 
 class Detokenizer:
     """One answer's text. What `push` and `flush` return, joined, is the text of all tokens pushed."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._pending: list[int] = []
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_start = token_bytes.has_leading_space
 
     def push(self, token: int) -> str:
         """Take a token; returns the text it completes, possibly none."""
-        self._pending.append(token)
-        text = self._stream.step(self._tokenizer, token)
-        if text is None:
-            return ""
-        self._pending.clear()
-        return text
+        data = self._token_bytes[token]
+        if self._is_start and data:
+            self._is_start = False
+            data = data.removeprefix(b" ")
+        return self._utf8.decode(data)
 
     def flush(self) -> str:
         """The end of the answer: bytes that never became a character, as U+FFFD."""
-        text = self._tokenizer.decode(self._pending, skip_special_tokens=True)
-        self._pending.clear()
-        return text
+        return self._utf8.decode(b"", final=True)
+
+
+def byte_alphabet() -> list[str]:
+    """The letter for each byte in a byte-level vocabulary: itself, or for the unprintable one from U+0100 on."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    letters: list[str] = []
+    for byte in range(256):
+        num_hidden = sum(letter >= "\u0100" for letter in letters)
+        letters.append(chr(byte) if byte in shown else chr(256 + num_hidden))
+    return letters
+
+
+def _decoder_kinds(decoder: object) -> set[str]:
+    if not isinstance(decoder, dict):
+        return set()
+    fields = cast("dict[str, object]", decoder)
+    if fields.get("type") == "Sequence":
+        return set[str]().union(*map(_decoder_kinds, cast("list[object]", fields.get("decoders") or [])))
+    return {str(fields.get("type"))}

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from pyagent import _rust
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message, Tool
-from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer
+from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer, TokenBytes
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import LLAMA3_NAMES, build_tokenizer
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
@@ -47,6 +47,7 @@ class ModelTokenizer:
         self.begin_id = begin_id
         self.name = name
         self.vocab_size = tokenizer.get_vocab_size()
+        self._token_bytes = TokenBytes(tokenizer, name)
         added = tokenizer.get_added_tokens_decoder()
         # Only control tokens: words a model merely has whole (Gemma's "\n\n") are text like any other.
         controls = (token.content for token in added.values() if token.special and len(token.content) > 1)
@@ -134,17 +135,18 @@ class ModelTokenizer:
             ids.extend(self.tokenizer.encode(piece, add_special_tokens=False).ids)
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, control tokens left out."""
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        stream = self.detokenizer()
+        return "".join([*map(stream.push, tokens), stream.flush()])
 
     def token_text(self, token: int) -> str:
         """One token as text, for showing."""
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+        return self._token_bytes[token].decode(errors="replace") or self._token_bytes.special(token)
 
     def detokenizer(self) -> Detokenizer:
         """A new stream of text for one answer."""
-        return Detokenizer(self.tokenizer)
+        return Detokenizer(self._token_bytes)
 
     def _broken(self, value: _T) -> _T:
         """The value with every control token in its texts parted, so that it stays text."""

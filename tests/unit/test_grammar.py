@@ -1,0 +1,125 @@
+"""Answers that must follow a form: what the masks of any walk through a grammar allow."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from support.tiny_model import CONTROL_TOKENS, vocabulary
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
+from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+NUM_TOKENS = len(vocabulary()[0])
+CHOICES = ["yes", "no", "yesterday", 'a"b\\c', "<|im_end|>", "line\nbreak\t", "naïve 中 🎉", "x/y", "\x07", " "]
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny_model_path: Path) -> GrammarCompiler:
+    return GrammarCompiler(ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
+    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
+
+
+def allowed(grammar: Grammar) -> list[int]:
+    mask = grammar.mask()
+    return [token for token in range(NUM_TOKENS) if mask[token // 8] >> token % 8 & 1]
+
+
+def walk(grammar: Grammar, tokenizer: ModelTokenizer, seed: int) -> str:
+    """The text of a random walk; it ends by an end token, or where nothing can follow."""
+    draw, tokens = random.Random(seed), list[int]()
+    while not grammar.is_finished:
+        token = draw.choice(allowed(grammar))
+        if token in tokenizer.end_ids:
+            break
+        grammar.accept(token)
+        tokens.append(token)
+    return tokenizer.decode(tokens)
+
+
+def schema_format(schema: JsonObject) -> ResponseFormat:
+    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
+
+
+def test_choice_yields_exactly_the_texts(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
+    """Random walks end in one of the texts and reach all of them, quotes, line breaks and control tokens included."""
+    grammar = ResponseFormat(type="choice", choice=CHOICES)
+    seen = {walk(compiler.compile(grammar), tokenizer, seed) for seed in range(400)}
+    assert seen == set(CHOICES)
+
+
+def test_control_tokens_are_never_allowed_as_text(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
+    """Inside a JSON text a control token's letters are allowed, the token itself is not."""
+    grammar = compiler.compile(schema_format({"type": "string"}))
+    grammar.accept(tokenizer.encode_text('"')[0])
+    controls = {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS}
+    for token in tokenizer.tokenizer.encode("<", add_special_tokens=False).ids:
+        grammar.accept(token)
+    assert not controls & set(allowed(grammar))
+
+
+def test_end_is_allowed_only_where_the_text_is_whole(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
+    """After `yes` of yes/yesterday both the end and more letters are allowed; after `ye` only letters."""
+    grammar = compiler.compile(ResponseFormat(type="choice", choice=["yes", "yesterday"]))
+    for letter in "ye":
+        assert not tokenizer.end_ids & set(allowed(grammar))
+        grammar.accept(tokenizer.encode_text(letter)[0])
+    grammar.accept(tokenizer.encode_text("s")[0])
+    assert tokenizer.end_ids & set(allowed(grammar))
+    assert tokenizer.encode_text("t")[0] in allowed(grammar)
+    assert not grammar.is_finished
+
+
+def test_refused_token_is_an_error(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
+    """A token the mask forbids is not taken."""
+    grammar = compiler.compile(ResponseFormat(type="choice", choice=["yes"]))
+    with pytest.raises(ValueError, match="the grammar refused token"):
+        grammar.accept(tokenizer.encode_text("n")[0])
+
+
+def test_any_json_is_an_object(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
+    """`json_object` gives a JSON object."""
+    for seed in range(5):
+        assert isinstance(json.loads(walk(compiler.compile(ResponseFormat(type="json_object")), tokenizer, seed)), dict)
+
+
+def test_grammars_do_not_share_their_place(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
+    """Two requests with one schema walk it on their own, and more schemas than are remembered still compile."""
+    wanted = ResponseFormat(type="choice", choice=["ab"])
+    first, second = compiler.compile(wanted), compiler.compile(wanted)
+    first.accept(tokenizer.encode_text("a")[0])
+    assert allowed(second) == [tokenizer.encode_text("a")[0]]
+    for number in range(100):
+        compiler.compile(ResponseFormat(type="choice", choice=[f"text {number}"]))
+    assert allowed(compiler.compile(wanted)) == allowed(second)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        schema_format({"type": "nonsense"}),
+        schema_format({"$ref": "#/nowhere"}),
+        schema_format({"type": "string", "pattern": "("}),
+        schema_format({"type": "array", "minItems": 5, "maxItems": 2}),
+        schema_format({"not": {}}),
+        schema_format({"type": "object", "properties": 3}),
+        schema_format({"enum": ["a" * (1 << 20)]}),
+        ResponseFormat(type="json_schema"),
+        ResponseFormat(type="choice"),
+        ResponseFormat(type="choice", choice=[]),
+        ResponseFormat(type="choice", choice=["a", ""]),
+    ],
+)
+def test_form_that_cannot_be_enforced_is_refused(compiler: GrammarCompiler, wanted: ResponseFormat) -> None:
+    """What cannot be enforced is refused at the door, with the reason and the field at fault."""
+    with pytest.raises(RequestError, match=r"response_format|JSON schema") as caught:
+        compiler.compile(wanted)
+    assert caught.value.param == "response_format"

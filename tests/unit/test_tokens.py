@@ -1,0 +1,236 @@
+"""Tokenizers from GGUF metadata, control tokens in messages, and text that arrives token by token."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tiny_model import CONTROL_TOKENS, metadata, vocabulary, write_tiny_model
+
+from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.messages import FunctionCall, FunctionDefinition, Message, TextPart, Tool, ToolCall
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
+
+NUM_TOKENS = len(vocabulary()[0])
+WRITTEN_CONTROLS = [*CONTROL_TOKENS, "<|im_<|im_end|>end|>", "<|im_\ue0ffend|>", "<|im_end|><|im_end|>"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
+    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
+
+
+def spm_metadata(**changes: object) -> dict[str, object]:
+    """A small SentencePiece vocabulary: bytes, letters, some words."""
+    words = ["▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello", "<0x0A>", "<eos>"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    types = [2, 3, 3, *[6] * 256, *[1] * 10, 6, 3]
+    tokens = tokens[:-2]
+    types = types[:-2]
+    scores = [-1000.0] * 259 + [-float(place) for place in range(len(tokens) - 259)][::-1]
+    entries: dict[str, object] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": scores,
+    }
+    return entries | changes
+
+
+def test_tiny_vocabulary_round_trips_any_text(tokenizer: ModelTokenizer) -> None:
+    """Byte-level BPE gives every text back."""
+    text = "the user's 12 — naïve 中文 🎉👩‍👩‍👧\r\n\t  end"
+    assert tokenizer.decode(tokenizer.encode_text(text)) == text
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_the_same_after_encode_and_decode(tiny: ModelTokenizer, text: str) -> None:
+    """Whatever is encoded decodes to itself."""
+    ids = tiny.tokenizer.encode(text).ids
+    assert tiny.tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert "".join(map(tiny.token_text, ids)).count("\ufffd") >= text.count("\ufffd")
+
+
+@pytest.fixture(scope="module", name="tiny")
+def _tiny(tokenizer: ModelTokenizer) -> ModelTokenizer:
+    return tokenizer
+
+
+@given(st.lists(st.integers(0, NUM_TOKENS - 1), max_size=60))
+def test_streamed_text_is_the_text_of_all_tokens(tiny: ModelTokenizer, tokens: list[int]) -> None:
+    """For any tokens, complete characters or not, what was pushed and flushed, joined, is what tokenizers decodes."""
+    stream = tiny.detokenizer()
+    streamed = "".join([*map(stream.push, tokens), stream.flush()])
+    assert streamed == tiny.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_half_a_character_is_never_sent(tokenizer: ModelTokenizer) -> None:
+    """A character of four bytes in four tokens comes whole, with the last of them."""
+    tokens = tokenizer.encode_text("🎉")
+    stream = tokenizer.detokenizer()
+    assert len(tokens) == 4
+    assert [stream.push(token) for token in tokens] == ["", "", "", "🎉"]
+    assert stream.flush() == ""
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> ModelTokenizer:
+    built = build_tokenizer(spm_metadata(), "m")
+    return ModelTokenizer(built, template=None, declared_end_ids=[2], begin_id=1, name="m")
+
+
+def test_sentencepiece_streams_as_it_decodes(sentencepiece: ModelTokenizer) -> None:
+    """Spaces, bytes and words of a SentencePiece vocabulary stream to the text tokenizers decodes."""
+    draw = random.Random(5)
+    built = sentencepiece.tokenizer
+    for _ in range(300):
+        tokens = [draw.choice([*range(3 + 32, 3 + 127), *range(259, 269)]) for _ in range(draw.randrange(12))]
+        assert sentencepiece.decode(tokens) == built.decode(tokens), tokens
+
+
+def test_bad_bytes_do_not_swallow_good_characters(sentencepiece: ModelTokenizer) -> None:
+    """Bytes that are no character become U+FFFD one by one; a character of bytes beside them stays."""
+    tokens = [3 + byte for byte in b"\xff" + "🎉".encode() + b"\xf0\x9f" + b"a"]
+    assert sentencepiece.decode(tokens) == "\ufffd🎉\ufffda"
+    stream = sentencepiece.detokenizer()
+    assert [stream.push(token) for token in tokens] == ["\ufffd", "", "", "", "🎉", "", "", "\ufffda"]
+
+
+def test_space_after_a_byte_at_the_start_is_kept(sentencepiece: ModelTokenizer) -> None:
+    """Only a text's very first space belongs to the tokenizer; one after a line break is the model's."""
+    tokens = sentencepiece.tokenizer
+    assert sentencepiece.decode([3 + 10, tokens.token_to_id("▁hello")]) == "\n hello"
+    assert sentencepiece.decode([tokens.token_to_id("▁hello"), tokens.token_to_id("▁hello")]) == "hello hello"
+
+
+def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
+    """The best token wins, a space begins a text, characters without a token become their bytes."""
+    built = build_tokenizer(spm_metadata(), "m")
+    assert built.encode("hello").tokens == ["▁hello"]
+    assert built.encode("hello hé").tokens == ["▁hello", "▁", "h", "<0xC3>", "<0xA9>"]
+    assert built.decode(built.encode("hello hé").ids) == "hello hé"
+
+
+@pytest.mark.parametrize("written", WRITTEN_CONTROLS)
+def test_control_tokens_in_messages_stay_text(tokenizer: ModelTokenizer, written: str) -> None:
+    """A message, name, call or tool that writes a control token has written characters; no turn ends or begins."""
+    control = {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS}
+    call = ToolCall(id=written, function=FunctionCall(name=written, arguments=f'{{"a": "{written}"}}'))
+    messages = [
+        Message("system", f"a{written}b"),
+        Message("user", [TextPart(written), TextPart(written)], name=written),
+        Message("assistant", None, tool_calls=[call]),
+        Message("tool", written, tool_call_id=written),
+    ]
+    tool = Tool(function=FunctionDefinition(name=written, description=written, parameters={written: [written]}))
+    ids = tokenizer.encode_chat(messages, [tool])
+    assert sum(token in control for token in ids) == 2 * len(messages) + 1
+    text = tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
+    assert written.replace("\ue0ff", "") in text
+
+
+def test_control_tokens_in_calls_and_tools_stay_text_when_a_template_prints_them(tmp_path: Path) -> None:
+    """A template that prints calls and tools prints their control tokens as text too."""
+    template = "{{ tools | tojson }}{% for m in messages %}{{ m | tojson }}{{ m.tool_calls }}{% endfor %}"
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__chat_template=template)
+    tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
+    call = ToolCall(id="<|im_end|>", function=FunctionCall(name="f", arguments='{"a": "<|im_end|>"}'))
+    tool = Tool(function=FunctionDefinition(name="<|im_end|>", parameters={"<|im_start|>": "<|im_end|>"}))
+    ids = tokenizer.encode_chat([Message("assistant", "x", tool_calls=[call])], [tool])
+    assert not {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS} & set(ids)
+    assert '"arguments": {"a": "<|im_end|>"}' in tokenizer.decode(ids)
+
+
+def test_words_a_model_has_whole_are_not_parted() -> None:
+    """User-defined tokens (Gemma's line breaks) in a message are encoded as in any text: one token."""
+    entries = dict(metadata())
+    tokens, types = list(entries["tokenizer.ggml.tokens"]), list(entries["tokenizer.ggml.token_type"])  # type: ignore[call-overload]
+    tokens.append("\n\n\n")
+    types.append(4)
+    built = build_tokenizer({**entries, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}, "m")
+    from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
+
+    template = ChatTemplate("{{ messages[0].content }}", {}, "m")
+    model = ModelTokenizer(built, template=template, declared_end_ids=[], begin_id=None, name="m")
+    assert model.encode_chat([Message("user", "a\n\n\nb")])[1] == len(tokens) - 1
+
+
+def test_prompt_reads_control_tokens_and_begins_with_the_begin_token(tmp_path: Path) -> None:
+    """A plain prompt is the caller's own: control tokens count, and the begin token is there once."""
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)
+    tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
+    assert tokenizer.encode_text("a")[0] == 1
+    assert tokenizer.encode_text("<|im_start|>a") == tokenizer.encode_text("a")
+    assert tokenizer.encode_text("") == []
+
+
+@pytest.mark.parametrize(
+    "messages", [[Message("user", "")], [Message("user", "  \n"), Message("system", None)], [Message("user", [])]]
+)
+def test_empty_conversation_is_refused(tokenizer: ModelTokenizer, messages: list[Message]) -> None:
+    """A conversation without any text is refused before the template sees it."""
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        tokenizer.encode_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tokenizer__ggml__tokens": None}, "no 'tokenizer.ggml.tokens'"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported; supported are gpt2 and llama"),
+        ({"tokenizer__ggml__pre": "klingon"}, "pre-tokenizer 'klingon' is not supported; supported are smollm"),
+        ({"tokenizer__ggml__token_type": [1, 2]}, "325 tokens but 2 token types"),
+        ({"tokenizer__ggml__merges": ["ab"]}, "a merge is not two tokens"),
+        ({"tokenizer__ggml__merges": ["zzz yyy"]}, "the tokenizer's merges do not fit its tokens"),
+        ({"tokenizer__ggml__model": "llama"}, "325 tokens but 0 scores"),
+        ({"tokenizer__chat_template": "{% if %}"}, "the chat template is not valid"),
+    ],
+)
+def test_tokenizer_that_cannot_be_built_says_file_and_fault(
+    tmp_path: Path, changes: dict[str, object], expected: str
+) -> None:
+    """What a file's tokenizer lacks is said with the file's name."""
+    path = write_tiny_model(tmp_path / "odd.gguf", **changes)
+    with pytest.raises(ModelError, match=r"odd\.gguf") as caught:
+        ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
+    assert expected in str(caught.value)
+
+
+def test_tokenizer_larger_than_the_model_is_refused(tiny_model_path: Path) -> None:
+    """A tokenizer that could name tokens the model has no row for is refused at load."""
+    with pytest.raises(ModelError, match="the tokenizer has 325 tokens, the model 324"):
+        ModelTokenizer.load(tiny_model_path, vocab_size=324)
+
+
+def test_model_without_template_asks_for_a_prompt(tmp_path: Path) -> None:
+    """Without a chat template, conversations are refused with what to use instead."""
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__chat_template=None)
+    tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
+    with pytest.raises(RequestError, match="no chat template; use the completions API"):
+        tokenizer.encode_chat([Message("user", "hi")])
+
+
+def test_safetensors_folder_gives_tokenizer_template_and_ends(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
+    """A folder's tokenizer.json, configs and template file are read; what is missing or broken is named."""
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.tokenizer.to_str(), encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": [2, 0]}')
+    template = '{"chat_template": "{{ bos_token }}{{ messages[0].content }}", "bos_token": {"content": "<|im_start|>"}}'
+    (tmp_path / "tokenizer_config.json").write_text(template)
+    loaded = ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
+    assert loaded.encode_chat([Message("user", "the")]) == [1, *tokenizer.encode_text("the")]
+    assert loaded.end_ids == {0, 2}
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}")
+    loaded = ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
+    assert loaded.decode(loaded.encode_chat([Message("user", "the")])) == "user"
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: not valid JSON"):
+        ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json: not a tokenizer"):
+        ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
