@@ -56,7 +56,7 @@ def tiny_configs():
     gemma = shape | {"num_hidden_layers": 8, "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 48}
     return {
         "llama": LlamaConfig(**shape, tie_word_embeddings=False),
-        "llama-3.1": LlamaConfig(**shape, head_dim=24, rope_parameters=llama3_rope, tie_word_embeddings=True),
+        "llama-3.1": LlamaConfig(**shape, head_dim=48, rope_parameters=llama3_rope, tie_word_embeddings=True),
         "mistral": MistralConfig(**shape, sliding_window=40),
         "qwen2": Qwen2Config(**shape, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**shape, head_dim=32),

@@ -4,6 +4,7 @@
 //! layout of rotary pairs, Gemma 3 in its extra norms, its scaled embedding and its sliding-window layers.
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
+use pyagent_kernels::pack::ROWS_PER_GROUP;
 
 use crate::gguf::GgufFile;
 use crate::weights::ModelFileError;
@@ -293,9 +294,9 @@ impl ModelConfig {
                 self.num_heads, self.num_kv_heads
             )));
         }
-        if !self.head_dim.is_multiple_of(2) {
+        if !self.head_dim.is_multiple_of(ROWS_PER_GROUP) {
             return Err(invalid(format!(
-                "head size {} is odd; rotary positions need pairs",
+                "head size {} is not supported; expected a multiple of {ROWS_PER_GROUP}",
                 self.head_dim
             )));
         }

@@ -1,24 +1,27 @@
 //! The decoder's forward pass: one batch of tokens through all layers.
 //!
-//! All threads of the pool run `forward` together; each stage shares its rows out and ends in a barrier. Who computes a
-//! row never changes its value: every output is one lane of a reduction in fixed order.
+//! All threads of the pool run it together; each stage shares its work out and ends in a barrier, of which a layer has
+//! five: projections (with rotary positions and the KV store), attention, its output, the feed-forward block's inside,
+//! its output. Who computes a row never changes its value: every output is one lane of a reduction in fixed order.
 
 use std::ops::Range;
 
-use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch};
+use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, BLOCK_TOKENS};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
-use pyagent_kernels::pack::PackedMatrix;
+use pyagent_kernels::pack::{BLOCK_COLS, PackedMatrix, ROWS_PER_GROUP};
 use pyagent_kernels::pool::Worker;
 
 use crate::config::{Activation, ModelConfig};
 use crate::kv::KvMemory;
 use crate::model::{Layer, Linear, Weights};
-use crate::workspace::{Rows, Workspace};
+use crate::workspace::{Rows, Stream, Workspace};
 
 /// Query tokens that one piece of attention work covers.
 const ATTENTION_TILE: usize = 16;
+/// For up to this many rows, every thread computing all norms is quicker than a barrier.
+const FEW_ROWS: usize = 4;
 
 /// Tokens of one sequence to compute, at consecutive positions.
 pub struct Segment<'a> {
@@ -41,13 +44,13 @@ pub struct Plan<'a> {
     starts: Vec<usize>,
     /// Rows that give logits.
     outputs: Vec<usize>,
-    /// Attention work: (segment, kv head, first token of the tile).
-    tiles: Vec<(usize, usize, usize)>,
+    /// Attention work: (segment, first token of the tile).
+    tiles: Vec<(usize, usize)>,
 }
 
 impl<'a> Plan<'a> {
     /// Lays a batch out.
-    pub fn new(segments: &'a [Segment<'a>], num_kv_heads: usize) -> Self {
+    pub fn new(segments: &'a [Segment<'a>]) -> Self {
         let mut plan = Self {
             segments,
             rows: Vec::new(),
@@ -67,9 +70,8 @@ impl<'a> Plan<'a> {
                     .map(|(t, &token)| (token, index, segment.first_position + t)),
             );
             plan.outputs.extend(start + count - segment.num_outputs..start + count);
-            for first in (0..count).step_by(ATTENTION_TILE) {
-                plan.tiles.extend((0..num_kv_heads).map(|head| (index, head, first)));
-            }
+            plan.tiles
+                .extend((0..count).step_by(ATTENTION_TILE).map(|first| (index, first)));
         }
         plan
     }
@@ -101,287 +103,363 @@ pub struct Pass<'a> {
     pub isa: Isa,
 }
 
+/// How many residual streams a batch of `rows` tokens keeps: one per thread for a few, else one for all.
+pub fn num_streams(rows: usize, threads: usize) -> usize {
+    if rows <= FEW_ROWS { threads } else { 1 }
+}
+
 impl Pass<'_> {
     /// Computes the batch; its logits end in `space.logits`. Called by every thread of the pool.
     ///
     /// # Safety
     /// The plan's tokens are below the vocabulary's size, its tables cover its positions with blocks that exist, no
-    /// block is written by two segments, and `space` was prepared for the plan.
+    /// block is written by two segments, and `space` was prepared for the plan with [`num_streams`].
     pub unsafe fn run(&self, worker: &Worker, plan: &Plan<'_>, scratch: &mut AttentionScratch) {
-        // SAFETY: every stage touches only the rows handed to it, between two barriers.
+        let is_own = num_streams(plan.num_rows(), worker.num_threads()) > 1;
+        let stream = &self.space.streams[if is_own { worker.index() } else { 0 }];
+        let part = Part {
+            pass: self,
+            worker,
+            plan,
+            stream,
+            is_own,
+        };
+        // SAFETY: every stage touches only the rows and columns handed to it, between two barriers.
         unsafe {
-            self.embed(worker, plan);
+            part.embed();
             for (index, layer) in self.weights.layers.iter().enumerate() {
-                self.attention(worker, plan, index, layer, scratch);
-                self.feed_forward(worker, plan, index, layer);
+                part.project(index, layer);
+                part.attend(index, scratch);
+                part.multiply(
+                    &layer.attention_output.weight,
+                    &self.space.delta,
+                    &self.space.heads_input,
+                    plan.num_rows(),
+                );
+                part.close_block(
+                    &layer.attention_output,
+                    layer.post_attention_norm.as_deref(),
+                    Some(&layer.ffn_norm),
+                );
+                part.gate(layer);
+                part.multiply(
+                    &layer.down.weight,
+                    &self.space.delta,
+                    &self.space.ffn_input,
+                    plan.num_rows(),
+                );
+                let next_norm = self
+                    .weights
+                    .layers
+                    .get(index + 1)
+                    .map(|next| next.attention_norm.as_slice());
+                part.close_block(&layer.down, layer.post_ffn_norm.as_deref(), next_norm);
             }
-            self.output(worker, plan);
+            part.output();
+        }
+    }
+}
+
+/// One thread's part in a forward pass.
+struct Part<'a> {
+    pass: &'a Pass<'a>,
+    worker: &'a Worker<'a>,
+    plan: &'a Plan<'a>,
+    stream: &'a Stream,
+    /// Whether the stream is this thread's own, so that it computes every row of it.
+    is_own: bool,
+}
+
+impl Part<'_> {
+    /// Calls `work` for each row of the stream that is this thread's to compute.
+    fn each_row(&self, rows: usize, work: impl FnMut(usize)) {
+        if self.is_own {
+            (0..rows).for_each(work);
+        } else {
+            self.worker.share(rows, work);
         }
     }
 
     /// Embeds the tokens and normalises them for the first layer.
-    unsafe fn embed(&self, worker: &Worker, plan: &Plan<'_>) {
-        let space = self.space;
-        worker.share(plan.num_rows(), |row| {
-            let (token, ..) = plan.rows[row];
-            // SAFETY: this thread owns `row` until the barrier.
+    unsafe fn embed(&self) {
+        let Pass { config, weights, .. } = self.pass;
+        self.each_row(self.plan.num_rows(), |row| {
+            let (token, ..) = self.plan.rows[row];
+            // SAFETY: this thread owns `row` of the stream until the barrier.
             unsafe {
-                let residual = space.residual.row(row);
-                self.weights.embedding.row(token as usize, residual);
-                if self.config.embedding_scale != 1.0 {
-                    residual
-                        .iter_mut()
-                        .for_each(|value| *value *= self.config.embedding_scale);
+                let residual = self.stream.residual.row(row);
+                weights.embedding.row(token as usize, residual);
+                if config.embedding_scale != 1.0 {
+                    elementwise::scale(self.pass.isa, residual, config.embedding_scale);
                 }
                 self.normalise(
                     residual,
-                    &self.weights.layers[0].attention_norm,
-                    space.delta.row(row),
-                    &space.hidden_input,
+                    &weights.layers[0].attention_norm,
+                    &self.stream.hidden_input,
                     row,
                 );
             }
         });
     }
 
-    unsafe fn attention(
-        &self,
-        worker: &Worker,
-        plan: &Plan<'_>,
-        index: usize,
-        layer: &Layer,
-        scratch: &mut AttentionScratch,
-    ) {
-        let space = self.space;
-        let rows = plan.num_rows();
-        let (query, key, value) = (&space.query, &space.key, &space.value);
-        // SAFETY: as `run`.
-        unsafe {
-            let matrices = [
-                (&layer.query.weight, query),
-                (&layer.key.weight, key),
-                (&layer.value.weight, value),
-            ];
-            self.multiply(worker, &matrices, &space.hidden_input, rows);
-            self.rotate_and_store(worker, plan, index, layer);
-            self.attend(worker, plan, index, scratch);
-            worker.share(rows, |row| {
-                space.heads_input.write_row(self.isa, row, space.heads.row(row))
-            });
-            self.multiply(
-                worker,
-                &[(&layer.attention_output.weight, &space.delta)],
-                &space.heads_input,
-                rows,
-            );
-            let post_norm = layer.post_attention_norm.as_deref();
-            self.close_block(worker, rows, &layer.attention_output, post_norm, Some(&layer.ffn_norm));
-        }
-    }
-
-    /// Adds biases, normalises heads where the family does, applies rotary positions and stores keys and values.
-    unsafe fn rotate_and_store(&self, worker: &Worker, plan: &Plan<'_>, index: usize, layer: &Layer) {
-        let (space, config) = (self.space, self.config);
-        let is_local = config.window(index).is_some();
-        let base = self.kv.layer_base(index);
-        let block_tokens = attention::BLOCK_TOKENS;
-        worker.share(plan.num_rows(), |row| {
-            let (_, segment, position) = plan.rows[row];
-            // SAFETY: this thread owns `row`, and the KV slot of its position, until the barrier.
-            unsafe {
-                let (query, key, value) = (space.query.row(row), space.key.row(row), space.value.row(row));
-                for (linear, values) in [
-                    (&layer.query, &mut *query),
-                    (&layer.key, &mut *key),
-                    (&layer.value, &mut *value),
-                ] {
-                    add_bias(self.isa, linear, values);
-                }
-                let (cos, sin) = self.rope[usize::from(is_local)].row(position);
-                for (values, norm) in [(query, &layer.query_norm), (&mut *key, &layer.key_norm)] {
-                    for head in values.chunks_exact_mut(config.head_dim) {
-                        if let Some(norm) = norm {
-                            elementwise::rms_norm_in_place(self.isa, head, norm, config.norm_epsilon);
-                        }
-                        elementwise::rope(self.isa, head, cos, sin, config.rope_style);
-                    }
-                }
-                let block = plan.segments[segment].table[position / block_tokens];
-                attention::store_kv(
-                    self.isa,
-                    &self.kv.layout,
-                    base,
-                    block,
-                    position % block_tokens,
-                    key,
-                    value,
-                );
-            }
-        });
-    }
-
-    unsafe fn attend(&self, worker: &Worker, plan: &Plan<'_>, index: usize, scratch: &mut AttentionScratch) {
-        let (space, config) = (self.space, self.config);
+    /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.
+    unsafe fn project(&self, index: usize, layer: &Layer) {
+        let Pass {
+            config, space, kv, isa, ..
+        } = *self.pass;
         let heads_per_kv = config.num_heads / config.num_kv_heads;
-        worker.share(plan.tiles.len(), |tile| {
-            let (segment_index, kv_head, first) = plan.tiles[tile];
-            let segment = &plan.segments[segment_index];
-            let offset =
-                (plan.starts[segment_index] + first) * config.query_size() + kv_head * heads_per_kv * config.head_dim;
-            // SAFETY: this tile's queries and outputs are its own; the KV it reads was stored before the last barrier.
+        let base = kv.layer_base(index);
+        // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
+        self.worker.share(config.num_heads + config.num_kv_heads, |unit| {
+            let (kv_head, within) = (unit / (heads_per_kv + 1), unit % (heads_per_kv + 1));
+            // SAFETY: this thread owns this head's columns, and its KV slots, until the barrier.
             unsafe {
-                let args = AttentionArgs {
-                    layer_base: self.kv.layer_base(index),
-                    table: segment.table,
-                    kv_head,
-                    num_query_heads_per_kv: heads_per_kv,
-                    first_position: segment.first_position + first,
-                    num_tokens: ATTENTION_TILE.min(segment.tokens.len() - first),
-                    window: config.window(index),
-                    scale: config.attention_scale,
-                    softcap: None,
-                    q: space.query.base().add(offset),
-                    q_stride: config.query_size(),
-                    out: space.heads.base().add(offset),
-                    out_stride: config.query_size(),
-                };
-                attention::attend(self.isa, &self.kv.layout, &args, scratch);
+                if within > 0 {
+                    let head = kv_head * heads_per_kv + within - 1;
+                    self.multiply_head(&layer.query, head, &space.query);
+                    self.rotate_head(index, head, layer.query_norm.as_deref(), &space.query);
+                    return;
+                }
+                self.multiply_head(&layer.key, kv_head, &space.key);
+                self.multiply_head(&layer.value, kv_head, &space.value);
+                self.rotate_head(index, kv_head, layer.key_norm.as_deref(), &space.key);
+                let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
+                for (row, &(_, segment, position)) in self.plan.rows.iter().enumerate() {
+                    let block = self.plan.segments[segment].table[position / BLOCK_TOKENS];
+                    let (key, value) = (
+                        space.key.part(row, columns.clone()),
+                        space.value.part(row, columns.clone()),
+                    );
+                    attention::store_kv(
+                        isa,
+                        &kv.layout,
+                        base,
+                        block,
+                        position % BLOCK_TOKENS,
+                        kv_head,
+                        key,
+                        value,
+                    );
+                }
             }
         });
     }
 
-    unsafe fn feed_forward(&self, worker: &Worker, plan: &Plan<'_>, index: usize, layer: &Layer) {
-        let space = self.space;
-        let rows = plan.num_rows();
-        // SAFETY: as `run`.
+    /// Multiplies the input by the rows of one head, and adds their bias.
+    unsafe fn multiply_head(&self, linear: &Linear, head: usize, out: &Rows) {
+        let head_dim = self.pass.config.head_dim;
+        let (isa, rows) = (self.pass.isa, self.plan.num_rows());
+        let groups = head * head_dim / ROWS_PER_GROUP..(head + 1) * head_dim / ROWS_PER_GROUP;
+        // SAFETY: this thread owns the head's columns of `out` until the barrier.
         unsafe {
-            let matrices = [(&layer.gate.weight, &space.gate), (&layer.up.weight, &space.up)];
-            self.multiply(worker, &matrices, &space.hidden_input, rows);
-            worker.share(rows, |row| {
-                let (gate, up, inner) = (space.gate.row(row), space.up.row(row), space.inner.row(row));
-                add_bias(self.isa, &layer.gate, gate);
-                add_bias(self.isa, &layer.up, up);
-                match self.config.activation {
-                    Activation::Silu => elementwise::silu_mul(self.isa, gate, up, inner),
-                    Activation::GeluTanh => elementwise::gelu_tanh_mul(self.isa, gate, up, inner),
-                }
-                space.ffn_input.write_row(self.isa, row, inner);
-            });
-            self.multiply(worker, &[(&layer.down.weight, &space.delta)], &space.ffn_input, rows);
-            let next_norm = self
-                .weights
-                .layers
-                .get(index + 1)
-                .map(|next| next.attention_norm.as_slice());
-            self.close_block(worker, rows, &layer.down, layer.post_ffn_norm.as_deref(), next_norm);
+            matmul::matmul(
+                isa,
+                &linear.weight,
+                groups,
+                &self.stream.hidden_input,
+                0..rows,
+                out.base(),
+                out.width(),
+            );
+            self.add_bias(linear, head * head_dim..(head + 1) * head_dim, out);
         }
+    }
+
+    /// Normalises one head of every row where the family does, and applies rotary positions.
+    unsafe fn rotate_head(&self, index: usize, head: usize, norm: Option<&[f32]>, rows: &Rows) {
+        let Pass { config, isa, .. } = *self.pass;
+        let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
+        let columns = head * config.head_dim..(head + 1) * config.head_dim;
+        for (row, &(.., position)) in self.plan.rows.iter().enumerate() {
+            // SAFETY: this thread owns the head's columns until the barrier.
+            let values = unsafe { rows.part(row, columns.clone()) };
+            if let Some(norm) = norm {
+                elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
+            }
+            let (cos, sin) = rope.row(position);
+            elementwise::rope(isa, values, cos, sin, config.rope_style);
+        }
+    }
+
+    /// Attention, in tiles of tokens and heads, and its result as the output matrix's input.
+    unsafe fn attend(&self, index: usize, scratch: &mut AttentionScratch) {
+        let Pass {
+            config, space, kv, isa, ..
+        } = *self.pass;
+        let heads_per_kv = config.num_heads / config.num_kv_heads;
+        let kv_width = heads_per_kv * config.head_dim;
+        let heads_per_unit = kv_heads_per_unit(config);
+        let num_units = config.num_kv_heads / heads_per_unit;
+        self.worker.share(self.plan.tiles.len() * num_units, |chunk| {
+            let (segment_index, first) = self.plan.tiles[chunk / num_units];
+            let kv_heads = chunk % num_units * heads_per_unit..(chunk % num_units + 1) * heads_per_unit;
+            let segment = &self.plan.segments[segment_index];
+            let row = self.plan.starts[segment_index] + first;
+            let num_tokens = ATTENTION_TILE.min(segment.tokens.len() - first);
+            // SAFETY: these rows' columns of queries and outputs are this thread's; the KV was stored before the barrier.
+            unsafe {
+                for kv_head in kv_heads.clone() {
+                    let offset = row * config.query_size() + kv_head * kv_width;
+                    let args = AttentionArgs {
+                        layer_base: kv.layer_base(index),
+                        table: segment.table,
+                        kv_head,
+                        num_query_heads_per_kv: heads_per_kv,
+                        first_position: segment.first_position + first,
+                        num_tokens,
+                        window: config.window(index),
+                        scale: config.attention_scale,
+                        softcap: None,
+                        q: space.query.base().add(offset),
+                        q_stride: config.query_size(),
+                        out: space.heads.base().add(offset),
+                        out_stride: config.query_size(),
+                    };
+                    attention::attend(isa, &kv.layout, &args, scratch);
+                }
+                let columns = kv_heads.start * kv_width..kv_heads.end * kv_width;
+                for row in row..row + num_tokens {
+                    let values = space.heads.part(row, columns.clone());
+                    space.heads_input.write_columns(isa, row, columns.start, values);
+                }
+            }
+        });
+    }
+
+    /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input.
+    unsafe fn gate(&self, layer: &Layer) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        let rows = self.plan.num_rows();
+        let num_blocks = config.ffn_size.div_ceil(BLOCK_COLS);
+        let blocks_per_chunk = (num_blocks / (self.worker.num_threads() * 8)).clamp(1, 16);
+        self.worker.share(num_blocks.div_ceil(blocks_per_chunk), |chunk| {
+            let width = blocks_per_chunk * BLOCK_COLS;
+            let columns = chunk * width..((chunk + 1) * width).min(config.ffn_size);
+            let groups = columns.start / ROWS_PER_GROUP..columns.end.div_ceil(ROWS_PER_GROUP);
+            // SAFETY: this thread owns these columns until the barrier.
+            unsafe {
+                for (linear, out) in [(&layer.gate, &space.gate), (&layer.up, &space.up)] {
+                    let input = &self.stream.hidden_input;
+                    matmul::matmul(
+                        isa,
+                        &linear.weight,
+                        groups.clone(),
+                        input,
+                        0..rows,
+                        out.base(),
+                        out.width(),
+                    );
+                    self.add_bias(linear, columns.clone(), out);
+                }
+                for row in 0..rows {
+                    let gate = space.gate.part(row, columns.clone());
+                    let up = space.up.part(row, columns.clone());
+                    let inner = space.inner.part(row, columns.clone());
+                    match config.activation {
+                        Activation::Silu => elementwise::silu_mul(isa, gate, up, inner),
+                        Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, gate, up, inner),
+                    }
+                    space.ffn_input.write_columns(isa, row, columns.start, inner);
+                }
+            }
+        });
     }
 
     /// Adds a block's output to the residual stream and normalises the sum for the next block.
-    unsafe fn close_block(
-        &self,
-        worker: &Worker,
-        rows: usize,
-        linear: &Linear,
-        post_norm: Option<&[f32]>,
-        next_norm: Option<&[f32]>,
-    ) {
-        let space = self.space;
-        worker.share(rows, |row| {
-            // SAFETY: this thread owns `row` until the barrier.
+    unsafe fn close_block(&self, linear: &Linear, post_norm: Option<&[f32]>, next_norm: Option<&[f32]>) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        self.each_row(self.plan.num_rows(), |row| {
+            // SAFETY: this thread owns `row` of the stream until the barrier; `delta` is only read.
             unsafe {
-                let (residual, delta) = (space.residual.row(row), space.delta.row(row));
-                add_bias(self.isa, linear, delta);
-                if let Some(norm) = post_norm {
-                    elementwise::rms_norm_in_place(self.isa, delta, norm, self.config.norm_epsilon);
+                let (residual, scratch) = (self.stream.residual.row(row), self.stream.scratch.row(row));
+                scratch.copy_from_slice(space.delta.shared_row(row));
+                if let Some(bias) = &linear.bias {
+                    elementwise::add(isa, scratch, bias);
                 }
-                elementwise::add(self.isa, residual, delta);
+                if let Some(norm) = post_norm {
+                    elementwise::rms_norm_in_place(isa, scratch, norm, config.norm_epsilon);
+                }
+                elementwise::add(isa, residual, scratch);
                 if let Some(norm) = next_norm {
-                    self.normalise(residual, norm, delta, &space.hidden_input, row);
+                    self.normalise(residual, norm, &self.stream.hidden_input, row);
                 }
             }
         });
     }
 
-    unsafe fn output(&self, worker: &Worker, plan: &Plan<'_>) {
-        let space = self.space;
-        worker.share(plan.outputs.len(), |output| {
-            let row = plan.outputs[output];
-            // SAFETY: this thread owns this output and its row until the barrier.
+    /// The logits of the rows that give them.
+    unsafe fn output(&self) {
+        let Pass { weights, space, .. } = self.pass;
+        let outputs = &self.plan.outputs;
+        self.each_row(outputs.len(), |output| {
+            // SAFETY: this thread owns this output of the stream until the barrier.
             unsafe {
-                let (residual, delta) = (space.residual.row(row), space.delta.row(row));
-                self.normalise(residual, &self.weights.final_norm, delta, &space.output_input, output);
+                let residual = self.stream.residual.row(outputs[output]);
+                self.normalise(residual, &weights.final_norm, &self.stream.output_input, output);
             }
         });
         // SAFETY: as `run`.
         unsafe {
             self.multiply(
-                worker,
-                &[(self.weights.output_matrix(), &space.logits)],
-                &space.output_input,
-                plan.outputs.len(),
+                weights.output_matrix(),
+                &space.logits,
+                &self.stream.output_input,
+                outputs.len(),
             )
         };
     }
 
-    /// RMS norm of `values` into `scratch`, handed to a matrix as row `row` of its input.
+    /// RMS norm of `values`, handed to a matrix as row `row` of its input.
     ///
     /// # Safety
-    /// No other thread writes this row of `input` until the next barrier.
-    unsafe fn normalise(&self, values: &[f32], weight: &[f32], scratch: &mut [f32], input: &Activations, row: usize) {
-        elementwise::rms_norm(self.isa, values, weight, self.config.norm_epsilon, scratch);
+    /// No other thread uses row `row` of the stream until the next barrier.
+    unsafe fn normalise(&self, values: &[f32], weight: &[f32], input: &Activations, row: usize) {
         // SAFETY: the caller keeps rows apart.
-        unsafe { input.write_row(self.isa, row, scratch) };
+        unsafe {
+            let scratch = self.stream.scratch.row(row);
+            elementwise::rms_norm(self.pass.isa, values, weight, self.pass.config.norm_epsilon, scratch);
+            input.write_row(self.pass.isa, row, scratch);
+        }
     }
 
-    /// Multiplies one input by several matrices, sharing their row groups out.
+    /// Multiplies `rows` rows of an input by a matrix, sharing its row groups out.
     ///
     /// # Safety
-    /// `input` holds `rows` rows, and no thread uses the outputs until the barrier.
-    unsafe fn multiply(&self, worker: &Worker, matrices: &[(&PackedMatrix, &Rows)], input: &Activations, rows: usize) {
+    /// `input` holds `rows` rows, and no thread uses `out` until the barrier.
+    unsafe fn multiply(&self, matrix: &PackedMatrix, out: &Rows, input: &Activations, rows: usize) {
         if rows == 0 {
             return;
         }
-        let total: usize = matrices.iter().map(|(matrix, _)| matrix.num_groups()).sum();
-        let chunk = groups_per_chunk(total, worker.num_threads(), rows);
-        let chunks: usize = matrices
-            .iter()
-            .map(|(matrix, _)| matrix.num_groups().div_ceil(chunk))
-            .sum();
-        worker.share(chunks, |mut index| {
-            for (matrix, out) in matrices {
-                let count = matrix.num_groups().div_ceil(chunk);
-                if index < count {
-                    let groups = index * chunk..((index + 1) * chunk).min(matrix.num_groups());
-                    // SAFETY: this thread owns these groups' rows of the output until the barrier.
-                    unsafe {
-                        matmul::matmul(
-                            self.isa,
-                            matrix,
-                            groups,
-                            input,
-                            Range { start: 0, end: rows },
-                            out.base(),
-                            out.width(),
-                        )
-                    };
-                    return;
-                }
-                index -= count;
-            }
+        let num_groups = matrix.num_groups();
+        // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
+        let chunk = (num_groups / (self.worker.num_threads() * 8)).clamp(1, 64);
+        self.worker.share(num_groups.div_ceil(chunk), |index| {
+            let groups = index * chunk..((index + 1) * chunk).min(num_groups);
+            // SAFETY: this thread owns these groups' columns of the output until the barrier.
+            unsafe { matmul::matmul(self.pass.isa, matrix, groups, input, 0..rows, out.base(), out.width()) };
         });
+    }
+
+    /// Adds a bias to some columns of every row.
+    ///
+    /// # Safety
+    /// This thread owns these columns until the next barrier.
+    unsafe fn add_bias(&self, linear: &Linear, columns: Range<usize>, out: &Rows) {
+        let Some(bias) = &linear.bias else { return };
+        for row in 0..self.plan.num_rows() {
+            // SAFETY: by contract.
+            let values = unsafe { out.part(row, columns.clone()) };
+            elementwise::add(self.pass.isa, values, &bias[columns.clone()]);
+        }
     }
 }
 
-/// Row groups one thread takes at a time: several pieces per thread, so that a thread the operating system holds up
-/// does not hold up the rest, but not so small that taking them costs.
-fn groups_per_chunk(total: usize, threads: usize, rows: usize) -> usize {
-    let pieces = if rows == 1 { 4 } else { 8 };
-    (total / (threads * pieces)).clamp(1, 64)
-}
-
-fn add_bias(isa: Isa, linear: &Linear, values: &mut [f32]) {
-    if let Some(bias) = &linear.bias {
-        elementwise::add(isa, values, bias);
+/// Key-value heads that one piece of attention work covers: their outputs must fill whole blocks of a quantised input.
+fn kv_heads_per_unit(config: &ModelConfig) -> usize {
+    let width = config.num_heads / config.num_kv_heads * config.head_dim;
+    match config.num_kv_heads {
+        _ if width.is_multiple_of(BLOCK_COLS) => 1,
+        heads if heads.is_multiple_of(2) => 2,
+        heads => heads,
     }
 }

@@ -10,7 +10,7 @@ use pyagent_kernels::pool::{Pool, PoolError};
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
 
 use crate::config::ModelConfig;
-use crate::forward::{Pass, Plan, Segment};
+use crate::forward::{Pass, Plan, Segment, num_streams};
 use crate::kv::KvMemory;
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
@@ -112,7 +112,7 @@ impl CpuModel {
                 config.context_length,
             )?,
         ];
-        let space = Workspace::new(&config, &weights);
+        let space = Workspace::new(&config, &weights, pool.num_threads());
         let isa = options.isa.unwrap_or_else(Isa::detect);
         let load_seconds = start.elapsed().as_secs_f64();
         Ok(Self {
@@ -173,8 +173,9 @@ impl CpuModel {
         for table in &mut self.rope {
             table.grow_to(last)?;
         }
-        let plan = Plan::new(segments, self.config.num_kv_heads);
-        self.space.prepare(plan.num_rows(), plan.num_outputs());
+        let plan = Plan::new(segments);
+        let streams = num_streams(plan.num_rows(), self.pool.num_threads());
+        self.space.prepare(plan.num_rows(), plan.num_outputs(), streams);
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,

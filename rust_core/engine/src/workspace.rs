@@ -1,6 +1,7 @@
 //! Buffers of one forward pass, shared by the pool's threads.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 
 use pyagent_kernels::matmul::Activations;
 
@@ -52,6 +53,26 @@ impl Rows {
         unsafe { std::slice::from_raw_parts_mut(self.base().add(row * self.width), self.width) }
     }
 
+    /// One row, to read.
+    ///
+    /// # Safety
+    /// `row` is below the rows reserved, and nobody writes it until the next barrier.
+    pub unsafe fn shared_row(&self, row: usize) -> &[f32] {
+        // SAFETY: the caller keeps writers away; the range lies inside the vector.
+        unsafe { std::slice::from_raw_parts(self.base().add(row * self.width), self.width) }
+    }
+
+    /// Some columns of one row.
+    ///
+    /// # Safety
+    /// As [`Self::row`], for these columns of it; they exist.
+    #[expect(clippy::mut_from_ref, reason = "columns are shared out between threads")]
+    pub unsafe fn part(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
+        debug_assert!(columns.end <= self.width);
+        // SAFETY: the caller keeps columns apart; the range lies inside the vector.
+        unsafe { std::slice::from_raw_parts_mut(self.base().add(row * self.width + columns.start), columns.len()) }
+    }
+
     /// The first `rows` rows.
     pub fn first(&mut self, rows: usize) -> &mut [f32] {
         let width = self.width;
@@ -59,10 +80,23 @@ impl Rows {
     }
 }
 
+/// The residual stream and what stands between it and the next matrix.
+///
+/// For a few tokens every thread keeps a stream of its own and computes all of it, which is quicker than to wait for
+/// the others; for many, all share the first and each computes some rows.
+#[expect(missing_docs, reason = "the fields are the stages between two blocks")]
+pub struct Stream {
+    pub residual: Rows,
+    pub scratch: Rows,
+    pub hidden_input: Activations,
+    pub output_input: Activations,
+}
+
 /// Every buffer of a forward pass. Grows to the largest batch seen.
 #[expect(missing_docs, reason = "the fields are the stages of a decoder layer")]
 pub struct Workspace {
-    pub residual: Rows,
+    /// One stream per thread.
+    pub streams: Vec<Stream>,
     pub query: Rows,
     pub key: Rows,
     pub value: Rows,
@@ -72,15 +106,12 @@ pub struct Workspace {
     pub inner: Rows,
     pub delta: Rows,
     pub logits: Rows,
-    pub hidden_input: Activations,
     pub heads_input: Activations,
     pub ffn_input: Activations,
-    pub output_input: Activations,
     hidden_forms: Forms,
     heads_forms: Forms,
     ffn_forms: Forms,
     output_forms: Forms,
-    sizes: (usize, usize, usize),
 }
 
 /// In which forms matrices want their input.
@@ -100,11 +131,17 @@ impl Forms {
 }
 
 impl Workspace {
-    /// Empty buffers for a model.
-    pub fn new(config: &ModelConfig, weights: &Weights) -> Self {
+    /// Empty buffers for a model and a number of threads.
+    pub fn new(config: &ModelConfig, weights: &Weights, threads: usize) -> Self {
         let layers = || weights.layers.iter();
-        Self {
+        let stream = || Stream {
             residual: Rows::new(config.hidden_size),
+            scratch: Rows::new(config.hidden_size),
+            hidden_input: Activations::new(),
+            output_input: Activations::new(),
+        };
+        Self {
+            streams: (0..threads).map(|_| stream()).collect(),
             query: Rows::new(config.query_size()),
             key: Rows::new(config.kv_size()),
             value: Rows::new(config.kv_size()),
@@ -114,10 +151,8 @@ impl Workspace {
             inner: Rows::new(config.ffn_size),
             delta: Rows::new(config.hidden_size),
             logits: Rows::new(config.vocab_size),
-            hidden_input: Activations::new(),
             heads_input: Activations::new(),
             ffn_input: Activations::new(),
-            output_input: Activations::new(),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
                 [
                     &layer.query.weight,
@@ -130,14 +165,22 @@ impl Workspace {
             heads_forms: Forms::of(layers().map(|layer| &layer.attention_output.weight)),
             ffn_forms: Forms::of(layers().map(|layer| &layer.down.weight)),
             output_forms: Forms::of([weights.output_matrix()]),
-            sizes: (config.hidden_size, config.query_size(), config.ffn_size),
         }
     }
 
-    /// Makes room for a batch of `tokens` tokens of which `outputs` give logits.
-    pub fn prepare(&mut self, tokens: usize, outputs: usize) {
+    /// Makes room for a batch of `tokens` tokens of which `outputs` give logits, in the first `streams` streams.
+    pub fn prepare(&mut self, tokens: usize, outputs: usize, streams: usize) {
+        let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
+            input.resize(rows, cols, forms.is_quantised, forms.is_dense);
+        };
+        for stream in &mut self.streams[..streams] {
+            stream.residual.reserve(tokens);
+            stream.scratch.reserve(tokens);
+            let hidden = stream.residual.width();
+            resize(&mut stream.hidden_input, tokens, hidden, self.hidden_forms);
+            resize(&mut stream.output_input, outputs, hidden, self.output_forms);
+        }
         for rows in [
-            &mut self.residual,
             &mut self.query,
             &mut self.key,
             &mut self.value,
@@ -150,13 +193,7 @@ impl Workspace {
             rows.reserve(tokens);
         }
         self.logits.reserve(outputs);
-        let (hidden, heads, ffn) = self.sizes;
-        let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
-            input.resize(rows, cols, forms.is_quantised, forms.is_dense);
-        };
-        resize(&mut self.hidden_input, tokens, hidden, self.hidden_forms);
-        resize(&mut self.heads_input, tokens, heads, self.heads_forms);
-        resize(&mut self.ffn_input, tokens, ffn, self.ffn_forms);
-        resize(&mut self.output_input, outputs, hidden, self.output_forms);
+        resize(&mut self.heads_input, tokens, self.heads.width(), self.heads_forms);
+        resize(&mut self.ffn_input, tokens, self.inner.width(), self.ffn_forms);
     }
 }

@@ -31,8 +31,21 @@ impl Sequence {
                 .collect();
             let block = table[position / BLOCK_TOKENS];
             let base = memory.as_mut_ptr().cast();
-            // SAFETY: the memory has every block of the table.
-            unsafe { store_kv(Isa::best(), &layout, base, block, position % BLOCK_TOKENS, &row, &row) };
+            for (head, row) in row.chunks_exact(layout.head_dim).enumerate() {
+                // SAFETY: the memory has every block of the table.
+                unsafe {
+                    store_kv(
+                        Isa::best(),
+                        &layout,
+                        base,
+                        block,
+                        position % BLOCK_TOKENS,
+                        head,
+                        row,
+                        row,
+                    )
+                };
+            }
         }
         let row = width * HEADS;
         let queries: Vec<f32> = (0..num_queries * row).map(|i| (i % 37) as f32 / 18.0 - 1.0).collect();

@@ -61,65 +61,51 @@ impl KvLayout {
     }
 }
 
-/// Stores one token's keys and values (all heads, `[kv_head][head_dim]`) into a slot of a block.
+/// Stores one token's keys and values of one head (`head_dim` numbers each) into a slot of a block.
 ///
 /// # Panics
-/// When `slot` is not in the block or a row has not `num_kv_heads * head_dim` numbers.
+/// When there is no such head or slot, or a row has not `head_dim` numbers.
 ///
 /// # Safety
 /// `layer_base` is the first byte of at least `block + 1` blocks of `layout`, aligned for its numbers, and
-/// nobody else uses the slot meanwhile.
+/// nobody else uses the slot of this head meanwhile.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a place of four coordinates and what to put there"
+)]
 pub unsafe fn store_kv(
     isa: Isa,
     layout: &KvLayout,
     layer_base: *mut u8,
     block: u32,
     slot: usize,
+    kv_head: usize,
     k: &[f32],
     v: &[f32],
 ) {
-    let width = layout.num_kv_heads * layout.head_dim;
+    let is_whole = k.len() == layout.head_dim && v.len() == layout.head_dim;
     assert!(
-        slot < BLOCK_TOKENS && k.len() == width && v.len() == width,
+        slot < BLOCK_TOKENS && kv_head < layout.num_kv_heads && is_whole,
         "keys or values do not fit the block"
     );
     // SAFETY: the caller promises this block.
     let base = unsafe { layer_base.add(block as usize * layout.block_bytes()) };
-    // SAFETY: the rows hold every head, and the slot is in the block, so each write is inside it.
+    // SAFETY: the head and the slot are in the block, so each write is inside it.
     unsafe {
         match layout.dtype {
-            KvType::F32 => scatter(layout, base.cast::<f32>(), slot, k, v),
+            KvType::F32 => scatter_run(layout, base.cast::<f32>(), slot, (kv_head, 0), k, v),
             KvType::F16 => {
-                // Converted in runs that fit the stack: a row may be long.
+                // Converted in runs that fit the stack: a head may be long.
                 let mut halves = [[0_u16; 256]; 2];
-                for head in 0..layout.num_kv_heads {
-                    for start in (0..layout.head_dim).step_by(256) {
-                        let count = (layout.head_dim - start).min(256);
-                        let row = head * layout.head_dim + start;
-                        f32_to_f16(isa, &k[row..row + count], &mut halves[0][..count]);
-                        f32_to_f16(isa, &v[row..row + count], &mut halves[1][..count]);
-                        let base = base.cast::<u16>();
-                        scatter_run(
-                            layout,
-                            base,
-                            slot,
-                            (head, start),
-                            &halves[0][..count],
-                            &halves[1][..count],
-                        );
-                    }
+                for start in (0..layout.head_dim).step_by(256) {
+                    let count = (layout.head_dim - start).min(256);
+                    f32_to_f16(isa, &k[start..start + count], &mut halves[0][..count]);
+                    f32_to_f16(isa, &v[start..start + count], &mut halves[1][..count]);
+                    let (k, v) = (&halves[0][..count], &halves[1][..count]);
+                    scatter_run(layout, base.cast::<u16>(), slot, (kv_head, start), k, v);
                 }
             }
         }
-    }
-}
-
-/// Writes whole rows of keys and values.
-unsafe fn scatter<T: Copy>(layout: &KvLayout, base: *mut T, slot: usize, k: &[T], v: &[T]) {
-    let heads = k.chunks_exact(layout.head_dim).zip(v.chunks_exact(layout.head_dim));
-    for (head, (k, v)) in heads.enumerate() {
-        // SAFETY: the caller promises the block and rows of every head.
-        unsafe { scatter_run(layout, base, slot, (head, 0), k, v) };
     }
 }
 

@@ -94,8 +94,13 @@ impl Case {
             let block = table[position / BLOCK_TOKENS];
             let (k, v) = (self.keys(position), self.values(position));
             let base = memory.as_mut_ptr().cast();
-            // SAFETY: the memory has every block of the table.
-            unsafe { store_kv(isa, &self.layout, base, block, position % BLOCK_TOKENS, &k, &v) };
+            let heads = k
+                .chunks_exact(self.layout.head_dim)
+                .zip(v.chunks_exact(self.layout.head_dim));
+            for (head, (k, v)) in heads.enumerate() {
+                // SAFETY: the memory has every block of the table.
+                unsafe { store_kv(isa, &self.layout, base, block, position % BLOCK_TOKENS, head, k, v) };
+            }
         }
         memory
     }

@@ -148,20 +148,38 @@ impl Activations {
     /// # Panics
     /// If there is no such token, or `x` has not one number per column.
     pub unsafe fn write_row(&self, isa: Isa, token: usize, x: &[f32]) {
-        assert!(token < self.tokens, "token {token} of {}", self.tokens);
         assert_eq!(x.len(), self.cols, "numbers for the columns");
+        // SAFETY: by contract.
+        unsafe { self.write_columns(isa, token, 0, x) }
+    }
+
+    /// Writes the columns `first..first + x.len()` of `token`. In a quantised batch they are whole blocks of 32.
+    ///
+    /// # Safety
+    /// `isa` must be available on this CPU. Nobody else may write these columns or read them at the same time.
+    ///
+    /// # Panics
+    /// If there is no such token or column, or a quantised block would be written in part.
+    pub unsafe fn write_columns(&self, isa: Isa, token: usize, first: usize, x: &[f32]) {
+        assert!(token < self.tokens, "token {token} of {}", self.tokens);
+        assert!(first + x.len() <= self.cols, "column past the batch");
+        let is_whole = first.is_multiple_of(BLOCK_COLS) && x.len().is_multiple_of(BLOCK_COLS);
+        assert!(
+            !self.has_quantised || is_whole,
+            "part of a block of {BLOCK_COLS} columns"
+        );
         if self.has_dense {
             // SAFETY: the row lies inside the buffer and is ours alone by contract.
             unsafe {
-                let row = self.dense_row(token).cast_mut();
+                let row = self.dense_row(token).cast_mut().add(first);
                 row.copy_from_nonoverlapping(x.as_ptr(), x.len());
             }
         }
         if self.has_quantised {
             // SAFETY: as above; the buffer was zeroed when allocated.
             let row = unsafe {
-                let start = self.blocks_of(token).cast_mut();
-                std::slice::from_raw_parts_mut(start, self.cols / BLOCK_COLS)
+                let start = self.blocks_of(token).cast_mut().add(first / BLOCK_COLS);
+                std::slice::from_raw_parts_mut(start, x.len() / BLOCK_COLS)
             };
             // SAFETY: `isa` is available by contract.
             unsafe { super::quantise_row(isa, x, row) };
