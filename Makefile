@@ -18,7 +18,7 @@ help:  ## Show this help
 	@$(PYTHON) -m venv .tools && .tools/bin/python -m pip install --quiet --disable-pip-version-check uv
 
 .venv/.created: .tools/bin/uv
-	@command -v cargo >/dev/null || { echo "PyAgent's engine is Rust: install the stable toolchain (rustup, or your distribution's cargo >= 1.89), then run make again."; exit 1; }
+	@command -v cargo >/dev/null || { echo "PyAgent's engine is Rust: install the stable toolchain (rustup, or your distribution's cargo >= 1.95), then run make again."; exit 1; }
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv && touch $@
 
 .venv/.installed: .venv/.created $(RUST_SOURCES) pyproject.toml constraints.txt

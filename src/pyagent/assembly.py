@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyagent.core.backends import Backend, Link
 from pyagent.core.chain import Chain
-from pyagent.core.errors import ConfigError
+from pyagent.core.errors import ConfigError, PluginError
 from pyagent.core.fleet import orchestrator
 from pyagent.core.plugins import PluginHost
 
@@ -32,10 +32,16 @@ def make_host(settings: Settings) -> PluginHost:
 
 
 def make_backend(entry: str, settings: Settings, host: PluginHost) -> Backend:
-    """The backend of one chain entry; raises `ConfigError` naming the schemes there are."""
+    """The backend of one chain entry.
+
+    Raises `ConfigError` naming the schemes there are, `PluginError` when the plugin that brings it is broken.
+    """
     link = Link.parse(entry)
     factories = host.backends()
     if link.scheme not in factories:
+        for plugin in host.plugins():
+            if plugin.state == "quarantined" and plugin.name == link.scheme:
+                raise PluginError(f"the backend {link.scheme!r} is not there: {plugin.reason}", plugin=plugin.name)
         nearest = get_close_matches(link.scheme, factories, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(sorted(factories)) or 'none'}"
         raise ConfigError(f"no plugin brings the backend {link.scheme!r} (chain entry {entry!r}); {hint}", key="chain")
@@ -43,9 +49,28 @@ def make_backend(entry: str, settings: Settings, host: PluginHost) -> Backend:
 
 
 def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | None = None) -> Chain:
-    """The chain of the settings, or of `entries`; models load and sockets open on first use."""
-    links = [make_backend(entry, settings, host) for entry in (settings.chain if entries is None else entries)]
+    """The chain of the settings, or of `entries`; models load and sockets open on first use.
+
+    A link whose plugin is broken is left out with a warning while another is left; a misspelt one is an error.
+    """
+    links: list[Backend] = []
+    broken: list[PluginError] = []
+    for entry in settings.chain if entries is None else entries:
+        try:
+            links.append(make_backend(entry, settings, host))
+        except PluginError as error:
+            broken.append(error)
+    if not links and broken:
+        raise broken[0]
+    for error in broken:
+        _warn_left_out(error)
     return Chain(links, private=settings.rules.private)
+
+
+def _warn_left_out(error: PluginError) -> None:
+    from pyagent.infrastructure.observability.logging import warn_once
+
+    warn_once("chain", error.plugin, "a link of the chain is left out", reason=str(error))
 
 
 def make_journal(settings: Settings) -> FileJournal:

@@ -141,11 +141,23 @@ def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant
         async with running(tiny_model_path, VARIANTS[variant]()) as backend:
             for _ in range(2):  # the second time prefixes are cached
                 assert [answer.text for answer in await at_once(backend, requests)] == expected
-            model = await backend.load()
-            if variant == "little memory":
-                assert model.engine.counts.num_preemptions > 0
             await assert_idle(backend)
         assert len(set(expected)) > 12
+
+    run(work())
+
+
+def test_preempted_answers_are_unchanged(tiny_model_path: Path) -> None:
+    """Four long answers in memory for one and a bit: requests are put back, recomputed, and their texts are the same."""
+
+    async def work() -> None:
+        sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": 440, "frequency_penalty": 1}
+        seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
+        expected = await alone(tiny_model_path, seeded)
+        async with running(tiny_model_path, options(blocks=32)) as backend:
+            assert [answer.text for answer in await at_once(backend, seeded)] == expected
+            assert (await backend.load()).engine.counts.num_preemptions > 0
+            await assert_idle(backend)
 
     run(work())
 

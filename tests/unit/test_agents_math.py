@@ -254,8 +254,8 @@ def test_typed_actions_and_tool() -> None:
     """Programs ask by typed actions and by the tool; unknown actions and fields are refused."""
 
     async def main() -> None:
-        agent = MathAgent()
-        async with Fleet(ScriptedBackend([]), [agent], [make_tool(Sandbox())]) as fleet:
+        box = Sandbox(max_workers=1)
+        async with Fleet(ScriptedBackend([]), [MathAgent(box)], [make_tool(box)]) as fleet:
             solved = await fleet.run_agent("math", '{"action": "solve", "equations": ["x^2 = 4"]}')
             assert str(solved) == "x^2 = 4: x = -2 or x = 2"
             arguments = {"action": "matrix", "operation": "determinant", "expression": "[[1,2],[3,4]]"}
@@ -274,7 +274,7 @@ def test_model_rewrites_words_and_says_so() -> None:
 
     async def main() -> None:
         backend = ScriptedBackend(['{"expression": "3*4 - 2"}', '{"expression": "3*400"}', '{"expression": "12 - 5"}'])
-        async with Fleet(backend, [MathAgent()]) as fleet:
+        async with Fleet(backend, [MathAgent(Sandbox())]) as fleet:
             solved = await fleet.run_agent("math", "Ann has 3 boxes of 4 pens and loses 2. How many has she?")
             assert str(solved) == "3*4 - 2 = 10  (the model read the question as 3*4 - 2)"
             with pytest.raises(RequestError, match="write it as one"):  # 400 is not in the question

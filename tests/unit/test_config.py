@@ -111,7 +111,7 @@ def test_the_scene_of_the_handbook_loads() -> None:
         [rules]
         private = ["native", "ollama"]
         [budget]
-        run = { tokens = 200_000, usd = 0.50, seconds = 600 }
+        run = { tokens = 200_000, seconds = 600 }
         [engine]
         models = ["smollm2:135m"]
         memory = "12GB"
@@ -122,7 +122,7 @@ def test_the_scene_of_the_handbook_loads() -> None:
     settings = load_settings(file).settings
     assert settings.chain[3] == "ollama:llama3.2"
     assert settings.engine.memory == 12_000_000_000
-    assert (settings.budget.run.tokens, settings.budget.run.usd) == (200_000, 0.5)
+    assert (settings.budget.run.tokens, settings.budget.run.seconds) == (200_000, 600)
     assert settings.plugins.disable == ["gui"]
 
 
@@ -190,14 +190,14 @@ def test_environment_takes_lists_tables_and_words(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYAGENT_CHAIN", "native, ollama:llama3.2")
     monkeypatch.setenv("PYAGENT_PLUGINS__DISABLE", '["gui"]')
     monkeypatch.setenv("PYAGENT_LOG", '{"level": "debug"}')
-    monkeypatch.setenv("PYAGENT_BUDGET__RUN__USD", "unlimited")
+    monkeypatch.setenv("PYAGENT_BUDGET__RUN__SECONDS", "unlimited")
     monkeypatch.setenv("PYAGENT_SERVER__HOST", "")
     loaded = load_settings()
     assert loaded.settings.chain == ["native", "ollama:llama3.2"]
     assert loaded.settings.plugins.disable == ["gui"]
     assert loaded.settings.log.level == "debug"
     assert loaded.sources["log.level"] == "env PYAGENT_LOG"
-    assert loaded.settings.budget.run.usd is None
+    assert loaded.settings.budget.run.seconds is None
     assert loaded.sources["server.host"] == "default"
 
 

@@ -13,7 +13,7 @@ from pyagent.cli.options import AsJson, Chain, Config, Files, Model, read_settin
 if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent, Task
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -9,7 +9,7 @@ import typer
 
 from pyagent.cli.options import AsJson, Chain, Config, Model, read_settings
 
-app = typer.Typer(help="Explain which backends a request would try.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Explain which backends a request would try.", no_args_is_help=True)
 
 
 @app.callback()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Settings
 
 T = TypeVar("T")
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _TEMPERATURE = 0.7
 _MAX_TOKENS = 1024

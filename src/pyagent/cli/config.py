@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyagent.core.config import Loaded
 
-app = typer.Typer(help="Show the settings and where they come from.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Show the settings and where they come from.", no_args_is_help=True)
 
 _USER_INFO = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 

@@ -12,7 +12,7 @@ from pyagent.cli.options import Chain, Config, Model, read_settings
 if TYPE_CHECKING:
     from pyagent.core.fleet.orchestrator import Step
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 TEXT_FILE = Path(__file__).parent / "demo_text.txt"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyagent.core.plugins import PluginHost
     from pyagent.core.settings import Settings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _NEIGHBOURS = (
     ("LM Studio", "http://127.0.0.1:1234/v1", "lmstudio"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.models.describe import ModelDescription
     from pyagent.infrastructure.models.store import Fetch, ModelStore, Watcher
 
-app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="List, fetch and inspect models.", no_args_is_help=True)
 
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072)
 

@@ -14,7 +14,7 @@ from pyagent.cli.options import AsJson, Config
 if TYPE_CHECKING:
     from pyagent.core.plugins import PluginHost, PluginInfo
 
-app = typer.Typer(help="List and inspect plugins.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="List and inspect plugins.", no_args_is_help=True)
 
 
 @app.command("list")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.orchestrator import Step
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

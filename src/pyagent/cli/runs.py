@@ -10,7 +10,7 @@ import typer
 
 from pyagent.cli.options import AsJson, Config, read_settings
 
-app = typer.Typer(help="Look at past runs.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Look at past runs.", no_args_is_help=True)
 
 
 @app.command("list")

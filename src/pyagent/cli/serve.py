@@ -9,7 +9,7 @@ import typer
 
 from pyagent.cli.options import Chain, Config, Model, read_settings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -72,7 +72,8 @@ class PlainView:
     def _line(self, event: Event) -> str:
         match event:
             case RouteChosen():
-                return f"○ {event.agent:<12} {event.how}: {event.reason}"
+                by = "" if event.how == "named" else f"by {event.how}: "
+                return f"○ {event.agent:<12} {by}{event.reason}"
             case Progress():
                 return f"  {event.agent:<12} {event.text}"
             case AgentFinished() if "/" not in event.step:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
-from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.errors import BackendError, ConfigError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Usage
 
 if TYPE_CHECKING:
@@ -87,5 +87,5 @@ async def collect(stream: AsyncIterator[ChatDelta]) -> Answer:
     """Read a stream to its end."""
     deltas = [delta async for delta in stream]
     if not deltas:
-        raise RequestError("the backend ended its answer without a single delta")
+        raise BackendError("the backend ended its answer without a single delta", backend="(unnamed)")
     return Answer(text="".join(delta.content for delta in deltas), last=deltas[-1], deltas=deltas)

@@ -75,7 +75,7 @@ class CapacityError(PyAgentError):
 
 
 class BudgetError(CapacityError):
-    """A budget would be exceeded. `resource` is tokens, usd or seconds."""
+    """A budget would be exceeded. `resource` is tokens or seconds."""
 
     def __init__(self, message: str, *, resource: str) -> None:
         super().__init__(message)

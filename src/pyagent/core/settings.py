@@ -77,9 +77,6 @@ class RunBudget(_Section):
     tokens: Annotated[Count | None, _word("unlimited")] = _setting(
         1_000_000, "Tokens in and out that one run may use, or `unlimited`.", none="unlimited"
     )
-    usd: Annotated[Seconds | None, _word("unlimited")] = _setting(
-        1.0, "Money one run may spend on paid backends, in US dollars, or `unlimited`.", none="unlimited"
-    )
     seconds: Annotated[Seconds | None, _word("unlimited")] = _setting(
         3600.0, "Time one run may take, or `unlimited`.", none="unlimited"
     )

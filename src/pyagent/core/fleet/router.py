@@ -33,7 +33,7 @@ def plain_route(task: Task, agents: Mapping[str, Agent], named: str | None = Non
     if named is not None:
         if named not in agents:
             raise unknown_name("agent", named, list(agents))
-        return Route(named, "named", "named by the caller")
+        return Route(named, "named", "asked for by name")
     if not agents:
         raise ConfigError("the fleet has no agents; install a plugin that brings some, or enable one", key="plugins")
     if len(agents) == 1:

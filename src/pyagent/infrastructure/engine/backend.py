@@ -152,6 +152,10 @@ class NativeBackend:
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer as a stream; closing the iterator aborts the request."""
+        if request.model not in {"", self.model_name, self.name}:
+            raise RequestError(
+                f"{self.name} does not offer model {request.model!r}", param="model", code="model_not_found"
+            )
         start = time.perf_counter()
         deadline = None if request.timeout_seconds is None else start + request.timeout_seconds
         model = await self._within(deadline, self.load())

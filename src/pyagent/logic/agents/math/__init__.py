@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, cast
 
 import msgspec
@@ -46,8 +47,8 @@ class MathAgent:
     description = "Computes exactly: arithmetic, equations, derivatives, integrals, limits, matrices, factors."
     arguments = Action
 
-    def __init__(self, sandbox: Sandbox | None = None) -> None:
-        self._sandbox = sandbox or Sandbox()
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
 
     def matches(self, task: Task) -> str | bool | None:
         """A short text that is an expression or a mathematical question; never one without a number, or with files."""
@@ -110,13 +111,19 @@ def make_tool(sandbox: Sandbox) -> FleetTool:
     return FleetTool("calculator", "Computes an expression or solves an equation exactly.", Question, calculate)
 
 
+@cache
+def _shared_sandbox() -> Sandbox:
+    """The workers that agent and tool share, so that closing the agent ends both's."""
+    return Sandbox()
+
+
 @hookimpl
 def pyagent_register_agents() -> Sequence[Agent]:
     """The math agent."""
-    return [MathAgent()]
+    return [MathAgent(_shared_sandbox())]
 
 
 @hookimpl
 def pyagent_register_tools() -> Sequence[FleetTool]:
     """The calculator."""
-    return [make_tool(Sandbox())]
+    return [make_tool(_shared_sandbox())]
