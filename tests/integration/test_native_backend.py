@@ -148,7 +148,7 @@ def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant
 
 
 def test_preempted_answers_are_unchanged(tiny_model_path: Path) -> None:
-    """Four long answers in memory for one and a bit: requests are put back, recomputed, and their texts are the same."""
+    """Four long answers in memory for one and a bit: requests yield, are recomputed, and their texts are the same."""
 
     async def work() -> None:
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": 440, "frequency_penalty": 1}
