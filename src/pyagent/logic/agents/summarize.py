@@ -1,7 +1,8 @@
 """The summarize agent: long texts in parts side by side, their summaries then made into one.
 
-All parts share one system prompt, so an engine with a prefix cache computes it once. Prompts are short and answers
-bounded, so that a model of 135 million parameters can follow them; each part fits a context of 2,048 tokens.
+All parts share one system prompt, so an engine with a prefix cache computes it once. The instruction is one sentence and
+the message the bare text: small models then answer with the text's facts, otherwise with remarks about it. Answers are
+bounded, and each prompt fits a context of 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ PART_CHARACTERS = 3_600
 _LEAST_SHRINKING = 0.9
 _SHORT_CHARACTERS = 400
 
-_SYSTEM = "You are a careful editor. You summarize texts in plain words. You keep names and numbers. You add nothing."
-_PART = "Summarize this text in two sentences.\n\n{text}"
-_WHOLE = "Summarize this text in {num_sentences} sentences.\n\n{text}"
-_PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=72, repetition_penalty=1.05)
-_WHOLE_SAMPLING = SamplingParams(temperature=0.0, max_tokens=224, repetition_penalty=1.05)
+_SYSTEM = (
+    "Provide a concise, objective summary of the input text in up to {num_sentences} sentences, "
+    "focusing on the main facts and events."
+)
+_PART_SENTENCES = 3
+_PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=72, repetition_penalty=1.1)
+_WHOLE_SAMPLING = SamplingParams(temperature=0.0, max_tokens=192, repetition_penalty=1.1)
 _ASKS = re.compile(r"\b(summar(y|i[sz]e\w*|ies)|tl;?dr|key points|shorten|sum up|gist)\b", re.IGNORECASE)
 _INSTRUCTION = re.compile(
     r"^[^\n:]{0,120}\b(?:summar\w+|tl;?dr|shorten|sum up)\b[^\n:]{0,120}(?::|\n)\s*", re.IGNORECASE
@@ -79,8 +82,9 @@ class SummarizeAgent:
         if not text.strip():
             raise RequestError("there is nothing to summarize: give a text or a file", param="text")
         parts = await self._shrink(context, text)
-        prompt = _WHOLE.format(num_sentences=num_sentences, text="\n".join(parts) if parts else text)
-        pieces = [piece async for piece in context.stream(prompt, system=_SYSTEM, sampling=_WHOLE_SAMPLING)]
+        system = _SYSTEM.format(num_sentences=num_sentences)
+        prompt = "\n".join(parts) if parts else text
+        pieces = [piece async for piece in context.stream(prompt, system=system, sampling=_WHOLE_SAMPLING)]
         return Summary(text="".join(pieces).strip(), parts=parts, num_words=len(text.split()))
 
     async def _text(self, task: Task) -> str:
@@ -107,7 +111,8 @@ class SummarizeAgent:
         return summaries
 
     async def _part(self, context: Context, part: str) -> str:
-        return await context.generate(_PART.format(text=part), system=_SYSTEM, sampling=_PART_SAMPLING)
+        system = _SYSTEM.format(num_sentences=_PART_SENTENCES)
+        return await context.generate(part, system=system, sampling=_PART_SAMPLING)
 
 
 def split_text(text: str, max_characters: int) -> list[str]:
