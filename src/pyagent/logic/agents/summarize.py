@@ -1,6 +1,6 @@
 """The summarize agent: long texts in parts side by side, their summaries then made into one.
 
-All parts share one system prompt, so an engine with a prefix cache computes it once. The instruction is one sentence and
+All parts share one system prompt, so that a prefix cache computes it once. The instruction is one sentence and
 the message the bare text: small models then answer with the text's facts, otherwise with remarks about it. Answers are
 bounded, and each prompt fits a context of 2,048 tokens.
 """

@@ -80,7 +80,7 @@ def _within(seconds: float, work: Callable[[], str]) -> str:
     """
     thread_id = ctypes.c_ulong(threading.get_ident())
     set_exception = cast("Callable[..., int]", ctypes.pythonapi.PyThreadState_SetAsyncExc)
-    is_done = threading.Event()
+    is_done, is_late = threading.Event(), threading.Event()
     lock = threading.Lock()
 
     def watch() -> None:
@@ -88,6 +88,7 @@ def _within(seconds: float, work: Callable[[], str]) -> str:
         while not is_done.wait(wait):
             with lock:
                 if not is_done.is_set():
+                    is_late.set()
                     set_exception(thread_id, ctypes.py_object(TemplateLimitError))
             wait = _STOP_AGAIN_SECONDS
 
@@ -99,7 +100,8 @@ def _within(seconds: float, work: Callable[[], str]) -> str:
         raise TemplateLimitError(str(error) or f"it ran for more than {seconds:g} s") from None
     finally:
         _end_watch(is_done, lock)
-        set_exception(thread_id, None)  # one that was on its way
+        if is_late.is_set():  # CPython 3.11 spins for ever in a traced thread when nothing is taken back
+            set_exception(thread_id, None)  # one that was on its way
 
 
 def _end_watch(is_done: threading.Event, lock: threading.Lock) -> None:
