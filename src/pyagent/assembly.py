@@ -62,15 +62,17 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
             broken.append(error)
     if not links and broken:
         raise broken[0]
-    for error in broken:
-        _warn_left_out(error)
+    if broken:
+        _warn_left_out(broken)
     return Chain(links, private=settings.rules.private)
 
 
-def _warn_left_out(error: PluginError) -> None:
-    from pyagent.infrastructure.observability.logging import warn_once
+def _warn_left_out(broken: Sequence[PluginError]) -> None:
+    from pyagent.infrastructure.observability.logging import WarningScope, warn_once
 
-    warn_once("chain", error.plugin, "a link of the chain is left out", reason=str(error))
+    scope = WarningScope("chain")
+    for error in broken:
+        warn_once(scope, error.plugin, "a link of the chain is left out", reason=str(error))
 
 
 def make_journal(settings: Settings) -> FileJournal:

@@ -16,10 +16,11 @@ import pytest
 import pyagent
 from pyagent.assembly import make_backend, make_chain, make_host, make_journal
 from pyagent.core.config import load_settings
-from pyagent.core.errors import ConfigError, DeadlineError, RequestError
+from pyagent.core.errors import ConfigError, DeadlineError, PluginError, RequestError
 from pyagent.core.fleet.agent import Task, describe
 from pyagent.core.fleet.events import ModelCalled, RouteChosen, RunFailed, RunFinished
 from pyagent.core.fleet.orchestrator import Step
+from pyagent.core.hooks import hookimpl
 from pyagent.core.settings import Settings
 from pyagent.testing import Reply, ScriptedBackend
 
@@ -43,7 +44,8 @@ def test_built_in_agents_come_through_plugins(settings: Settings) -> None:
 def test_importing_agents_brings_no_sympy() -> None:
     """Listing the agents imports neither sympy nor torch: they load when something is computed."""
     code = (
-        "import sys; from pyagent.assembly import make_host; from pyagent.core.settings import Settings;"
+        "import sys; from pyagent.assembly import make_host; from pyagent.core.hooks import hookimpl
+from pyagent.core.settings import Settings;"
         "make_host(Settings()).agents(); assert not {'sympy', 'torch', 'pypdf'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -82,6 +84,24 @@ def test_unknown_backend_names_the_nearest(settings: Settings) -> None:
     with pytest.raises(ConfigError, match="did you mean native"):
         make_backend("nativ:smollm2", settings, host)
     assert [link.name for link in make_chain(settings, host).links] == ["native:smollm2:135m"]
+
+
+class _BrokenPlugin:
+    @hookimpl
+    def pyagent_register_backends(self) -> dict[str, object]:
+        def make(link: object, settings: object) -> object:
+            raise OSError("no such device")
+
+        return {"broken": make}
+
+
+def test_link_of_a_broken_plugin_is_left_out(settings: Settings) -> None:
+    """A chain goes on without the link its plugin cannot make; a chain of nothing else says what is wrong."""
+    host = make_host(settings)
+    host.register(_BrokenPlugin(), "broken")
+    assert [link.name for link in make_chain(settings, host, ["broken", "native"]).links] == ["native:smollm2:135m"]
+    with pytest.raises(PluginError, match="no such device"):
+        make_chain(settings, host, ["broken"])
 
 
 def test_disabled_agent_is_not_there(tmp_path: Path) -> None:
