@@ -44,8 +44,7 @@ def test_built_in_agents_come_through_plugins(settings: Settings) -> None:
 def test_importing_agents_brings_no_sympy() -> None:
     """Listing the agents imports neither sympy nor torch: they load when something is computed."""
     code = (
-        "import sys; from pyagent.assembly import make_host; from pyagent.core.hooks import hookimpl
-from pyagent.core.settings import Settings;"
+        "import sys; from pyagent.assembly import make_host; from pyagent.core.settings import Settings;"
         "make_host(Settings()).agents(); assert not {'sympy', 'torch', 'pypdf'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
