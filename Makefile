@@ -43,7 +43,7 @@ demo: install  ## Watch a small fleet solve a real task on the embedded engine
 
 test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 	@rm -f .coverage .coverage.*
-	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/coverage run -m pytest -q
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/coverage run -m pytest -q -n 2
 	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs

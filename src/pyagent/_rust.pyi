@@ -118,6 +118,7 @@ class CpuModel:
     def info(self) -> CpuModelInfo: ...
 
 def cpu_features() -> CpuFeatures: ...
+
 class ModelShape(TypedDict):
     architecture: str
     vocab_size: int

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from pyagent.core.errors import ModelError, RequestError
-from pyagent.infrastructure.engine.tokens.templates import MAX_SECONDS, ChatTemplate
+from pyagent.infrastructure.engine.tokens.template_sandbox import MAX_SECONDS
+from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 GROW = "{{% set ns = namespace(s='aaaaaaaaaa', l=[1], d=dict(a=1)) %}}{{% for i in range(60) %}}{}{{% endfor %}}"
@@ -75,14 +76,11 @@ def test_template_sees_no_insides(path: str) -> None:
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_template_that_never_ends_is_stopped_in_time(name: str) -> None:
-    """A template without an end is stopped after about two seconds; this thread is left in peace afterwards."""
+    """A template without an end is stopped after about two seconds."""
     start = time.perf_counter()
     with pytest.raises(ModelError, match="ran for more than 2 s"):
         ChatTemplate(ENDLESS[name], {}, "m").render(MESSAGES)
     assert time.perf_counter() - start < MAX_SECONDS + 3
-    end = time.perf_counter() + 0.5
-    while time.perf_counter() < end:
-        pass
 
 
 def test_template_of_300_kilobytes_is_refused() -> None:

@@ -1,8 +1,9 @@
 """jinja2's sandbox, with what could make a template's texts and lists large bounded.
 
-Three bounds hold: on any one text or list (counted with everything in it, as often as it is in it: lists of lists of
-lists are printed in full), on all that one rendering makes, and on what each operation could make before anybody could
-count it. Time is bounded elsewhere. Attributes of built-in values are allowed by name.
+Four bounds hold: on any one text or list (counted with everything in it, as often as it is in it: lists of lists of
+lists are printed in full), on all that one rendering makes, on what each operation could make before anybody could
+count it, and on time, looked at in every turn of a loop, every macro and every call. Attributes of built-in values are
+allowed by name.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import datetime
 import functools
 import json
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NoReturn, cast
 
@@ -27,6 +30,7 @@ MAX_TEXT_CHARS = 16 * 1024 * 1024
 MAX_VALUES = 200_000
 MAX_SPENT_CHARS = 256 * 1024 * 1024
 MAX_RANGE = 10_000
+MAX_SECONDS = 2.0
 _STRING_METHOD_NAMES = """
     capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier islower
     isnumeric isprintable isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind
@@ -38,7 +42,16 @@ _REMOVED_FILTERS = ("center", "format", "wordwrap", "xmlattr", "urlize", "pprint
 # Filters that compare, copy or print whole values at once, in C, where no clock can stop them.
 _COUNTED_FILTERS = ("sort", "dictsort", "unique", "groupby", "min", "max", "sum", "list", "string")
 
-_spent: ContextVar[list[int]] = ContextVar("spent")
+
+@dataclass(slots=True)
+class _Spent:
+    """What one rendering has made, and when it must be over (on the monotonic clock)."""
+
+    deadline: float
+    num_chars: int = 0
+
+
+_spent: ContextVar[_Spent] = ContextVar("spent")
 
 
 class TemplateLimitError(Exception):
@@ -47,8 +60,8 @@ class TemplateLimitError(Exception):
 
 @contextlib.contextmanager
 def spending() -> Generator[None]:
-    """Around one rendering: what it makes is counted from nothing."""
-    token = _spent.set([0])
+    """Around one rendering: what it makes and how long it takes is counted from nothing."""
+    token = _spent.set(_Spent(time.monotonic() + MAX_SECONDS))
     try:
         yield
     finally:
@@ -59,10 +72,20 @@ def _spend(num_chars: int) -> None:
     """Count characters about to be made."""
     if num_chars > MAX_TEXT_CHARS:
         raise TemplateLimitError(f"a text longer than {MAX_TEXT_CHARS} characters")
-    spent = _spent.get([0])
-    spent[0] += num_chars
-    if spent[0] > MAX_SPENT_CHARS:
+    spent = _spent.get(None)
+    if spent is None:  # jinja folds constants while it compiles
+        return
+    spent.num_chars += num_chars
+    if spent.num_chars > MAX_SPENT_CHARS:
         raise TemplateLimitError(f"it makes more than {MAX_SPENT_CHARS} characters of text")
+    _tick()
+
+
+def _tick() -> None:
+    """Raise when the rendering's time is over; again and again, since jinja swallows errors in some places."""
+    spent = _spent.get(None)
+    if spent is not None and time.monotonic() > spent.deadline:
+        raise TemplateLimitError(f"it ran for more than {MAX_SECONDS:g} s")
 
 
 def _measured(value: object) -> int:
@@ -121,7 +144,15 @@ def _replaced(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 class _BoundedCode(CodeGenerator):
-    """Compiles `a ~ b` and literal lists to calls that count; the sandbox has no hook for them."""
+    """Compiles `a ~ b` and literal lists to calls that count, and loops and macros to ones that look at the clock."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 - jinja's name
+        node.body.insert(0, _tick_node())
+        super().visit_For(node, frame)
+
+    def macro_body(self, node: Any, frame: Frame) -> Any:
+        node.body.insert(0, _tick_node())
+        return super().macro_body(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja's name
         self.write("environment.concat((")
@@ -146,6 +177,10 @@ class _BoundedCode(CodeGenerator):
         self.write("environment.counted(")
         visit(node, frame)
         self.write(")")
+
+
+def _tick_node() -> nodes.Node:
+    return nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None))
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -175,6 +210,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def concat(parts: Iterable[object]) -> str:
         """`a ~ b`, and the text of a macro or a block, bounded."""
         return _joined("", parts)
+
+    @staticmethod
+    def tick() -> None:
+        """Called in every turn of a loop and every macro."""
+        _tick()
 
     @staticmethod
     def counted(value: object) -> object:
@@ -208,6 +248,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **fields: Any) -> Any:  # noqa: N805 - as jinja2's
         """Call something; methods of texts are counted."""
+        _tick()
         text = getattr(__obj, "__self__", None)
         if isinstance(text, str):
             if __obj.__name__ == "join":
