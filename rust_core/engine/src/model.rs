@@ -82,11 +82,16 @@ impl Weights {
 /// Opens a model file and reads what it says about itself.
 pub fn open(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
     let file = ModelFile::open(path)?;
-    let mut config = match &file {
+    let config = configuration(&file).map_err(|error| error.in_file(path))?;
+    Ok((file, config))
+}
+
+fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
+    let mut config = match file {
         ModelFile::Gguf(gguf) => ModelConfig::from_gguf(gguf)?,
         ModelFile::Safetensors(folder) => ModelConfig::from_hugging_face(folder.config())?,
     };
-    let names = Names::of(&file);
+    let names = Names::of(file);
     let embedding = file.tensor(&names.embedding())?;
     let (rows, cols) = (embedding.rows(), embedding.cols());
     if cols != config.hidden_size {
@@ -99,12 +104,16 @@ pub fn open(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
     if let Some(factors) = file.find_tensor("rope_freqs.weight")? {
         config.rope_scaling = RopeScaling::Factors(vector(&factors, config.head_dim / 2)?);
     }
-    Ok((file, config))
+    Ok(config)
 }
 
 /// Loads every tensor, using the pool's threads. Raises when a tensor is missing, has another shape than the
 /// configuration says, or is of a type that cannot be packed.
 pub fn load(file: &ModelFile, config: &ModelConfig, pool: &Pool) -> Result<Weights, ModelFileError> {
+    weights(file, config, pool).map_err(|error| error.in_file(file.path()))
+}
+
+fn weights(file: &ModelFile, config: &ModelConfig, pool: &Pool) -> Result<Weights, ModelFileError> {
     let loader = Loader {
         file,
         config,

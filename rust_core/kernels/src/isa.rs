@@ -51,9 +51,16 @@ impl Isa {
 
     /// Whether small products of every weight type equal the plain ones bit for bit.
     ///
-    /// False, too, for a set this CPU lacks.
+    /// False, too, for a set this CPU lacks. Tiles are tried in a child process: compilers and hypervisors have got
+    /// their set-up wrong, and then the first tile instruction ends the process that runs it.
     pub fn self_test(self) -> bool {
-        self.is_supported() && crate::matmul::agrees_with_scalar(self)
+        let agrees = || crate::matmul::agrees_with_scalar(self);
+        self.is_supported()
+            && if self == Self::Amx {
+                child::holds(agrees)
+            } else {
+                agrees()
+            }
     }
 
     /// The name in configuration files and reports.
@@ -174,6 +181,45 @@ mod cpu {
     }
 }
 
+/// A trial that may end the process it runs in.
+#[cfg(target_os = "linux")]
+mod child {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+        fn alarm(seconds: u32) -> u32;
+        fn _exit(status: i32) -> !;
+    }
+
+    /// Long past what a trial takes; ends a child that waits for a lock another thread held at the fork.
+    const LIMIT_SECONDS: u32 = 5;
+
+    /// Whether `trial`, run in a child process, ends well and in time, and says true.
+    pub(super) fn holds(trial: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child computes on memory of its own and leaves by `_exit`, running no handler of ours; the C
+        // library keeps its allocator usable across a fork.
+        let pid = unsafe { fork() };
+        if pid == 0 {
+            // SAFETY: asks for a signal that ends the child.
+            unsafe { alarm(LIMIT_SECONDS) };
+            let is_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(trial)).unwrap_or(false);
+            // SAFETY: ends the child.
+            unsafe { _exit(i32::from(!is_well)) }
+        }
+        let mut status = -1;
+        // SAFETY: writes the status of our own child.
+        pid > 0 && unsafe { waitpid(pid, &raw mut status, 0) } == pid && status == 0
+    }
+}
+
+/// Tiles are not offered on other systems.
+#[cfg(not(target_os = "linux"))]
+mod child {
+    pub(super) fn holds(trial: impl FnOnce() -> bool) -> bool {
+        trial()
+    }
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 mod cpu {
     pub(super) fn has_avx2() -> bool {
@@ -212,6 +258,15 @@ mod tests {
             assert_eq!(Isa::from_name(isa.name()), Some(isa));
         }
         assert_eq!(Isa::from_name("AVX512"), None);
+    }
+
+    /// A trial in a child tells true from false, and one that kills its process counts as failed.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn trials_in_a_child_survive_their_end() {
+        assert!(child::holds(|| Isa::Scalar < Isa::Amx));
+        assert!(!child::holds(|| false));
+        assert!(!child::holds(|| std::process::abort()));
     }
 
     /// The chosen set is supported and gives the plain results, as does every set below it.

@@ -10,6 +10,7 @@ import typer
 from pyagent.cli.options import Chain, Config, Model, read_settings
 
 if TYPE_CHECKING:
+    from pyagent.core.backends import Backend
     from pyagent.core.fleet.orchestrator import Step
 
 app = typer.Typer(add_completion=False)
@@ -44,10 +45,20 @@ def demo(
 
     async def work() -> None:
         async with Fleet(settings) as fleet:
-            sys.stdout.write(f"fleet of {len(fleet.agents)} agents on {', '.join(settings.chain)}\n")
+            sys.stdout.write(f"fleet of {len(fleet.agents)} agents on {machine(fleet.backend)}\n")
             await watch(fleet, steps(folder))
 
     asyncio.run(work())
+
+
+def machine(backend: Backend) -> str:
+    """What answers, and what it computes with."""
+    from pyagent import _rust
+    from pyagent.core.chain import Chain
+
+    names = [link.name for link in backend.links] if isinstance(backend, Chain) else [backend.name]
+    is_native = any(name.startswith("native") for name in names)
+    return ", ".join(names) + (f" (cpu, {_rust.cpu_features()['isa']})" if is_native else "")
 
 
 def steps(folder: Path) -> list[Step]:

@@ -65,10 +65,15 @@ class CodeHealth(msgspec.Struct, frozen=True, kw_only=True):
         num_errors = sum(1 for file in self.files if file.error)
         unread = f", {num_errors} of them unreadable" if num_errors else ""
         head = f"{len(self.files):,} files{unread}, {self.seconds:.2g} s"
-        rows = [f"{row.complexity:>5}  {row.path}:{row.line}  {row.name}" for row in self.most_complex]
+        rows = [f"{row.complexity:>5}  {_short(row.path)}:{row.line}  {row.name}" for row in self.most_complex]
         if not rows:
             return f"{head}; no functions"
         return "\n".join([f"{len(rows)} most complex functions of {head}", *rows])
+
+
+def _short(path: str) -> str:
+    """The path as seen from the working folder, where that is shorter."""
+    return min(path, os.path.relpath(path), key=len)
 
 
 class HealthArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -40,7 +40,7 @@ class CpuRunner:
                 isa=options.isa,
             )
         except _rust.ModelFileError as error:
-            raise ModelError(f"{path}: {error}", model=str(path)) from error
+            raise ModelError(str(error), model=str(path)) from error
         except ValueError as error:
             raise ConfigError(str(error), key="engine.isa") from error
         except RuntimeError as error:

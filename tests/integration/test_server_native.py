@@ -1,0 +1,118 @@
+"""The server over the embedded engine: many clients at once, clients that vanish, and the blocks they held."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import uvicorn
+from openai.types.chat import ChatCompletionMessageParam
+
+from pyagent._rust import PoolStats
+from pyagent.infrastructure.engine.backend import EngineOptions, NativeBackend
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+from pyagent.infrastructure.server.app import create_app
+from pyagent.infrastructure.server.serving import address, bind
+
+
+@asynccontextmanager
+async def serving(path: Path) -> AsyncIterator[tuple[NativeBackend, openai.AsyncOpenAI]]:
+    """A server over a model, and a client of it without a bound on connections."""
+    backend = NativeBackend("tiny", lambda: path, EngineOptions(CpuOptions(threads=2, kv_bytes=1 << 24)))
+    server = uvicorn.Server(uvicorn.Config(create_app(backend), log_level="warning", lifespan="off"))
+    listening = bind("127.0.0.1", 0)
+    task = asyncio.create_task(server.serve([listening]))
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(verify=False, timeout=60, limits=limits) as http,
+        openai.AsyncOpenAI(
+            base_url=f"{address(listening)}/v1", api_key="none", max_retries=0, http_client=http
+        ) as client,
+    ):
+        try:
+            yield backend, client
+        finally:
+            server.should_exit = True
+            await task
+            await backend.close()
+            listening.close()
+
+
+def asking(number: int) -> list[ChatCompletionMessageParam]:
+    return [{"role": "user", "content": f"count from {number} " + "and on " * (number % 9)}]
+
+
+async def settled(backend: NativeBackend) -> PoolStats:
+    """The pool's counts once nothing is held, or after five seconds."""
+    model = await backend.load()
+    for _ in range(500):
+        if model.runner.pool.stats().active == 0:
+            break
+        await asyncio.sleep(0.01)
+    model.runner.pool.check()
+    return model.runner.pool.stats()
+
+
+def test_native_server_answers_200_clients_at_once(tiny_model_path: Path) -> None:
+    """200 concurrent requests, half of them streamed, are all answered; then every block is free."""
+
+    async def work() -> None:
+        async with serving(tiny_model_path) as (backend, client):
+
+            async def one(number: int) -> str:
+                if number % 2:
+                    stream = await client.chat.completions.create(
+                        model="tiny", messages=asking(number), max_tokens=12, stream=True
+                    )
+                    reasons = [chunk.choices[0].finish_reason async for chunk in stream if chunk.choices]
+                    return str(reasons[-1])
+                whole = await client.chat.completions.create(model="tiny", messages=asking(number), max_tokens=12)
+                return whole.choices[0].finish_reason
+
+            reasons = await asyncio.gather(*(one(number) for number in range(200)))
+            assert len(reasons) == 200
+            assert set(reasons) <= {"stop", "length"}
+            stats = await settled(backend)
+            assert stats.free == stats.num_blocks
+
+    asyncio.run(work())
+
+
+def test_native_server_killing_clients_at_random_leaks_no_block(tiny_model_path: Path) -> None:
+    """Clients cut off at random moments abort their requests: the pool's count returns to full, others are answered."""
+    chooser = random.Random(5)
+
+    async def work() -> None:
+        async with serving(tiny_model_path) as (backend, client):
+            await client.chat.completions.create(model="tiny", messages=asking(0), max_tokens=1)
+
+            async def one(number: int) -> bool:
+                patience = chooser.random() * 0.3 if number % 2 else None
+                try:
+                    async with asyncio.timeout(patience):
+                        stream = await client.chat.completions.create(
+                            model="tiny",
+                            messages=asking(number),
+                            max_tokens=200,
+                            stream=True,
+                            extra_body={"ignore_eos": True},
+                        )
+                        async for _ in stream:
+                            pass
+                except (TimeoutError, openai.APIConnectionError):
+                    return False
+                return True
+
+            answered = await asyncio.gather(*(one(number) for number in range(60)))
+            assert sum(answered) >= 30
+            stats = await settled(backend)
+            assert stats.free == stats.num_blocks
+            model = await backend.load()
+            assert not model.engine.scheduler.has_work
+
+    asyncio.run(work())
