@@ -1,6 +1,6 @@
 """The CPU runner against llama.cpp on the same GGUF file: prefill, decode, batched decode.
 
-    PEERS_HOME=/tmp/peers .venv/bin/python benchmarks/cpu_engine.py [--peer-only] [--model FILE] [--repeats 5]
+    PEERS_HOME=... .venv/bin/python benchmarks/cpu_engine.py [--peer-only] [--model FILE] [--repeats 5]
 
 Each sample is a process of its own that loads the model, warms up, measures once and prints tokens per second;
 samples of the engines take turns, and the table shows medians. A sample during which other processes used more
@@ -34,7 +34,6 @@ QUIET_WAIT_SECONDS = 30.0
 MAX_TRIES = 3
 KV_BYTES = 256 << 20
 BATCH_PROMPT_TOKENS = 16
-MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @dataclass(frozen=True)
@@ -238,12 +237,18 @@ def engines(arguments: argparse.Namespace) -> dict[str, Callable[[Figure], float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = Path(os.environ.get("PEERS_HOME", ".")) / "models"
-    parser.add_argument("--model", type=Path, default=models / MODEL_FILE, help="a GGUF file both engines read")
+    parser.add_argument(
+        "--model", type=Path, help="a GGUF file both engines read; the default model of the store without one"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="samples of each engine for each figure")
     parser.add_argument("--peer-only", action="store_true", help="measure llama.cpp alone")
     parser.add_argument("--sample", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.model is None:
+        from pyagent.core.settings import Settings
+        from pyagent.infrastructure.models.store import ModelStore
+
+        arguments.model = ModelStore(Settings().paths.models).locate("smollm2:135m")
     if not arguments.model.is_file():
         raise SystemExit(f"no model at {arguments.model}; name a GGUF file with --model")
     if arguments.sample is not None:
