@@ -45,7 +45,7 @@ def plain_route(task: Task, agents: Mapping[str, Agent], named: str | None = Non
         return Route(name, "rule", reason)
     left = [name for name, verdict in verdicts.items() if verdict is not False]
     if len(left) == 1:
-        return Route(left[0], "rule", "by their rules, the task is for none of the others")
+        return Route(left[0], "rule", "the other agents say it is not for them")
     return {name: agents[name] for name in reasons or left or agents}
 
 
