@@ -35,7 +35,8 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
 )
-from pyagent.infrastructure.engine.backend import EngineOptions, NativeBackend
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 

@@ -14,7 +14,8 @@ import uvicorn
 from openai.types.chat import ChatCompletionMessageParam
 
 from pyagent._rust import PoolStats
-from pyagent.infrastructure.engine.backend import EngineOptions, NativeBackend
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.serving import address, bind

@@ -9,26 +9,43 @@ per token: the loop holds what they returned.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pluggy
 
 if TYPE_CHECKING:
     from pyagent.core.backends import BackendFactory
+    from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.scheduling import QueuePolicyFactory
 
 PROJECT_NAME = "pyagent"
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 
+class Parts(Protocol):
+    """What plugins bring for backends to be made of, by name; looked up when a backend is made, not before."""
+
+    def queue_policies(self) -> Mapping[str, QueuePolicyFactory]:
+        """Orders of waiting requests."""
+        ...
+
+    def eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
+        """Orders in which cached KV blocks are given up."""
+        ...
+
+
 class HookSpecs:
     """The hook specifications; `core.plugins` checks every implementation against them at registration."""
 
     @hookspec
-    def pyagent_register_backends(self) -> Mapping[str, BackendFactory]:
-        """Backends by scheme: `{"ollama": make_backend}`; the scheme is what a chain entry starts with."""
+    def pyagent_register_backends(self, parts: Parts) -> Mapping[str, BackendFactory]:
+        """Backends by scheme: `{"ollama": make_backend}`; the scheme is what a chain entry starts with.
+
+        `parts` gives what other plugins bring for backends to be made of; an implementation may leave it out.
+        """
         ...
 
     @hookspec
@@ -39,4 +56,14 @@ class HookSpecs:
     @hookspec
     def pyagent_register_tools(self) -> Sequence[FleetTool]:
         """Tools that agents may call by name through their context."""
+        ...
+
+    @hookspec
+    def pyagent_register_queue_policies(self) -> Mapping[str, QueuePolicyFactory]:
+        """Orders in which the engine takes waiting requests: `{"fair": make_policy}`; settings name them."""
+        ...
+
+    @hookspec
+    def pyagent_register_eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
+        """Orders in which cached KV blocks are given up: `{"lru": make_policy}`; settings name them."""
         ...

@@ -157,12 +157,33 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who asks: fairness is kept between clients, siblings are the agents of one run. All names are free text."""
+
+    client: str = ""
+    agent: str = ""
+    run: str = ""
+
+
+class BeamSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """Search with `width` beams; a beam's score is its log probability over its length ** `length_penalty`.
+
+    With `early_stopping` the search ends when `width` beams are finished; without, when none that runs can do better.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a model. Backends answer it with a stream of `ChatDelta`.
 
-    `prompt` (plain text, no chat template; OpenAI's /v1/completions) is used when `messages` is empty.
+    `prompt` (plain text, no chat template; OpenAI's /v1/completions) is used when `messages` is empty. `n` answers are
+    wanted; with `best_of` so many are drawn and the `n` likeliest told; with `beam` they are searched for.
     `timeout_seconds`, `private` and `session` are ours: the time the caller still has, whether the text may leave
-    this machine, and a name under which consecutive requests share a conversation.
+    this machine, and a name under which consecutive requests share a conversation. `origin`, `priority` (lower goes
+    first, as in vLLM) and `request_class` (a queue of the settings) steer the order in which the engine works.
     """
 
     model: str = ""
@@ -175,6 +196,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None = None
     private: bool = False
     session: str | None = None
+    n: int = 1
+    best_of: int | None = None
+    beam: BeamSearch | None = None
+    origin: Origin = Origin()
+    priority: int = 0
+    request_class: str = ""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -184,11 +211,40 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Where a request's time went, in seconds (ours)."""
+    """Where a request's time went, in seconds (ours).
+
+    It waited for `queue_seconds`, then took `prefill_seconds` to its first token (their sum is
+    `first_token_seconds`), then `inter_token_seconds` a token on the average.
+    """
 
     queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0
+    inter_token_seconds: float = 0.0
     total_seconds: float = 0.0
+    num_preemptions: int = 0
+
+
+class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Where a prompt left what was computed before, and why.
+
+    `position` is the first token that had to be computed though an earlier prompt of the session reached further;
+    `found` and `expected` are texts from there on; `source` names the message that holds it (`messages[2] (user)`).
+    """
+
+    reason: Literal["changed", "evicted", "salt", "cold"]
+    position: int
+    found: str = ""
+    expected: str = ""
+    source: str = ""
+
+
+class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How a prompt met the prefix cache (ours)."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    miss: CacheMiss | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -199,6 +255,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     timings: Timings | None = None
+    cache: CacheReport | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -219,10 +276,12 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A piece of an answer. The last one of a stream has `finish_reason` and `usage`.
 
-    `backend` says who answers (on every delta); a chain puts the links that did not, with reasons, in `attempts` of
-    the first delta.
+    Of `n` answers, `index` says which one the piece belongs to; each ends with its own `finish_reason`, and the last
+    delta of all has the `usage`. `backend` says who answers (on every delta); a chain puts the links that did not, with
+    reasons, in `attempts` of the first delta.
     """
 
+    index: int = 0
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = []

@@ -20,6 +20,9 @@ PREFIX = "pyagent_register_"
 NOUNS: tuple[str, ...] = tuple(name.removeprefix(PREFIX) for name in vars(HookSpecs) if name.startswith(PREFIX))
 """What a plugin can bring: the last words of the hooks."""
 
+_MAKERS: dict[str, str] = {"backends": "scheme", "queue_policies": "name", "eviction_policies": "name"}
+"""What comes as a mapping to factories, and what the keys are."""
+
 _MEMBERS: dict[str, tuple[str, ...]] = {"agents": ("description", "run"), "tools": ("description",)}
 
 
@@ -92,8 +95,8 @@ def signature_error(plugin: str, thing: object, error: pluggy.PluginValidationEr
 
 def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]:
     """What a hook returned, by name; raises `PluginError` for a wrong type."""
-    if noun == "backends":
-        return _checked_backends(plugin, returned)
+    if noun in _MAKERS:
+        return _checked_factories(plugin, noun, returned)
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         raise _returned_wrong(plugin, noun, f"a sequence of {noun}", returned)
     items: dict[str, object] = {}
@@ -105,14 +108,15 @@ def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]
     return items
 
 
-def _checked_backends(plugin: str, returned: object) -> dict[str, object]:
+def _checked_factories(plugin: str, noun: str, returned: object) -> dict[str, object]:
+    name_of = _MAKERS[noun]
     if not isinstance(returned, Mapping):
-        raise _returned_wrong(plugin, "backends", "a mapping from scheme to factory", returned)
+        raise _returned_wrong(plugin, noun, f"a mapping from {name_of} to factory", returned)
     items: dict[str, object] = {}
-    for scheme, factory in cast("Mapping[object, object]", returned).items():
-        if not isinstance(scheme, str) or not scheme or ":" in scheme or not callable(factory):
-            raise _returned_wrong(plugin, "backends", "schemes without a colon, each with a factory", (scheme, factory))
-        items[scheme] = factory
+    for name, factory in cast("Mapping[object, object]", returned).items():
+        if not isinstance(name, str) or not name or ":" in name or not callable(factory):
+            raise _returned_wrong(plugin, noun, f"{name_of}s without a colon, each with a factory", (name, factory))
+        items[name] = factory
     return items
 
 

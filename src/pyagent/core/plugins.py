@@ -42,8 +42,10 @@ from pyagent.core.plugin_checks import (
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend, BackendFactory, Link
     from pyagent.core.config import Settings
+    from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.scheduling import QueuePolicyFactory
 
 PluginState = Literal["idle", "loaded", "disabled", "quarantined"]
 
@@ -163,6 +165,14 @@ class PluginHost:
         """Backend factories by scheme."""
         return cast("dict[str, BackendFactory]", self._collect("backends"))
 
+    def queue_policies(self) -> dict[str, QueuePolicyFactory]:
+        """Makers of queue policies by name."""
+        return cast("dict[str, QueuePolicyFactory]", self._collect("queue_policies"))
+
+    def eviction_policies(self) -> dict[str, EvictionPolicyFactory]:
+        """Makers of eviction policies by name."""
+        return cast("dict[str, EvictionPolicyFactory]", self._collect("eviction_policies"))
+
     def agents(self) -> dict[str, Agent]:
         """Agents by name."""
         return cast("dict[str, Agent]", self._collect("agents"))
@@ -278,7 +288,9 @@ class PluginHost:
             self._quarantine(plugin, f"says it brings {noun}, but {target} does not fill {PREFIX}{noun}")
         for impl in impls:
             try:
-                items = self._guard_items(plugin, noun, checked_items(plugin.name, noun, impl.function()))
+                items = self._guard_items(
+                    plugin, noun, checked_items(plugin.name, noun, impl.function(*([self] if impl.argnames else [])))
+                )
             except PluginError as error:
                 self._quarantine(plugin, str(error))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's failure must not end the program

@@ -13,7 +13,8 @@ from pyagent.core.settings import Settings
 def make_native(link: Link, settings: Settings) -> Backend:
     """A model run in this process: `native`, `native:NAME` or `native:./file.gguf`. Loads on first use."""
     # The engine is imported when a chain names it, not when the plugin is looked at.
-    from pyagent.infrastructure.engine.backend import EngineOptions, NativeBackend
+    from pyagent.infrastructure.engine.backend import NativeBackend
+    from pyagent.infrastructure.engine.model import EngineOptions
     from pyagent.infrastructure.engine.runners.cpu import DEFAULT_KV_BYTES, CpuOptions
     from pyagent.infrastructure.engine.scheduler import SchedulerLimits
     from pyagent.infrastructure.models.store import ModelStore

@@ -1,0 +1,42 @@
+"""What an eviction policy is: the order in which cached KV blocks that no request holds are given up.
+
+The built-in ones are Rust and named by strings; a plugin may bring one written in Python, which costs the interpreter's
+lock for each call. Pins and the fleet's hints come before any policy: it only orders what may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class EvictionPolicy(Protocol):
+    """Orders blocks, each a small number while it is cached. `key` names a block's content across evictions."""
+
+    def insert(self, block: int, key: int, priority: int) -> None:
+        """A block's content was computed."""
+        ...
+
+    def hit(self, block: int) -> None:
+        """A prompt found the block."""
+        ...
+
+    def release(self, block: int) -> None:
+        """Nobody holds the block any more: it may be given up."""
+        ...
+
+    def hold(self, block: int) -> None:
+        """Somebody holds the block again: it may not be given up."""
+        ...
+
+    def evict(self) -> int | None:
+        """The block to give up next, of those released; it is forgotten with this call."""
+        ...
+
+    def forget(self, block: int) -> None:
+        """A block's content is gone for another reason."""
+        ...
+
+
+EvictionPolicyFactory = Callable[[int], EvictionPolicy | str]
+"""Makes a policy for a pool of so many blocks, or names a built-in one."""

@@ -1,0 +1,134 @@
+"""A model in memory: its runner, tokenizer, grammars and engine, and how a request is checked and made ready for it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyagent import _rust
+from pyagent.core.errors import ContextOverflowError, RequestError
+from pyagent.core.messages import ChatRequest, ImagePart, Message, PromptTokensDetails, SamplingParams, Timings, Usage
+from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+from pyagent.infrastructure.engine.request import Output, Request
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the native engine runs a model. `max_context` shortens the model's own context, in tokens."""
+
+    cpu: CpuOptions = field(default_factory=CpuOptions)
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    max_context: int | None = None
+
+
+class LoadedModel:
+    """A model in memory: its runner, its tokenizer, its grammars, its engine."""
+
+    def __init__(self, path: Path, options: EngineOptions) -> None:
+        start = time.perf_counter()
+        self.runner = CpuRunner(path, options.cpu)
+        self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
+        self.engine = Engine(self.runner, options.limits)
+        self.grammars = GrammarCompiler(self.tokenizer)
+        own_context = self.runner.context_length
+        self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
+        self.load_seconds = time.perf_counter() - start
+        self._ids = itertools.count(1)
+
+    def prepare(self, request: ChatRequest, on_output: Callable[[Output], None]) -> Request:
+        """Check and tokenise a request. Raises `RequestError`; nothing has reached the engine's loop then."""
+        params = request.sampling
+        params.validate()
+        tokens = self._tokenise(request)
+        room = self.context_length - len(tokens)
+        if room <= 0:
+            raise ContextOverflowError(
+                f"the prompt has {len(tokens)} tokens, but {self._context_reason()}",
+                num_tokens=len(tokens),
+                limit=self.context_length,
+            )
+        sampler = make_sampler(params, self.runner.vocab_size)
+        if params.repetition_penalty != 1.0:
+            sampler.observe_prompt(tokens)
+        return Request(
+            id=next(self._ids),
+            tokens=tokens,
+            params=params,
+            max_tokens=min(params.max_tokens or room, room),
+            sampler=sampler,
+            tokenizer=self.tokenizer,
+            detokenizer=self.tokenizer.detokenizer(),
+            grammar=self._grammar(request),
+            on_output=on_output,
+        )
+
+    def _context_reason(self) -> str:
+        if self.context_length == self.runner.kv_tokens < self.runner.context_length:
+            return f"the engine's KV memory holds {self.context_length}; raise engine.memory or shorten the prompt"
+        return f"the model's context is {self.context_length}; shorten the prompt or use a model with a larger context"
+
+    def _tokenise(self, request: ChatRequest) -> list[int]:
+        if request.messages:
+            if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
+                raise RequestError("this model reads text only; send no images", param="messages")
+            return self.tokenizer.encode_chat(request.messages, request.tools)
+        tokens = self.tokenizer.encode_text(request.prompt or "")
+        if not request.prompt or not tokens:
+            raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
+        return tokens
+
+    def _grammar(self, request: ChatRequest) -> Grammar | None:
+        wanted = request.response_format
+        return None if wanted is None or wanted.type == "text" else self.grammars.compile(wanted)
+
+
+def _parts(message: Message) -> Sequence[object]:
+    return message.content if isinstance(message.content, list) else ()
+
+
+def usage_of(request: Request) -> Usage:
+    """What a finished request used."""
+    total = (request.finished or request.arrived) - request.arrived
+    timings = Timings(
+        queue_seconds=(request.scheduled or request.arrived) - request.arrived,
+        first_token_seconds=(request.first_token or request.arrived) - request.arrived,
+        total_seconds=total,
+    )
+    return Usage(
+        prompt_tokens=request.num_prompt_tokens,
+        completion_tokens=request.num_drawn,
+        total_tokens=len(request.tokens),
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=request.num_cached or 0),
+        timings=timings,
+    )
+
+
+def make_sampler(params: SamplingParams, vocab_size: int) -> _rust.SamplerState:
+    """The Rust state of a request's sampling. Raises `RequestError` for a value it refuses."""
+    unknown = [token for token in params.logit_bias if not 0 <= token < vocab_size]
+    if unknown:
+        raise RequestError(f"logit_bias names token {unknown[0]}; the vocabulary has {vocab_size}", param="logit_bias")
+    seed = random.getrandbits(64) if params.seed is None else params.seed & (2**64 - 1)
+    try:
+        return _rust.SamplerState(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+            logit_bias=list(params.logit_bias.items()),
+            seed=seed,
+            num_logprobs=0 if params.top_logprobs is None else max(1, params.top_logprobs),
+        )
+    except ValueError as error:
+        raise RequestError(str(error), param="sampling") from error
