@@ -59,7 +59,7 @@ def options(
 
 @asynccontextmanager
 async def running(path: Path, chosen: EngineOptions | None = None) -> AsyncIterator[NativeBackend]:
-    backend = NativeBackend("tiny", lambda: path, chosen or options())
+    backend = NativeBackend.of("tiny", lambda: path, chosen or options())
     try:
         yield backend
     finally:
@@ -488,7 +488,7 @@ def test_deadline_holds_while_the_model_loads(tiny_model_path: Path) -> None:
         return tiny_model_path
 
     async def work() -> None:
-        backend = NativeBackend("tiny", locate, options())
+        backend = NativeBackend.of("tiny", locate, options())
         with pytest.raises(DeadlineError):
             await collect(backend.chat(ChatRequest(prompt="a", timeout_seconds=0.05)))
         may_load.set()
@@ -527,7 +527,7 @@ def test_logits_that_are_not_numbers_end_that_request_with_the_reason(tmp_path: 
 
 def test_client_whose_event_loop_is_gone_does_not_end_the_engine(tiny_model_path: Path) -> None:
     """A program that leaves its event loop in the middle of an answer can ask the same backend again in another."""
-    backend = NativeBackend("tiny", lambda: tiny_model_path, options())
+    backend = NativeBackend.of("tiny", lambda: tiny_model_path, options())
     asked = chat("the", ignore_eos=True, max_tokens=450)
     loop = asyncio.new_event_loop()
     stream = backend.chat(asked)
@@ -550,7 +550,7 @@ def test_close_ends_running_requests_and_the_thread(tiny_model_path: Path) -> No
     import threading
 
     async def work() -> None:
-        backend = NativeBackend("tiny", lambda: tiny_model_path, options())
+        backend = NativeBackend.of("tiny", lambda: tiny_model_path, options())
         stream = backend.chat(chat("the", ignore_eos=True, max_tokens=450))
         await anext(stream)
         await backend.close()
@@ -619,7 +619,7 @@ def test_models_health_and_embed_say_what_there_is(tiny_model_path: Path) -> Non
         raise ModelError("no such model", model="x")
 
     async def unhealthy() -> None:
-        backend = NativeBackend("x", lambda: tiny_model_path, look=fail)
+        backend = NativeBackend.of("x", lambda: tiny_model_path, look=fail)
         health = await backend.health()
         assert (health.is_ready, health.detail) == (False, "no such model")
 

@@ -24,7 +24,7 @@ from pyagent.infrastructure.server.serving import address, bind
 @asynccontextmanager
 async def serving(path: Path) -> AsyncIterator[tuple[NativeBackend, openai.AsyncOpenAI]]:
     """A server over a model, and a client of it without a bound on connections."""
-    backend = NativeBackend("tiny", lambda: path, EngineOptions(CpuOptions(threads=2, kv_bytes=1 << 24)))
+    backend = NativeBackend.of("tiny", lambda: path, EngineOptions(CpuOptions(threads=2, kv_bytes=1 << 24)))
     server = uvicorn.Server(uvicorn.Config(create_app(backend), log_level="warning", lifespan="off"))
     listening = bind("127.0.0.1", 0)
     task = asyncio.create_task(server.serve([listening]))

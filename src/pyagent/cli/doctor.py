@@ -92,6 +92,8 @@ def _look_at_machine(report: _Report, settings: Settings) -> None:
         report.add("machine", "cpu", found)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     report.add("machine", "threads", f"{settings.engine.threads or cores} of {cores} cores")
+    from pyagent.infrastructure.engine.machine_memory import available_memory
+
     free = available_memory()
     report.add(
         "machine",
@@ -100,23 +102,6 @@ def _look_at_machine(report: _Report, settings: Settings) -> None:
         is_well=free is None or free > _MIN_MEMORY_BYTES,
         advice="the default model wants 1 GB; close something, or set engine.memory lower",
     )
-
-
-def available_memory() -> int | None:
-    """Bytes a new program can have: /proc/meminfo's estimate, bounded by the cgroup's limit; None where unknown."""
-    found: list[int] = []
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-        with (
-            open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit,
-            open("/sys/fs/cgroup/memory.current") as used,
-        ):
-            text = limit.read().strip()
-            found += [int(text) - int(used.read())] if text.isdigit() else []
-    except (OSError, ValueError, IndexError):
-        pass
-    return min(found, default=None)
 
 
 def _look_at_plugins(report: _Report, settings: Settings) -> PluginHost:

@@ -92,10 +92,13 @@ class Engine(_Section):
     """The embedded engine."""
 
     models: list[str] = _setting(
-        ["smollm2:135m"], "Models to offer: names from the store, or files (`./` is beside the file of settings)."
+        ["smollm2:135m"],
+        "Models that `native` offers, the first by default: names from the store, or files (`./` is beside this file).",
     )
     memory: AutoSize = _setting(
-        None, "One ledger for weights, KV and caches, such as `12GB`; `auto` leaves the system its share.", none="auto"
+        None,
+        "One ledger for weights, KV and caches of all models, such as `12GB`; `auto` is 70 % of what is available.",
+        none="auto",
     )
     threads: AutoCount = _setting(None, "Threads that compute; `auto` is one for each core.", none="auto")
     kv_dtype: Literal["auto", "f32", "f16"] = _setting("auto", "Number format of the KV memory.")

@@ -1,19 +1,18 @@
 """The embedded engine as a `Backend`: what agents, the server and chains talk to.
 
-Loads its model on first use, once, off the event loop; renders and checks requests at the door; turns the engine's
-news into a stream of deltas. Closing a stream aborts its request.
+Says which models there are and chooses the one a request is for; the engine does the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar
 
-from pyagent.core.errors import BackendError, DeadlineError, PyAgentError, RequestError
+import msgspec
+
+from pyagent.core.errors import PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -22,137 +21,101 @@ from pyagent.core.messages import (
     Health,
     ModelInfo,
 )
-from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel, usage_of
-from pyagent.infrastructure.engine.request import Output, Request
+from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.ledger import Ledger
+from pyagent.infrastructure.engine.machine_memory import total_for
+from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.model_pool import ModelPool
 
-_T = TypeVar("_T")
-
-# Longer texts are tokenised in a thread, so that the event loop goes on.
-_LONG_TEXT = 20_000
+_SCHEME = "native:"
 
 
 class NativeBackend:
-    """Answers with a model run in this process."""
+    """Answers with models run by the embedded engine; the first is the one a request gets that names none."""
 
-    def __init__(
-        self,
+    def __init__(self, model_names: Sequence[str], engine: LocalEngine, *, look: Callable[[str], str]) -> None:
+        """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
+
+        The backend closes its share of the engine when it is closed.
+        """
+        self.name = f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native"
+        self.model_names = tuple(model_names)
+        self.engine = engine
+        self._look = look
+        self._is_closed = False
+
+    @classmethod
+    def of(
+        cls,
         model_name: str,
         locate: Callable[[], Path],
         options: EngineOptions | None = None,
         *,
         look: Callable[[], str] | None = None,
-    ) -> None:
-        """`locate` finds the model's file, fetching it if need be; it may block and raise `ModelError`.
-
-        `look` says in words what loading would do; it fetches nothing, and raises `ModelError` when loading cannot
-        succeed.
-        """
-        self.name = f"native:{model_name}"
-        self.model_name = model_name
-        self._locate = locate
-        self._look = look or (lambda: "loads on first use")
-        self._options = options or EngineOptions()
-        self._model: LoadedModel | None = None
-        self._lock = threading.Lock()
+    ) -> NativeBackend:
+        """A backend of one model with an engine of its own. `locate` finds the file; it may block."""
+        pool = ModelPool(lambda _: locate(), options or EngineOptions(), Ledger(total_for(None)))
+        look = look or (lambda: "loads on first use")
+        return cls([model_name], LocalEngine(pool), look=lambda _: look())
 
     async def load(self) -> LoadedModel:
-        """The model, loaded on the first call. Raises `ModelError` naming what is wrong with its file."""
-        return self._model or await asyncio.to_thread(self._load)
+        """The first model, loaded on the first call. Raises `ModelError` naming what is wrong with its file."""
+        return await self.engine.load(self.model_names[0])
 
-    def _load(self) -> LoadedModel:
-        # A thread's lock: a caller who gives up, or whose event loop ends, must not make the next one load again.
-        with self._lock:
-            if self._model is None:
-                self._model = LoadedModel(self._locate(), self._options)
-            return self._model
-
-    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+    def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer as a stream; closing the iterator aborts the request."""
-        if request.model not in {"", self.model_name, self.name}:
-            raise RequestError(
-                f"{self.name} does not offer model {request.model!r}", param="model", code="model_not_found"
-            )
-        start = time.perf_counter()
-        deadline = None if request.timeout_seconds is None else start + request.timeout_seconds
-        model = await self._within(deadline, self.load())
-        loop = asyncio.get_running_loop()
-        news: asyncio.Queue[Output] = asyncio.Queue()
+        return self.engine.stream(msgspec.structs.replace(request, model=self._chosen(request.model)))
 
-        def tell(output: Output) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, output)
-
-        prepared = await self._prepare(model, request, tell)
-        model.engine.submit(prepared)
-        try:
-            while True:
-                output = await self._within(deadline, news.get())
-                yield self._delta(output, prepared)
-                if output.finish_reason is not None:
-                    return
-        finally:
-            if prepared.finish_reason is None:
-                model.engine.abort(prepared)
-
-    async def _prepare(self, model: LoadedModel, request: ChatRequest, sink: Callable[[Output], None]) -> Request:
-        length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
-        has_form = request.response_format is not None and request.response_format.type != "text"
-        if length > _LONG_TEXT or has_form:  # a schema may take long to compile
-            return await asyncio.to_thread(model.prepare, request, sink)
-        return model.prepare(request, sink)
-
-    async def _within(self, deadline: float | None, waiting: Awaitable[_T]) -> _T:
-        try:
-            async with asyncio.timeout(None if deadline is None else deadline - time.perf_counter()):
-                return await waiting
-        except TimeoutError as error:
-            raise DeadlineError(f"{self.name} did not finish before the deadline") from error
-
-    def _delta(self, output: Output, request: Request) -> ChatDelta:
-        if output.finish_reason in {"error", "abort"}:
-            reason = output.error or "the engine stopped"
-            raise BackendError(f"{self.name}: {reason}", backend=self.name, retryable=False)
-        return ChatDelta(
-            content=output.text,
-            logprobs=list(output.logprobs),
-            finish_reason=output.finish_reason,
-            usage=usage_of(request) if output.finish_reason else None,
-            model=self.model_name,
-            backend=self.name,
-        )
+    def _chosen(self, asked: str) -> str:
+        if asked in {"", self.name}:
+            return self.model_names[0]
+        name = asked if asked in self.model_names else asked.removeprefix(_SCHEME)
+        if name in self.model_names:
+            return name
+        near = get_close_matches(asked, self.model_names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it offers {', '.join(self.model_names)} (engine.models)"
+        raise RequestError(f"{self.name} does not offer model {asked!r}; {hint}", param="model", code="model_not_found")
 
     async def models(self) -> list[ModelInfo]:
-        """The one model this backend runs."""
-        info = ModelInfo(id=self.model_name, backend=self.name, is_loaded=self._model is not None)
-        if self._model is None:
-            return [info]
-        about = self._model.runner.info
-        return [
-            ModelInfo(
-                id=self.model_name,
-                backend=self.name,
-                context_length=self._model.context_length,
-                architecture=about["architecture"],
-                size_bytes=about["weight_bytes"],
-                is_loaded=True,
-            )
-        ]
+        """The models offered, with their sizes once they are loaded."""
+        return [self._info(name) for name in self.model_names]
+
+    def _info(self, name: str) -> ModelInfo:
+        model = self.engine.models.loaded().get(name)
+        if model is None:
+            return ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False)
+        return ModelInfo(
+            id=name,
+            backend=_SCHEME + name,
+            context_length=model.context_length,
+            architecture=model.runner.info["architecture"],
+            size_bytes=model.runner.info["weight_bytes"],
+            is_loaded=True,
+        )
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Refused: this engine runs no embedding models yet."""
         raise RequestError(f"{self.name} cannot embed; use a backend with an embedding model", param="model")
 
     async def health(self) -> Health:
-        """Ready when loaded, or when it can be loaded; fetches nothing."""
-        if self._model is not None:
-            return Health(is_ready=True, detail="loaded", models=[self.model_name])
+        """Ready when a model is loaded or can be; fetches nothing."""
+        loaded = self.engine.models.loaded()
+        states = [(name, *await asyncio.to_thread(self._state, name, loaded)) for name in self.model_names]
+        ready = [name for name, is_ready, _ in states if is_ready]
+        is_alone = len(states) == 1
+        detail = "; ".join(text if is_alone else f"{name} {text}" for name, _, text in states)
+        return Health(is_ready=bool(ready), detail=detail, models=ready)
+
+    def _state(self, name: str, loaded: dict[str, LoadedModel]) -> tuple[bool, str]:
+        if name in loaded:
+            return True, "loaded"
         try:
-            detail = await asyncio.to_thread(self._look)
+            return True, self._look(name)
         except PyAgentError as error:
-            return Health(is_ready=False, detail=str(error))
-        return Health(is_ready=True, detail=detail, models=[self.model_name])
+            return False, str(error)
 
     async def close(self) -> None:
-        """Abort what runs and stop the engine's thread."""
-        model, self._model = self._model, None
-        if model is not None:
-            await asyncio.to_thread(model.engine.close)
+        """Leave the engine to those who share it, or end it when nobody does. Safe to call twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self.engine.close()

@@ -70,6 +70,10 @@ class LoadedModel:
             on_output=on_output,
         )
 
+    def close(self) -> None:
+        """Abort what runs and stop the engine's thread. Safe to call twice."""
+        self.engine.close()
+
     def _context_reason(self) -> str:
         if self.context_length == self.runner.kv_tokens < self.runner.context_length:
             return f"the engine's KV memory holds {self.context_length}; raise engine.memory or shorten the prompt"

@@ -1,43 +1,76 @@
-"""Brings the embedded engine in as backend scheme `native`."""
+"""Brings the embedded engine in as backend scheme `native`.
+
+The links of one host share one engine: one ledger, one set of threads, each model in memory once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pyagent.core.backends import Backend, BackendFactory, Link
 from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.settings import Settings
 
-
-def make_native(link: Link, settings: Settings) -> Backend:
-    """A model run in this process: `native`, `native:NAME` or `native:./file.gguf`. Loads on first use."""
-    # The engine is imported when a chain names it, not when the plugin is looked at.
-    from pyagent.infrastructure.engine.backend import NativeBackend
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.client import LocalEngine
     from pyagent.infrastructure.engine.model import EngineOptions
-    from pyagent.infrastructure.engine.runners.cpu import DEFAULT_KV_BYTES, CpuOptions
-    from pyagent.infrastructure.engine.scheduler import SchedulerLimits
     from pyagent.infrastructure.models.store import ModelStore
 
+
+class _Links:
+    """Makes the links `native` (all of engine.models), `native:NAME` and `native:./file.gguf`."""
+
+    def __init__(self) -> None:
+        self._shared: tuple[object, LocalEngine] | None = None
+
+    def make(self, link: Link, settings: Settings) -> Backend:
+        """Models run in this process. Cheap: they load on first use."""
+        # The engine is imported when a chain names it, not when the plugin is looked at.
+        from pyagent.infrastructure.engine.backend import NativeBackend
+        from pyagent.infrastructure.models.store import ModelStore
+
+        names = [link.target] if link.target else settings.engine.models
+        if not names:
+            raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
+        store = ModelStore(settings.paths.models)
+        return NativeBackend(list(dict.fromkeys(names)), self._engine(settings, store), look=store.look)
+
+    def _engine(self, settings: Settings, store: ModelStore) -> LocalEngine:
+        from pyagent.infrastructure.engine.client import LocalEngine
+        from pyagent.infrastructure.engine.ledger import Ledger
+        from pyagent.infrastructure.engine.machine_memory import total_for
+        from pyagent.infrastructure.engine.model_pool import ModelPool
+
+        key = (settings.engine, settings.paths.models)
+        if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
+            return self._shared[1].share()
+        ledger = Ledger(total_for(settings.engine.memory))
+        engine = LocalEngine(ModelPool(store.locate, options_of(settings), ledger))
+        self._shared = (key, engine)
+        return engine
+
+
+def options_of(settings: Settings) -> EngineOptions:
+    """The engine's options from the settings."""
+    from pyagent.infrastructure.engine.model import EngineOptions
+    from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+    from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+
     engine = settings.engine
-    name = link.target or next(iter(engine.models), "")
-    if not name:
-        raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
-    options = EngineOptions(
+    return EngineOptions(
         cpu=CpuOptions(
             threads=engine.threads or 0,
-            kv_bytes=engine.memory or DEFAULT_KV_BYTES,
             kv_type="f32" if engine.kv_dtype == "f32" else "f16",
             isa=None if engine.isa == "auto" else engine.isa,
         ),
         limits=SchedulerLimits(max_num_seqs=engine.max_num_seqs, token_budget=engine.token_budget),
         max_context=engine.max_context,
     )
-    store = ModelStore(settings.paths.models)
-    return NativeBackend(name, lambda: store.locate(name), options, look=lambda: store.look(name))
 
 
 @hookimpl
 def pyagent_register_backends() -> Mapping[str, BackendFactory]:
     """The scheme `native`."""
-    return {"native": make_native}
+    return {"native": _Links().make}

@@ -1,0 +1,153 @@
+"""The byte ledger: every large holder of memory reserves its bytes here before it allocates them.
+
+Weights, KV memory, swap and grammars each have an account (`weights:NAME`, `kv:NAME`, ...). When the total is reached,
+holders that said how they can give back are asked, the one used longest ago first; what still does not fit is refused
+with the names of those who hold the memory. Knows nothing of models; allocates nothing. Invariants: the sum of all
+reservations never exceeds the total; a reservation is given back exactly once. Safe from any thread: holders are asked
+with the ledger's lock released, and must answer at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from pyagent.core.errors import CapacityError
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+
+Reclaim = Callable[[int], None]
+"""Asked for so many bytes: gives back what it can at once, by releasing or shrinking reservations. May give nothing."""
+
+
+class Reservation:
+    """Bytes an account holds, until `release`."""
+
+    def __init__(self, ledger: Ledger, account: str, num_bytes: int, reclaim: Reclaim | None) -> None:
+        """Made by `Ledger.reserve`."""
+        self.account = account
+        self.num_bytes = num_bytes
+        self.reclaim = reclaim
+        self.used = 0
+        self.is_released = False
+        self._ledger = ledger
+
+    def touch(self) -> None:
+        """Say that the memory is in use now; who was used longest ago is asked first to give back."""
+        self.used = self._ledger.tick()
+
+    def resize(self, num_bytes: int) -> None:
+        """Hold so many bytes from now on. Raises `CapacityError`, and changes nothing, when growing does not fit."""
+        self._ledger.resize(self, num_bytes)
+
+    def release(self) -> None:
+        """Give the bytes back. Safe to call twice; they count once."""
+        self._ledger.release(self)
+
+
+class Ledger:
+    """A total of bytes, and who holds how many of them."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self._held: dict[int, Reservation] = {}
+        self._lock = threading.Lock()
+        self._ticks = itertools.count(1)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes nobody holds."""
+        with self._lock:
+            return self._free()
+
+    def accounts(self) -> dict[str, int]:
+        """Bytes by account, largest first."""
+        with self._lock:
+            held = Counter[str]()
+            for reservation in self._held.values():
+                held[reservation.account] += reservation.num_bytes
+        return dict(held.most_common())
+
+    def reserve(self, account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation:
+        """Hold bytes before they are allocated. Raises `CapacityError` naming who holds what when they do not fit.
+
+        `reclaim` says how the holder can give some back when others need them.
+        """
+        reservation = Reservation(self, account, 0, reclaim)
+        reservation.touch()
+        self.resize(reservation, num_bytes)
+        return reservation
+
+    def try_reserve(self, account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation | None:
+        """As `reserve`, but asks nobody to give back; None when the bytes are not free now."""
+        reservation = Reservation(self, account, 0, reclaim)
+        reservation.touch()
+        return reservation if self._fit(reservation, num_bytes) else None
+
+    def resize(self, reservation: Reservation, num_bytes: int) -> None:
+        """Change what a reservation holds; see `Reservation.resize`."""
+        if num_bytes < 0:
+            raise ValueError(f"a reservation holds 0 bytes or more, got {num_bytes}")
+        if self._fit(reservation, num_bytes):
+            return
+        for holder in self._askable(reservation):
+            missing = num_bytes - reservation.num_bytes - self.free_bytes
+            if missing <= 0:
+                break
+            _ask(holder, missing)
+        if not self._fit(reservation, num_bytes):
+            raise CapacityError(self._refusal(reservation, num_bytes), retry_after_seconds=_RETRY_SECONDS)
+
+    def release(self, reservation: Reservation) -> None:
+        """Take a reservation back; see `Reservation.release`."""
+        with self._lock:
+            self._held.pop(id(reservation), None)
+            reservation.num_bytes, reservation.is_released = 0, True
+
+    def tick(self) -> int:
+        """The next moment of the ledger's clock."""
+        return next(self._ticks)
+
+    def _free(self) -> int:
+        return self.total_bytes - sum(reservation.num_bytes for reservation in self._held.values())
+
+    def _fit(self, reservation: Reservation, num_bytes: int) -> bool:
+        with self._lock:
+            assert not reservation.is_released, f"{reservation.account} was given back already"
+            if num_bytes - reservation.num_bytes > max(0, self._free()):
+                return False
+            reservation.num_bytes = num_bytes
+            self._held[id(reservation)] = reservation
+            return True
+
+    def _askable(self, asker: Reservation) -> list[Reservation]:
+        with self._lock:
+            others = [holder for holder in self._held.values() if holder.reclaim and holder.account != asker.account]
+        return sorted(others, key=lambda holder: holder.used)
+
+    def _refusal(self, reservation: Reservation, num_bytes: int) -> str:
+        held = ", ".join(f"{account} {megabytes(size)}" for account, size in self.accounts().items()) or "nobody"
+        more, free = num_bytes - reservation.num_bytes, max(0, self.free_bytes)
+        return (
+            f"{reservation.account} needs {megabytes(more)} of memory, but of the engine's "
+            f"{megabytes(self.total_bytes)} only {megabytes(free)} are free; held by: {held}; try again when they are "
+            "idle, or raise engine.memory"
+        )
+
+
+def _ask(holder: Reservation, num_bytes: int) -> None:
+    try:
+        if holder.reclaim is not None:
+            holder.reclaim(num_bytes)
+    except Exception:
+        logger.exception("%s could not be asked to give memory back", holder.account)
+
+
+def megabytes(num_bytes: int) -> str:
+    """Bytes as people read them."""
+    return f"{num_bytes / 1e6:,.1f} MB"
