@@ -25,6 +25,9 @@ class CpuModelInfo(TypedDict):
     hidden_size: int
     weight_bytes: int
     num_blocks: int
+    num_pages: int
+    page_bytes: int
+    kv_groups: list[tuple[str, int, int]]
     kv_bytes_per_token: int
     isa: str
     load_seconds: float

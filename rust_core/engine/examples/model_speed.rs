@@ -29,13 +29,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let vocab = model.config().vocab_size as u32;
     let tokens: Vec<u32> = (0..512).map(|i| (i * 7919 + 300) % vocab).collect();
-    let tables: Vec<Vec<u32>> = (0..32)
-        .map(|sequence| (sequence * 72..(sequence + 1) * 72).collect())
+    // Pages for 72 blocks of each sequence, its groups of layers one after the other.
+    let mut pages = 0..;
+    let tables: Vec<Vec<Vec<u32>>> = (0..32)
+        .map(|_| {
+            let groups = model.kv().pages.groups.iter();
+            groups
+                .map(|group| pages.by_ref().take(72 * group.pages_per_block).collect())
+                .collect()
+        })
         .collect();
     for round in 0..5 {
         let start = Instant::now();
         model.execute(&[Segment {
-            table: &tables[0],
+            tables: &tables[0],
             first_position: 0,
             tokens: &tokens,
             num_outputs: 1,
@@ -52,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             for step in 0..16 {
                 let segments: Vec<Segment<'_>> = (0..batch)
                     .map(|sequence| Segment {
-                        table: &tables[sequence],
+                        tables: &tables[sequence],
                         first_position: depth + step,
                         tokens: &tokens[step..=step],
                         num_outputs: 1,

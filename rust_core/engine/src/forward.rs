@@ -25,8 +25,9 @@ const FEW_ROWS: usize = 4;
 
 /// Tokens of one sequence to compute, at consecutive positions.
 pub struct Segment<'a> {
-    /// The sequence's KV blocks, covering every position up to the last token's.
-    pub table: &'a [u32],
+    /// The sequence's KV pages, a table for each group of layers, covering every position up to the last token's.
+    /// Blocks that no token of the segment sees may be [`crate::kv::NO_PAGE`].
+    pub tables: &'a [Vec<u32>],
     /// Position of the first token.
     pub first_position: usize,
     /// The tokens.
@@ -112,8 +113,8 @@ impl Pass<'_> {
     /// Computes the batch; its logits end in `space.logits`. Called by every thread of the pool.
     ///
     /// # Safety
-    /// The plan's tokens are below the vocabulary's size, its tables cover its positions with blocks that exist, no
-    /// block is written by two segments, and `space` was prepared for the plan with [`num_streams`].
+    /// The plan's tokens are below the vocabulary's size, [`KvMemory::check`] found its tables right, no page is written
+    /// by two segments, and `space` was prepared for the plan with [`num_streams`].
     pub unsafe fn run(&self, worker: &Worker, plan: &Plan<'_>, scratch: &mut AttentionScratch) {
         let is_own = num_streams(plan.num_rows(), worker.num_threads()) > 1;
         let stream = &self.space.streams[if is_own { worker.index() } else { 0 }];
@@ -208,7 +209,6 @@ impl Part<'_> {
             config, space, kv, isa, ..
         } = *self.pass;
         let heads_per_kv = config.num_heads / config.num_kv_heads;
-        let base = kv.layer_base(index);
         // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
         self.worker.share(config.num_heads + config.num_kv_heads, |unit| {
             let (kv_head, within) = (unit / (heads_per_kv + 1), unit % (heads_per_kv + 1));
@@ -225,15 +225,16 @@ impl Part<'_> {
                 self.rotate_head(index, kv_head, layer.key_norm.as_deref(), &space.key);
                 let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
                 for (row, &(_, segment, position)) in self.plan.rows.iter().enumerate() {
-                    let block = self.plan.segments[segment].table[position / BLOCK_TOKENS];
+                    let block = kv
+                        .layer(index, self.plan.segments[segment].tables)
+                        .block(position / BLOCK_TOKENS);
                     let (key, value) = (
                         space.key.part(row, columns.clone()),
                         space.value.part(row, columns.clone()),
                     );
                     attention::store_kv(
                         isa,
-                        &kv.layout,
-                        base,
+                        &kv.pages.layout,
                         block,
                         position % BLOCK_TOKENS,
                         kv_head,
@@ -301,8 +302,7 @@ impl Part<'_> {
                 for kv_head in kv_heads.clone() {
                     let offset = row * config.query_size() + kv_head * kv_width;
                     let args = AttentionArgs {
-                        layer_base: kv.layer_base(index),
-                        table: segment.table,
+                        kv: kv.layer(index, segment.tables),
                         kv_head,
                         num_query_heads_per_kv: heads_per_kv,
                         first_position: segment.first_position + first,
@@ -315,7 +315,7 @@ impl Part<'_> {
                         out: space.heads.base().add(offset),
                         out_stride: config.query_size(),
                     };
-                    attention::attend(isa, &kv.layout, &args, scratch);
+                    attention::attend(isa, &kv.pages.layout, &args, scratch);
                 }
                 let columns = kv_heads.start * kv_width..kv_heads.end * kv_width;
                 for row in row..row + num_tokens {

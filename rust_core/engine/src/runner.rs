@@ -11,7 +11,7 @@ use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
 
 use crate::config::ModelConfig;
 use crate::forward::{Pass, Plan, Segment, num_streams};
-use crate::kv::KvMemory;
+use crate::kv::{KvMemory, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
 use crate::workspace::Workspace;
@@ -55,7 +55,7 @@ pub struct LoadOptions {
     pub isa: Option<Isa>,
     /// How keys and values are stored.
     pub kv_type: KvType,
-    /// Bytes of KV memory; the pool gets as many whole blocks as fit, at least one.
+    /// Bytes of KV memory: as many pages as fit, at least those of one block.
     pub kv_bytes: usize,
 }
 
@@ -96,8 +96,10 @@ impl CpuModel {
             head_dim: config.head_dim,
             dtype: options.kv_type,
         };
-        let num_blocks = (options.kv_bytes / (layout.block_bytes() * config.num_layers)).clamp(1, u32::MAX as usize);
-        let kv = KvMemory::new(layout, config.num_layers, num_blocks)?;
+        let pages = KvPages::of(&config, layout);
+        let least = pages.block_bytes() / pages.page_bytes();
+        let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
+        let kv = KvMemory::new(pages, num_pages)?;
         let rope = [
             RopeTable::new(
                 config.head_dim,
@@ -148,14 +150,14 @@ impl CpuModel {
         self.isa
     }
 
-    /// KV blocks of 16 tokens.
-    pub fn num_blocks(&self) -> usize {
-        self.kv.num_blocks
+    /// The KV memory.
+    pub fn kv(&self) -> &KvMemory {
+        &self.kv
     }
 
     /// Bytes of KV memory one token takes, over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
-        self.kv.layout.block_bytes() * self.config.num_layers / BLOCK_TOKENS
+        self.kv.pages.block_bytes() / BLOCK_TOKENS
     }
 
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
@@ -186,7 +188,7 @@ impl CpuModel {
         };
         self.pool.run(|worker| {
             let mut scratch = AttentionScratch::default();
-            // SAFETY: `check` saw that tokens, tables and positions are in range, `prepare` made room; that no block is
+            // SAFETY: `check` saw that tokens, tables and positions are in range, `prepare` made room; that no page is
             // written by two segments is the block pool's invariant.
             unsafe { pass.run(worker, &plan, &mut scratch) };
         })?;
@@ -231,23 +233,7 @@ impl CpuModel {
                 self.config.context_length
             ));
         }
-        if segment.table.len() * BLOCK_TOKENS < end {
-            return Err(format!(
-                "{} blocks do not cover position {}",
-                segment.table.len(),
-                end - 1
-            ));
-        }
-        if let Some(block) = segment
-            .table
-            .iter()
-            .find(|&&block| block as usize >= self.kv.num_blocks)
-        {
-            return Err(format!(
-                "block {block} does not exist; there are {}",
-                self.kv.num_blocks
-            ));
-        }
+        self.kv.check(segment.tables, segment.first_position, end)?;
         match segment
             .tokens
             .iter()

@@ -4,10 +4,14 @@
 
 use std::time::Instant;
 
-use pyagent_kernels::attention::{AttentionArgs, AttentionScratch, BLOCK_TOKENS, KvLayout, KvType, attend, store_kv};
+use pyagent_kernels::attention::{
+    AttentionArgs, AttentionScratch, BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, attend, store_kv,
+};
 use pyagent_kernels::isa::Isa;
 
 const HEADS: usize = 3;
+/// Layers of SmolLM2, which share a page: the layer's next block is not its neighbour.
+const LAYERS: usize = 30;
 
 /// One sequence's keys, values and queries.
 struct Sequence {
@@ -23,28 +27,18 @@ impl Sequence {
     fn new(layout: KvLayout, num_positions: usize, num_queries: usize) -> Self {
         let num_blocks = num_positions.div_ceil(BLOCK_TOKENS);
         let table: Vec<u32> = (0..num_blocks as u32).rev().collect();
-        let mut memory = vec![0_u64; num_blocks * layout.block_bytes() / 8];
+        let mut memory = vec![0_u64; num_blocks * LAYERS * layout.block_bytes() / 8];
         let width = layout.num_kv_heads * layout.head_dim;
+        let kv = layer_blocks(&layout, memory.as_mut_ptr(), &table);
         for position in 0..num_positions {
             let row: Vec<f32> = (0..width)
                 .map(|i| ((position * 31 + i * 17) % 101) as f32 / 50.0 - 1.0)
                 .collect();
-            let block = table[position / BLOCK_TOKENS];
-            let base = memory.as_mut_ptr().cast();
+            // SAFETY: the table has the position's block.
+            let block = unsafe { kv.block(position / BLOCK_TOKENS) };
             for (head, row) in row.chunks_exact(layout.head_dim).enumerate() {
-                // SAFETY: the memory has every block of the table.
-                unsafe {
-                    store_kv(
-                        Isa::best(),
-                        &layout,
-                        base,
-                        block,
-                        position % BLOCK_TOKENS,
-                        head,
-                        row,
-                        row,
-                    )
-                };
+                // SAFETY: the memory has every page of the table.
+                unsafe { store_kv(Isa::best(), &layout, block, position % BLOCK_TOKENS, head, row, row) };
             }
         }
         let row = width * HEADS;
@@ -67,8 +61,7 @@ impl Sequence {
             let column = kv_head * HEADS * self.layout.head_dim;
             for first in (0..num_tokens).step_by(16) {
                 let args = AttentionArgs {
-                    layer_base: self.memory.as_ptr().cast(),
-                    table: &self.table,
+                    kv: layer_blocks(&self.layout, self.memory.as_mut_ptr(), &self.table),
                     kv_head,
                     num_query_heads_per_kv: HEADS,
                     first_position: first_position + first,
@@ -85,6 +78,17 @@ impl Sequence {
                 unsafe { attend(isa, &self.layout, &args, &mut self.scratch) };
             }
         }
+    }
+}
+
+/// The last layer's blocks.
+fn layer_blocks<'a>(layout: &KvLayout, memory: *mut u64, pages: &'a [u32]) -> LayerBlocks<'a> {
+    LayerBlocks {
+        base: memory.cast::<u8>().wrapping_add((LAYERS - 1) * layout.block_bytes()),
+        page_bytes: LAYERS * layout.block_bytes(),
+        pages,
+        pages_per_block: 1,
+        page_in_block: 0,
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::forward::Segment;
+use pyagent_engine::kv::KvPages;
 use pyagent_engine::runner::{self, Draw, EngineError, LoadOptions};
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
@@ -226,12 +227,26 @@ impl CpuModel {
         info.set_item("num_layers", config.num_layers)?;
         info.set_item("hidden_size", config.hidden_size)?;
         info.set_item("weight_bytes", model.weight_bytes())?;
-        info.set_item("num_blocks", model.num_blocks())?;
+        info.set_item("num_blocks", model.kv().num_pages)?;
+        info.set_item("num_pages", model.kv().num_pages)?;
+        info.set_item("page_bytes", model.kv().pages.page_bytes())?;
+        info.set_item("kv_groups", kv_groups(&model.kv().pages))?;
         info.set_item("kv_bytes_per_token", model.kv_bytes_per_token())?;
         info.set_item("isa", model.isa().name())?;
         info.set_item("load_seconds", model.load_seconds())?;
         Ok(info)
     }
+}
+
+/// The groups of layers as `BlockPool` takes them: kind, size in tokens, pages a block.
+fn kv_groups(pages: &KvPages) -> Vec<(&'static str, usize, usize)> {
+    let groups = pages.groups.iter();
+    groups
+        .map(|group| match group.window {
+            None => ("full", 0, group.pages_per_block),
+            Some(window) => ("window", window, group.pages_per_block),
+        })
+        .collect()
 }
 
 fn compute(model: &mut runner::CpuModel, pool: &BlockPool, segments: &[(u64, Vec<u32>, usize)]) -> PyResult<usize> {
@@ -251,15 +266,15 @@ fn compute(model: &mut runner::CpuModel, pool: &BlockPool, segments: &[(u64, Vec
             }
             let place = pool
                 .table(*seq)
-                .and_then(|table| Ok((table.to_vec(), pool.num_tokens(*seq)?)));
+                .and_then(|table| Ok((vec![table.to_vec()], pool.num_tokens(*seq)?)));
             places.push(place.map_err(|error| PyValueError::new_err(error.to_string()))?);
         }
     }
     let batch: Vec<Segment<'_>> = segments
         .iter()
         .zip(&places)
-        .map(|((_, tokens, num_outputs), (table, first_position))| Segment {
-            table,
+        .map(|((_, tokens, num_outputs), (tables, first_position))| Segment {
+            tables,
             first_position: *first_position,
             tokens,
             num_outputs: *num_outputs,

@@ -83,11 +83,8 @@ impl Group<'_> {
     /// The bytes `offset` into a block of the sequence.
     #[inline(always)]
     unsafe fn block<T>(&self, block: usize, offset: usize) -> *const T {
-        // SAFETY: the caller promises that the table's blocks exist.
-        unsafe {
-            let id = *self.args.table.get_unchecked(block) as usize;
-            self.args.layer_base.add(id * self.layout.block_bytes() + offset).cast()
-        }
+        // SAFETY: the caller promises that the blocks exist.
+        unsafe { self.args.kv.block(block).add(offset).cast_const().cast() }
     }
 }
 

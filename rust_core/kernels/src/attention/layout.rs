@@ -25,6 +25,51 @@ impl KvType {
     }
 }
 
+/// One layer's blocks of one sequence: which pages hold them, and where in a page the layer lies.
+///
+/// A page is one piece of memory for the blocks of a few layers. Layers that do not fit one page share several: then a
+/// block of the sequence has `pages_per_block` pages, of which the layer lies in one.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerBlocks<'a> {
+    /// The first byte of the layer in page 0.
+    pub base: *mut u8,
+    /// Bytes from one page to the next.
+    pub page_bytes: usize,
+    /// The pages of the sequence's blocks, in order.
+    pub pages: &'a [u32],
+    /// Pages of one block.
+    pub pages_per_block: usize,
+    /// Which of a block's pages holds the layer.
+    pub page_in_block: usize,
+}
+
+impl LayerBlocks<'_> {
+    /// How many blocks there are: positions `16 i` to `16 i + 15` are in block `i`.
+    pub const fn len(&self) -> usize {
+        self.pages.len() / self.pages_per_block
+    }
+
+    /// Whether there is no block.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first byte of block `block`.
+    ///
+    /// # Safety
+    /// The block is one of [`Self::len`], and its page exists.
+    #[inline(always)]
+    pub unsafe fn block(&self, block: usize) -> *mut u8 {
+        // SAFETY: the caller promises the block and its page.
+        unsafe {
+            let page = *self
+                .pages
+                .get_unchecked(block * self.pages_per_block + self.page_in_block);
+            self.base.add(page as usize * self.page_bytes)
+        }
+    }
+}
+
 /// The shape of one layer's part of a block.
 ///
 /// A block holds its keys as `[kv_head][head_dim][token]` (transposed, so that a register is one dimension of
@@ -67,33 +112,18 @@ impl KvLayout {
 /// When there is no such head or slot, or a row has not `head_dim` numbers.
 ///
 /// # Safety
-/// `layer_base` is the first byte of at least `block + 1` blocks of `layout`, aligned for its numbers, and
-/// nobody else uses the slot of this head meanwhile.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a place of four coordinates and what to put there"
-)]
-pub unsafe fn store_kv(
-    isa: Isa,
-    layout: &KvLayout,
-    layer_base: *mut u8,
-    block: u32,
-    slot: usize,
-    kv_head: usize,
-    k: &[f32],
-    v: &[f32],
-) {
+/// `block` is the first byte of one layer's block of `layout`, aligned for its numbers, and nobody else uses the slot
+/// of this head meanwhile.
+pub unsafe fn store_kv(isa: Isa, layout: &KvLayout, block: *mut u8, slot: usize, kv_head: usize, k: &[f32], v: &[f32]) {
     let is_whole = k.len() == layout.head_dim && v.len() == layout.head_dim;
     assert!(
         slot < BLOCK_TOKENS && kv_head < layout.num_kv_heads && is_whole,
         "keys or values do not fit the block"
     );
-    // SAFETY: the caller promises this block.
-    let base = unsafe { layer_base.add(block as usize * layout.block_bytes()) };
     // SAFETY: the head and the slot are in the block, so each write is inside it.
     unsafe {
         match layout.dtype {
-            KvType::F32 => scatter_run(layout, base.cast::<f32>(), slot, (kv_head, 0), k, v),
+            KvType::F32 => scatter_run(layout, block.cast::<f32>(), slot, (kv_head, 0), k, v),
             KvType::F16 => {
                 // Converted in runs that fit the stack: a head may be long.
                 let mut halves = [[0_u16; 256]; 2];
@@ -102,7 +132,7 @@ pub unsafe fn store_kv(
                     f32_to_f16(isa, &k[start..start + count], &mut halves[0][..count]);
                     f32_to_f16(isa, &v[start..start + count], &mut halves[1][..count]);
                     let (k, v) = (&halves[0][..count], &halves[1][..count]);
-                    scatter_run(layout, base.cast::<u16>(), slot, (kv_head, start), k, v);
+                    scatter_run(layout, block.cast::<u16>(), slot, (kv_head, start), k, v);
                 }
             }
         }

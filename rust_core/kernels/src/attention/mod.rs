@@ -1,7 +1,7 @@
 //! Causal attention over paged key-value memory.
 //!
-//! Knows blocks and rows, not models or requests: the caller owns the memory, says which block holds which
-//! sixteen tokens (the table), and splits the work over sequences, heads and runs of query tokens as it likes.
+//! Knows blocks and rows, not models or requests: the caller owns the memory, says which page holds which
+//! sixteen tokens, and splits the work over sequences, heads and runs of query tokens as it likes.
 //!
 //! A query's result is the same bit for bit however the work is split, wherever its blocks lie, and on every
 //! instruction set:
@@ -21,7 +21,7 @@ mod avx512;
 #[cfg(test)]
 mod tests;
 
-pub use layout::{BLOCK_TOKENS, KvLayout, KvType, store_kv};
+pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, store_kv};
 
 use crate::isa::Isa;
 use crate::lanes::LANES;
@@ -29,10 +29,8 @@ use crate::lanes::LANES;
 /// One call's worth of attention: a run of query tokens of one sequence against one key-value head.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionArgs<'a> {
-    /// The first byte of this layer's blocks.
-    pub layer_base: *const u8,
-    /// The sequence's blocks in order: entry `i` holds positions `16 i` to `16 i + 15`.
-    pub table: &'a [u32],
+    /// The sequence's blocks in this layer. Pages of blocks that no query token sees may be any number.
+    pub kv: LayerBlocks<'a>,
     /// The key-value head.
     pub kv_head: usize,
     /// Query heads that share it.
@@ -97,11 +95,11 @@ const MAX_SCORES: usize = 1 << 18;
 /// Attention of `args.num_tokens` tokens at consecutive positions, each over the positions up to its own.
 ///
 /// # Panics
-/// When the table does not reach the last token, there are no heads, or the window is 0.
+/// When the blocks do not reach the last token, there are no heads, or the window is 0.
 ///
 /// # Safety
-/// - Every block that the table names for the visible positions lies in initialised memory from
-///   `args.layer_base` on, laid out as `layout` says; nobody writes to the visible positions meanwhile.
+/// - Every block of the visible positions lies in initialised memory, laid out as `layout` says; nobody writes to the
+///   visible positions meanwhile.
 /// - `args.q` and `args.out` reach `num_tokens` rows of `num_query_heads_per_kv * head_dim` numbers at their
 ///   strides; nobody else uses the rows of `out` meanwhile.
 pub unsafe fn attend(isa: Isa, layout: &KvLayout, args: &AttentionArgs<'_>, scratch: &mut AttentionScratch) {
@@ -110,8 +108,8 @@ pub unsafe fn attend(isa: Isa, layout: &KvLayout, args: &AttentionArgs<'_>, scra
     }
     let end = args.first_position + args.num_tokens;
     assert!(
-        args.table.len() * BLOCK_TOKENS >= end,
-        "the table has no block for position {}",
+        args.kv.len() * BLOCK_TOKENS >= end,
+        "there is no block for position {}",
         end - 1
     );
     assert!(

@@ -8,10 +8,20 @@ use proptest::prelude::*;
 /// rounding errors of 2^-24 for scores of up to 20. Measured: 8e-7 at 256 dimensions.
 const TOLERANCE: f64 = 3e-6;
 
+/// Where a layer lies: layers of a page, pages of a block, and which of each is the layer's.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    layers_per_page: usize,
+    layer_in_page: usize,
+    pages_per_block: usize,
+    page_in_block: usize,
+}
+
 /// A sequence in paged memory and queries on its last tokens.
 #[derive(Clone, Debug)]
 struct Case {
     layout: KvLayout,
+    place: Place,
     heads: usize,
     first_position: usize,
     num_tokens: usize,
@@ -35,8 +45,15 @@ impl Case {
             head_dim,
             dtype: KvType::F16,
         };
+        let place = Place {
+            layers_per_page: 1,
+            layer_in_page: 0,
+            pages_per_block: 1,
+            page_in_block: 0,
+        };
         Self {
             layout,
+            place,
             heads,
             first_position,
             num_tokens,
@@ -71,10 +88,10 @@ impl Case {
             .collect()
     }
 
-    /// Block ids in an order that depends on `shuffle`, with gaps.
+    /// Page ids in an order that depends on `shuffle`, with gaps; no page where no query sees the block.
     fn table(&self, shuffle: usize) -> Vec<u32> {
-        let num_blocks = self.num_positions().div_ceil(BLOCK_TOKENS);
-        let mut ids: Vec<u32> = (0..2 * num_blocks as u32).collect();
+        let num_pages = self.num_positions().div_ceil(BLOCK_TOKENS) * self.place.pages_per_block;
+        let mut ids: Vec<u32> = (0..2 * num_pages as u32).collect();
         ids.sort_by_key(|id| {
             if shuffle == 0 {
                 0
@@ -82,24 +99,49 @@ impl Case {
                 (*id as usize * 2_654_435_761 + shuffle) % 1009
             }
         });
-        ids.truncate(num_blocks);
+        ids.truncate(num_pages);
+        let num_hidden = self.first_visible() / BLOCK_TOKENS * self.place.pages_per_block;
+        ids[..num_hidden].fill(u32::MAX);
         ids
+    }
+
+    /// The first position that any query sees.
+    fn first_visible(&self) -> usize {
+        self.window
+            .map_or(0, |window| (self.first_position + 1).saturating_sub(window))
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.place.layers_per_page * self.layout.block_bytes()
+    }
+
+    fn kv<'a>(&self, memory: *const u8, pages: &'a [u32]) -> LayerBlocks<'a> {
+        LayerBlocks {
+            base: memory
+                .wrapping_add(self.place.layer_in_page * self.layout.block_bytes())
+                .cast_mut(),
+            page_bytes: self.page_bytes(),
+            pages,
+            pages_per_block: self.place.pages_per_block,
+            page_in_block: self.place.page_in_block,
+        }
     }
 
     /// Memory in which all that is not stored is NaN, so that touching it shows.
     fn memory(&self, isa: Isa, table: &[u32]) -> Vec<u32> {
-        let num_blocks = table.iter().max().map_or(0, |id| *id as usize + 1);
-        let mut memory = vec![u32::MAX; num_blocks * self.layout.block_bytes() / 4];
-        for position in 0..self.num_positions() {
-            let block = table[position / BLOCK_TOKENS];
+        let num_pages = 2 * table.len();
+        let mut memory = vec![u32::MAX; num_pages * self.page_bytes() / 4];
+        let kv = self.kv(memory.as_mut_ptr().cast(), table);
+        for position in self.first_visible() / BLOCK_TOKENS * BLOCK_TOKENS..self.num_positions() {
             let (k, v) = (self.keys(position), self.values(position));
-            let base = memory.as_mut_ptr().cast();
+            // SAFETY: the table has the position's block.
+            let block = unsafe { kv.block(position / BLOCK_TOKENS) };
             let heads = k
                 .chunks_exact(self.layout.head_dim)
                 .zip(v.chunks_exact(self.layout.head_dim));
             for (head, (k, v)) in heads.enumerate() {
-                // SAFETY: the memory has every block of the table.
-                unsafe { store_kv(isa, &self.layout, base, block, position % BLOCK_TOKENS, head, k, v) };
+                // SAFETY: the memory has every page of the table.
+                unsafe { store_kv(isa, &self.layout, block, position % BLOCK_TOKENS, head, k, v) };
             }
         }
         memory
@@ -117,8 +159,7 @@ impl Case {
             let column = kv_head * self.heads * self.layout.head_dim;
             for first in (0..self.num_tokens).step_by(chunk) {
                 let args = AttentionArgs {
-                    layer_base: memory.as_ptr().cast(),
-                    table: &table,
+                    kv: self.kv(memory.as_ptr().cast(), &table),
                     kv_head,
                     num_query_heads_per_kv: self.heads,
                     first_position: self.first_position + first,
@@ -196,12 +237,22 @@ fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|x| x.to_bits()).collect()
 }
 
+fn any_place() -> impl Strategy<Value = Place> {
+    (1_usize..4, 0_usize..4, 1_usize..4, 0_usize..4).prop_map(|(layers, layer, pages, page)| Place {
+        layers_per_page: layers,
+        layer_in_page: layer % layers,
+        pages_per_block: pages,
+        page_in_block: page % pages,
+    })
+}
+
 fn any_case() -> impl Strategy<Value = Case> {
     let head_dim = prop_oneof![Just(16_usize), Just(48), Just(64), Just(80), 1_usize..100];
     let window = prop_oneof![Just(None), (1_usize..70).prop_map(Some)];
     let softcap = prop_oneof![Just(None), Just(Some(30.0_f32))];
     let dtype = prop_oneof![Just(KvType::F16), Just(KvType::F32)];
     (
+        any_place(),
         head_dim,
         1_usize..3,
         1_usize..10,
@@ -212,7 +263,8 @@ fn any_case() -> impl Strategy<Value = Case> {
         dtype,
     )
         .prop_map(
-            |(head_dim, num_kv_heads, heads, first_position, num_tokens, window, softcap, dtype)| Case {
+            |(place, head_dim, num_kv_heads, heads, first_position, num_tokens, window, softcap, dtype)| Case {
+                place,
                 layout: KvLayout {
                     num_kv_heads,
                     head_dim,
@@ -267,10 +319,8 @@ fn attention_over_a_long_context_is_independent_of_the_rows_at_once() {
     let whole = case.run(Isa::best(), 0, 2);
     assert_eq!(bits(&whole), bits(&case.run(Isa::best(), 0, 1)));
     let limit = |isa, num_blocks| {
-        let table = [];
         let args = AttentionArgs {
-            layer_base: std::ptr::null(),
-            table: &table,
+            kv: case.kv(std::ptr::null(), &[]),
             kv_head: 0,
             num_query_heads_per_kv: 3,
             first_position: 0,
@@ -294,7 +344,7 @@ fn attention_over_a_long_context_is_independent_of_the_rows_at_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every instruction set, every chunking of the queries and every placing of the blocks gives the same bits.
+    /// Every instruction set, every chunking of the queries and every placing of the pages gives the same bits.
     #[test]
     fn attention_is_the_same_bits_however_computed(case in any_case(), chunk in 1_usize..24, shuffle in 0_usize..1000) {
         let expected = bits(&case.run(Isa::Scalar, 0, case.num_tokens));
