@@ -2,104 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counting_runner import Client, CountingRunner, run_to_end
 
-from pyagent import _rust
-from pyagent.core.messages import SamplingParams
-from pyagent.infrastructure.engine.batch import Batch, Drawn, StepOutput
+from pyagent.core.scheduling import Queued
+from pyagent.infrastructure.engine.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.request import Output, Request, Status
+from pyagent.infrastructure.engine.queues import ClassQueue, QueueOptions, RequestQueues, make_queues
+from pyagent.infrastructure.engine.request import Output, Status
 from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS, Scheduler, SchedulerLimits
-
-
-@dataclass
-class CountingRunner:
-    """Draws a token that depends on all tokens before it, and checks that it was given them, each once."""
-
-    num_blocks: int
-    context_length: int = 10_000
-    vocab_size: int = 1 << 20
-    batches: list[Batch] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.pool = _rust.BlockPool(self.num_blocks)
-
-    def add(self, sequence_id: int, tokens: list[int]) -> int:
-        return self.pool.add(sequence_id, tokens)
-
-    def reserve(self, sequence_id: int, num_tokens: int) -> bool:
-        try:
-            self.pool.reserve(sequence_id, num_tokens)
-        except _rust.OutOfBlocks:
-            return False
-        return True
-
-    def release(self, sequence_id: int) -> None:
-        self.pool.release(sequence_id)
-
-    def execute(self, batch: Batch) -> StepOutput:
-        self.batches.append(batch)
-        drawn: list[Drawn] = []
-        for segment in batch.segments:
-            self.pool.commit(segment.sequence_id, segment.tokens)
-            if segment.draw is not None:
-                log = self.pool.tokens(segment.sequence_id)
-                drawn.append(Drawn(next_token(log), None, []))
-        self.pool.check()
-        return StepOutput(drawn)
-
-
-def next_token(log: list[int]) -> int:
-    return (sum(token * (place + 1) for place, token in enumerate(log)) * 31 + len(log)) % 1009
-
-
-class NoEnds:
-    end_ids: frozenset[int] = frozenset()
-
-
-class Numbers:
-    """Shows tokens as numbers."""
-
-    def push(self, token: int) -> str:
-        return f"{token} "
-
-    def flush(self) -> str:
-        return ""
-
-
-class Client:
-    """A request and all that was said of it."""
-
-    def __init__(self, number: int, tokens: list[int], max_tokens: int) -> None:
-        self.news: list[Output] = []
-        self.expected = list(tokens)
-        for _ in range(max_tokens):
-            self.expected.append(next_token(self.expected))
-        self.request = Request(
-            id=number,
-            tokens=list(tokens),
-            params=SamplingParams(),
-            max_tokens=max_tokens,
-            sampler=_rust.SamplerState(),
-            tokenizer=NoEnds(),  # type: ignore[arg-type]
-            detokenizer=Numbers(),  # type: ignore[arg-type]
-            grammar=None,
-            on_output=self.news.append,
-        )
-
-    @property
-    def text(self) -> str:
-        return "".join(output.text for output in self.news)
-
-    @property
-    def is_well(self) -> bool:
-        drawn = self.expected[self.request.num_prompt_tokens :]
-        return self.text == "".join(f"{token} " for token in drawn) and self.news[-1].finish_reason == "length"
-
 
 arrivals = st.lists(
     st.tuples(
@@ -165,7 +81,7 @@ def test_oldest_waiting_request_is_admitted_first_and_newest_running_one_yields(
         request.tokens += range(3 * BLOCK_TOKENS + 1 - len(request.tokens))
     works = scheduler.schedule()
     assert [work.request.id for work in works] == [0]
-    assert [request.id for request in scheduler.waiting] == [1, 2]
+    assert [request.id for request in scheduler.queues.ordered(0.0)] == [1, 2]
     assert clients[1].request.num_preemptions == 1
 
 
@@ -176,8 +92,7 @@ def test_requests_with_a_common_prefix_compute_it_once() -> None:
     clients = [Client(number, [*range(64), 1000 + number], 4) for number in range(10)]
     for client in clients:
         engine.scheduler.add(client.request)
-    while engine.step():
-        pass
+    run_to_end(engine)
     assert all(client.is_well for client in clients)
     assert sum(len(segment.tokens) for batch in runner.batches for segment in batch.segments) == 64 + 10 * (1 + 3)
 
@@ -202,14 +117,12 @@ def test_failed_step_ends_its_requests_with_the_reason_and_later_ones_are_served
     engine = Engine(runner)
     first, second = Client(1, [1, 2, 3], 5), Client(2, [4, 5], 5)
     engine.scheduler.add(first.request)
-    while engine.step():
-        pass
+    run_to_end(engine)
     assert first.news[-1].finish_reason == "error"
     assert "a kernel failed" in (first.news[-1].error or "")
     assert runner.pool.stats().active == 0
     engine.scheduler.add(second.request)
-    while engine.step():
-        pass
+    run_to_end(engine)
     assert second.is_well
 
 
@@ -225,8 +138,7 @@ def test_client_that_cannot_be_told_loses_only_its_own_request() -> None:
     gone.request.on_output = raise_gone
     engine.scheduler.add(gone.request)
     engine.scheduler.add(well.request)
-    while engine.step():
-        pass
+    run_to_end(engine)
     assert well.is_well
     assert gone.request.finish_reason == "abort"
     assert gone.request.num_drawn == 1
@@ -236,7 +148,7 @@ def test_client_that_cannot_be_told_loses_only_its_own_request() -> None:
 class BrokenPoolRunner(CountingRunner):
     """Cannot even start a sequence."""
 
-    def add(self, sequence_id: int, tokens: list[int]) -> int:
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
         raise RuntimeError("the pool is broken")
 
 
@@ -292,3 +204,73 @@ def test_request_that_can_never_fit_is_refused_with_what_to_do() -> None:
     engine.close()
     assert "raise engine.memory" in (done[0].error or "")
     assert done[1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("share", [1.0, 3.0])
+def test_classes_share_the_engine_by_weight_and_leave_nothing_idle(share: float) -> None:
+    """Two classes with requests always waiting are served in proportion to their shares; one alone gets everything."""
+    queues = make_queues({"default": QueueOptions(), "bulk": QueueOptions(share=share)})
+    engine = Engine(CountingRunner(num_blocks=100), SchedulerLimits(max_num_seqs=4), queues)
+    clients = [Client(number, [number], 10) for number in range(200)]
+    for client in clients:
+        client.request.request_class = "bulk" if client.request.id % 2 else "default"
+        engine.scheduler.add(client.request)
+    while all(engine.scheduler.queues.depths().values()):
+        engine.step()
+    done = [sum(len(client.news) for client in clients[first::2]) for first in (0, 1)]
+    assert done[1] / done[0] == pytest.approx(share, rel=0.15)
+    run_to_end(engine)
+    assert all(client.is_well for client in clients)
+
+
+class Faulty:
+    """Works until told to fail."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Queued] = []
+        self.is_broken = False
+
+    def _check(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("broken")
+
+    def add(self, request: Queued, now: float) -> None:
+        self._check()
+        self.waiting.insert(0, request)
+
+    def remove(self, request: Queued) -> None:
+        self._check()
+        self.waiting.remove(request)
+
+    def ordered(self, now: float) -> Iterator[Queued]:
+        self._check()
+        return iter(self.waiting)
+
+    def served(self, request: Queued, num_prompt: int, num_drawn: int, now: float) -> None:
+        self._check()
+
+    def finished(self, request: Queued, now: float) -> None:
+        self._check()
+
+    def victim(self, running: Sequence[Queued], now: float) -> Queued:
+        self._check()
+        return running[0]
+
+
+@pytest.mark.parametrize("when", range(12))
+def test_policy_that_fails_costs_no_request(when: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A plugin's policy that raises at any moment is replaced by first come, first served; every text is whole."""
+    policy = Faulty()
+    queues = RequestQueues([ClassQueue("default", policy, 1.0)])
+    runner = CountingRunner(num_blocks=9)
+    engine = Engine(runner, SchedulerLimits(max_num_seqs=4), queues)
+    clients = [Client(number, list(range(number, number + 30)), 20) for number in range(8)]
+    for client in clients:
+        engine.scheduler.add(client.request)
+    for step in range(1000):
+        policy.is_broken = step >= when * 4
+        if not engine.step():
+            break
+    assert all(client.is_well for client in clients)
+    assert runner.pool.stats().active == 0
+    assert "first come, first served from now on" in caplog.text

@@ -88,6 +88,14 @@ class Budget(_Section):
     run: RunBudget = RunBudget()
 
 
+class RequestClass(_Section):
+    """How requests of one class wait for the engine."""
+
+    policy: str = "fcfs"
+    options: dict[str, Any] = {}
+    share: Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=10**6, allow_inf_nan=False)] = 1.0
+
+
 class Engine(_Section):
     """The embedded engine."""
 
@@ -105,6 +113,11 @@ class Engine(_Section):
     max_num_seqs: Count = _setting(64, "Sequences computed in one step.")
     token_budget: Count = _setting(512, "Tokens computed in one step; longer prompts go in chunks of this.")
     max_context: AutoCount = _setting(None, "Tokens of context for each sequence; `auto` is the model's.", none="auto")
+    queues: dict[str, RequestClass] = _setting(
+        {},
+        "Request classes, each a table: `policy` (`fcfs`, `priority`, `deadline`, `fair`, `mlfq` or a plugin's), its "
+        "`options`, and the class's `share` of the engine (2.0 is twice 1.0). Requests without a class are `default`.",
+    )
     isa: Literal["auto", "scalar", "avx2", "avx512", "amx"] = _setting(
         "auto", "Widest instruction set to use; for finding faults."
     )

@@ -9,7 +9,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pyagent._rust import SamplerState
+    from pyagent._rust import PoolStats, SamplerState
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKey:
+    """What must be equal, besides the tokens, for KV to be used again; and how long it is worth keeping.
+
+    `priority` is told to the eviction policy (higher stays longer); it does not tell prefixes apart.
+    """
+
+    adapter_id: int = 0
+    media_hash: bytes = b""
+    tenant: str = ""
+    priority: int = 0
+
+
+PLAIN_KEY = PrefixKey()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +83,7 @@ class Runner(Protocol):
         """Rows of logits are this long."""
         ...
 
-    def add(self, sequence_id: int, tokens: list[int]) -> int:
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
         ...
 
@@ -77,6 +93,10 @@ class Runner(Protocol):
 
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""
+        ...
+
+    def stats(self) -> PoolStats:
+        """What the KV memory holds now."""
         ...
 
     def execute(self, batch: Batch) -> StepOutput:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pyagent.core.errors import CapacityError
 from pyagent.infrastructure.engine.batch import Batch, Draw, Drawn, Runner, Segment
+from pyagent.infrastructure.engine.queues import RequestQueues
 from pyagent.infrastructure.engine.request import Output, Request, Status
 from pyagent.infrastructure.engine.scheduler import Scheduler, SchedulerLimits, Work
 
@@ -37,9 +38,11 @@ class EngineCounts:
 class Engine:
     """Runs requests through a runner, many at a time."""
 
-    def __init__(self, runner: Runner, limits: SchedulerLimits | None = None) -> None:
+    def __init__(
+        self, runner: Runner, limits: SchedulerLimits | None = None, queues: RequestQueues | None = None
+    ) -> None:
         self.runner = runner
-        self.scheduler = Scheduler(runner, limits)
+        self.scheduler = Scheduler(runner, limits, queues)
         self.counts = EngineCounts()
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
@@ -55,7 +58,7 @@ class Engine:
                 raise CapacityError(f"the engine stopped: {self._fault}; load the model again")
             if self._is_closing:
                 raise CapacityError("the engine is stopping; send the request elsewhere")
-            num_waiting = len(self._inbox) + len(self.scheduler.waiting)
+            num_waiting = len(self._inbox) + self.scheduler.num_waiting
             if num_waiting >= self.scheduler.limits.max_num_waiting:
                 raise CapacityError(f"{num_waiting} requests wait already; try again later", retry_after_seconds=1.0)
             self._inbox.append(request)
@@ -89,7 +92,7 @@ class Engine:
         drawn = self._compute(segments) if segments else None
         if drawn is not None:
             for work, _ in segments:
-                work.request.num_computed += work.num_tokens
+                self._note_computed(work)
             drawing = [work.request for work, segment in segments if segment.draw is not None]
             for request, result in zip(drawing, drawn, strict=True):
                 self._hand_out(request, result)
@@ -125,6 +128,12 @@ class Engine:
                 self._end(work.request, work.request.finish("error", error=f"the step failed: {error}"))
             return None
         return drawn
+
+    def _note_computed(self, work: Work) -> None:
+        request = work.request
+        request.num_computed += work.num_tokens
+        if request.status is Status.PREFILLING and request.num_left == 0:
+            request.become(Status.DECODING)
 
     def _note_start(self, request: Request, now: float) -> None:
         if request.scheduled is None:
@@ -169,7 +178,7 @@ class Engine:
             logger.exception("the engine's loop failed")
             with self._wake:
                 self._fault = str(error) or type(error).__name__
-                left = [*self._inbox, *self.scheduler.waiting, *self.scheduler.running]
+                left = [*self._inbox, *self.scheduler.requests()]
                 self._inbox.clear()
             for request in left:
                 if request.status is not Status.FINISHED:
@@ -187,7 +196,7 @@ class Engine:
         for request in arrivals:
             self.scheduler.add(request)
         if is_closing:
-            aborts = [*self.scheduler.waiting, *self.scheduler.running]
+            aborts = self.scheduler.requests()
         for request in aborts:
             if request.status is not Status.FINISHED:
                 self._end(request, request.finish("abort"))
@@ -197,6 +206,6 @@ class Engine:
 
     def _refuse_first(self) -> None:
         """Nothing runs, yet the first in line does not fit: it never will."""
-        request = self.scheduler.waiting[0]
+        request = next(self.scheduler.queues.ordered(time.perf_counter()))
         text = f"{len(request.tokens)} tokens need more KV memory than the engine has; raise engine.memory"
         self._end(request, request.finish("error", error=text))

@@ -14,6 +14,7 @@ from pyagent.core.errors import ContextOverflowError, RequestError
 from pyagent.core.messages import ChatRequest, ImagePart, Message, PromptTokensDetails, SamplingParams, Timings, Usage
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
@@ -27,6 +28,7 @@ class EngineOptions:
     cpu: CpuOptions = field(default_factory=CpuOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     max_context: int | None = None
+    queues: Callable[[], RequestQueues] = lambda: make_queues({})
 
 
 class LoadedModel:
@@ -36,7 +38,7 @@ class LoadedModel:
         start = time.perf_counter()
         self.runner = CpuRunner(path, options.cpu)
         self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
-        self.engine = Engine(self.runner, options.limits)
+        self.engine = Engine(self.runner, options.limits, options.queues())
         self.grammars = GrammarCompiler(self.tokenizer)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
@@ -55,6 +57,7 @@ class LoadedModel:
                 num_tokens=len(tokens),
                 limit=self.context_length,
             )
+        request_class = self.engine.scheduler.queues.check(request.request_class)
         sampler = make_sampler(params, self.runner.vocab_size)
         if params.repetition_penalty != 1.0:
             sampler.observe_prompt(tokens)
@@ -68,6 +71,10 @@ class LoadedModel:
             detokenizer=self.tokenizer.detokenizer(),
             grammar=self._grammar(request),
             on_output=on_output,
+            origin=request.origin,
+            priority=request.priority,
+            request_class=request_class,
+            deadline=None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds,
         )
 
     def close(self) -> None:
@@ -100,18 +107,26 @@ def _parts(message: Message) -> Sequence[object]:
 
 def usage_of(request: Request) -> Usage:
     """What a finished request used."""
-    total = (request.finished or request.arrived) - request.arrived
-    timings = Timings(
-        queue_seconds=(request.scheduled or request.arrived) - request.arrived,
-        first_token_seconds=(request.first_token or request.arrived) - request.arrived,
-        total_seconds=total,
-    )
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
         completion_tokens=request.num_drawn,
         total_tokens=len(request.tokens),
         prompt_tokens_details=PromptTokensDetails(cached_tokens=request.num_cached or 0),
-        timings=timings,
+        timings=timings_of(request),
+    )
+
+
+def timings_of(request: Request) -> Timings:
+    """Where a finished request's time went."""
+    scheduled = request.scheduled or request.finished or request.arrived
+    first, last = request.first_token or scheduled, request.last_token or scheduled
+    return Timings(
+        queue_seconds=scheduled - request.arrived,
+        prefill_seconds=first - scheduled,
+        first_token_seconds=first - request.arrived,
+        inter_token_seconds=(last - first) / max(1, request.num_drawn - 1),
+        total_seconds=(request.finished or request.arrived) - request.arrived,
+        num_preemptions=request.num_preemptions,
     )
 
 

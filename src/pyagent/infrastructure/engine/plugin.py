@@ -6,11 +6,12 @@ The links of one host share one engine: one ledger, one set of threads, each mod
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyagent.core.backends import Backend, BackendFactory, Link
 from pyagent.core.errors import ConfigError
-from pyagent.core.hooks import hookimpl
+from pyagent.core.hooks import Parts, hookimpl
 from pyagent.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class _Links:
     """Makes the links `native` (all of engine.models), `native:NAME` and `native:./file.gguf`."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._shared: tuple[object, LocalEngine] | None = None
 
     def make(self, link: Link, settings: Settings) -> Backend:
@@ -47,18 +49,22 @@ class _Links:
         if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
             return self._shared[1].share()
         ledger = Ledger(total_for(settings.engine.memory))
-        engine = LocalEngine(ModelPool(store.locate, options_of(settings), ledger))
+        engine = LocalEngine(ModelPool(store.locate, options_of(settings, self._parts), ledger))
         self._shared = (key, engine)
         return engine
 
 
-def options_of(settings: Settings) -> EngineOptions:
-    """The engine's options from the settings."""
+def options_of(settings: Settings, parts: Parts) -> EngineOptions:
+    """The engine's options from the settings, and what plugins bring for it. Raises `ConfigError`."""
     from pyagent.infrastructure.engine.model import EngineOptions
+    from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
     from pyagent.infrastructure.engine.runners.cpu import CpuOptions
     from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 
     engine = settings.engine
+    queues = {name: QueueOptions(queue.policy, queue.options, queue.share) for name, queue in engine.queues.items()}
+    make = partial(make_queues, queues, parts.queue_policies())
+    make()  # what is wrong with the settings is said now, not when a model is loaded
     return EngineOptions(
         cpu=CpuOptions(
             threads=engine.threads or 0,
@@ -67,10 +73,11 @@ def options_of(settings: Settings) -> EngineOptions:
         ),
         limits=SchedulerLimits(max_num_seqs=engine.max_num_seqs, token_budget=engine.token_budget),
         max_context=engine.max_context,
+        queues=make,
     )
 
 
 @hookimpl
-def pyagent_register_backends() -> Mapping[str, BackendFactory]:
+def pyagent_register_backends(parts: Parts) -> Mapping[str, BackendFactory]:
     """The scheme `native`."""
-    return {"native": _Links().make}
+    return {"native": _Links(parts).make}

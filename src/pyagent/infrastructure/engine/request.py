@@ -1,7 +1,8 @@
 """One generation request inside the engine, from its arrival to its last token.
 
 The request owns its token log (append-only: prompt, then what was drawn) and everything that makes its text depend on
-nothing but itself: its sampler, its grammar, its detokenizer, its stop texts.
+nothing but itself: its sampler, its grammar, its detokenizer, its stop texts. Its states and their transitions are a
+table; it ends once, with one reason.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pyagent.core.messages import FinishReason, SamplingParams, TokenLogprob
-from pyagent.infrastructure.engine.batch import Drawn
+import msgspec
+
+from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob
+from pyagent.infrastructure.engine.batch import PLAIN_KEY, Drawn, PrefixKey
 from pyagent.infrastructure.engine.stops import StopTexts
 
 if TYPE_CHECKING:
@@ -22,27 +25,61 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.tokens import Detokenizer, ModelTokenizer
 
 
+NOBODY = Origin()
+
+
 class Status(Enum):
-    """Where a request is in its life. A preempted request waits again."""
+    """Where a request is in its life."""
 
     WAITING = "waiting"
-    RUNNING = "running"
+    """In a queue; holds no KV memory. New, or put back to be computed again."""
+    PREFILLING = "prefilling"
+    """Runs; more than one token of its log is still to be computed."""
+    DECODING = "decoding"
+    """Runs; draws a token each step."""
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """News of a request: more text, and at its end why it ended. `error` goes with finish reason "error"."""
+_NEXT: dict[Status, frozenset[Status]] = {
+    Status.WAITING: frozenset({Status.PREFILLING, Status.DECODING, Status.FINISHED}),
+    Status.PREFILLING: frozenset({Status.DECODING, Status.WAITING, Status.FINISHED}),
+    Status.DECODING: frozenset({Status.WAITING, Status.FINISHED}),
+    Status.FINISHED: frozenset(),
+}
+RUNNING = frozenset({Status.PREFILLING, Status.DECODING})
+"""The states in which a request holds a place and KV memory."""
+
+
+class TransitionError(RuntimeError):
+    """A request was to go from one state to another that does not follow it: a bug of ours. It ends that request."""
+
+    def __init__(self, request: Request, status: Status) -> None:
+        super().__init__(f"request {request.id} cannot go from {request.status.value} to {status.value}")
+        self.request = request
+
+
+class Output(msgspec.Struct, frozen=True, omit_defaults=True):
+    """News of a request: more text, and at its end why it ended. `error` goes with finish reason "error".
+
+    `tokens` are the ids drawn since the last news, in order: with the prompt, a client's own token log. `index` says
+    which of several answers it belongs to.
+    """
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
+    tokens: tuple[int, ...] = ()
+    index: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """A request and its state. Only the engine's thread changes it after `Engine.submit`."""
+    """A request and its state. Only the engine's thread changes it after `Engine.submit`.
+
+    Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
+    prefix may be shared. `tokens` beyond `num_prompt_tokens`, where that is given, were drawn and told before.
+    """
 
     id: int
     tokens: list[int]
@@ -53,20 +90,30 @@ class Request:
     detokenizer: Detokenizer
     grammar: Grammar | None
     on_output: Callable[[Output], None]
+    origin: Origin = NOBODY
+    priority: int = 0
+    request_class: str = "default"
+    deadline: float | None = None
+    key: PrefixKey = PLAIN_KEY
+    index: int = 0
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0
     num_computed: int = 0
+    num_charged: int = 0
     num_cached: int | None = None
     num_preemptions: int = 0
+    num_told: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     scheduled: float | None = None
     first_token: float | None = None
+    last_token: float | None = None
     finished: float | None = None
     finish_reason: FinishReason | None = None
     stops: StopTexts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = len(self.tokens)
+        self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
+        self.num_told = len(self.tokens)
         self.stops = StopTexts(self.params.stop)
 
     @property
@@ -74,12 +121,23 @@ class Request:
         """Tokens drawn so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
+    @property
+    def num_left(self) -> int:
+        """Tokens still to compute before the next draw."""
+        return len(self.tokens) - self.num_computed
+
+    def become(self, status: Status) -> None:
+        """Go to another state. Raises `TransitionError` when it does not follow this one; nothing changes then."""
+        if status not in _NEXT[self.status]:
+            raise TransitionError(self, status)
+        self.status = status
+
     def accept(self, drawn: Drawn) -> Output | None:
         """Take a drawn token in; returns news for the client, None when there is none to tell yet."""
         if drawn.error is not None:
             return self.finish("error", error=drawn.error)
-        now = time.perf_counter()
-        self.first_token = self.first_token or now
+        self.last_token = time.perf_counter()
+        self.first_token = self.first_token or self.last_token
         token = drawn.token
         is_end = token in self.tokenizer.end_ids and not self.params.ignore_eos
         if is_end:
@@ -94,7 +152,7 @@ class Request:
             return self.finish("stop", text + tail, logprobs)
         if self.num_drawn >= self.max_tokens:
             return self.finish("length", text + self.stops.flush(self.detokenizer.flush()), logprobs)
-        return Output(text, logprobs) if text or logprobs else None
+        return self._news(text, logprobs) if text or logprobs else None
 
     def finish(
         self,
@@ -103,11 +161,22 @@ class Request:
         logprobs: tuple[TokenLogprob, ...] = (),
         error: str | None = None,
     ) -> Output:
-        """End the request; returns its last news."""
-        self.status = Status.FINISHED
+        """End the request; returns its last news. Raises `TransitionError` when it has ended."""
+        self.become(Status.FINISHED)
         self.finish_reason = reason
         self.finished = time.perf_counter()
-        return Output(text, logprobs, reason, error)
+        return self._news(text, logprobs, reason, error)
+
+    def _news(
+        self,
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        reason: FinishReason | None = None,
+        error: str | None = None,
+    ) -> Output:
+        tokens = tuple(self.tokens[self.num_told :])
+        self.num_told = len(self.tokens)
+        return Output(text, logprobs, reason, error, tokens, self.index)
 
     def _logprobs(self, drawn: Drawn) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None or drawn.logprob is None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
-from pyagent.infrastructure.engine.batch import Batch, Drawn, StepOutput
+from pyagent.infrastructure.engine.batch import PLAIN_KEY, Batch, Drawn, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS
 
 DEFAULT_KV_BYTES = 1 << 30
@@ -63,9 +63,11 @@ class CpuRunner:
         """Tokens whose keys and values fit in memory at once."""
         return self.info["num_blocks"] * BLOCK_TOKENS
 
-    def add(self, sequence_id: int, tokens: list[int]) -> int:
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
-        return self.pool.add(sequence_id, tokens)
+        return self.pool.add(
+            sequence_id, tokens, adapter_id=key.adapter_id, media_hash=key.media_hash, tenant=key.tenant
+        )
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:
         """Make room for so many tokens in all; False, and nothing changed, when there is none."""
@@ -78,6 +80,10 @@ class CpuRunner:
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""
         self.pool.release(sequence_id)
+
+    def stats(self) -> _rust.PoolStats:
+        """What the KV memory holds now."""
+        return self.pool.stats()
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and draw the tokens it asks for; the pool learns what was computed."""

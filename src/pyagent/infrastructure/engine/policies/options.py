@@ -1,0 +1,21 @@
+"""A policy's options, from the settings' table to a checked struct."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from pyagent.core.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def checked(kind: type[T], policy: str, options: Mapping[str, object]) -> T:
+    """The options as `kind`; raises `ConfigError` naming the option at fault and those there are."""
+    try:
+        return msgspec.convert(dict(options), kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__) or "none"
+        raise ConfigError(f"queue policy {policy!r}: {error}; its options are {known}", key="engine.queues") from error
