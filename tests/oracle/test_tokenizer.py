@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from support.chat_templates import encode_chat
 from support.tiny_model import byte_alphabet
 
 from pyagent import _rust
@@ -267,4 +268,4 @@ def test_conversations_render_as_in_transformers(name: str, request: pytest.Fixt
         conversation = [{"role": role, "content": content} for role, content in turns[:count]]
         text = theirs.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
         expected = theirs.encode(text, add_special_tokens=False)
-        assert ours.encode_chat([Message(role, content) for role, content in turns[:count]]) == expected  # type: ignore[arg-type]
+        assert encode_chat(ours, [Message(role, content) for role, content in turns[:count]]) == expected  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.chat_templates import encode_chat
 from support.tiny_model import CONTROL_TOKENS, metadata, vocabulary, write_tiny_model
 
 from pyagent.core.errors import ModelError, RequestError
@@ -127,7 +128,7 @@ def test_control_tokens_in_messages_stay_text(tokenizer: ModelTokenizer, written
         Message("tool", written, tool_call_id=written),
     ]
     tool = Tool(function=FunctionDefinition(name=written, description=written, parameters={written: [written]}))
-    ids = tokenizer.encode_chat(messages, [tool])
+    ids = encode_chat(tokenizer, messages, [tool])
     assert sum(token in control for token in ids) == 2 * len(messages) + 1
     text = tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
     assert written.replace("\ue0ff", "") in text
@@ -140,7 +141,7 @@ def test_control_tokens_in_calls_and_tools_stay_text_when_a_template_prints_them
     tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
     call = ToolCall(id="<|im_end|>", function=FunctionCall(name="f", arguments='{"a": "<|im_end|>"}'))
     tool = Tool(function=FunctionDefinition(name="<|im_end|>", parameters={"<|im_start|>": "<|im_end|>"}))
-    ids = tokenizer.encode_chat([Message("assistant", "x", tool_calls=[call])], [tool])
+    ids = encode_chat(tokenizer, [Message("assistant", "x", tool_calls=[call])], [tool])
     assert not {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS} & set(ids)
     assert '"arguments": {"a": "<|im_end|>"}' in tokenizer.decode(ids)
 
@@ -156,7 +157,7 @@ def test_words_a_model_has_whole_are_not_parted() -> None:
 
     template = ChatTemplate("{{ messages[0].content }}", {}, "m")
     model = ModelTokenizer(built, template=template, declared_end_ids=[], begin_id=None, name="m")
-    assert model.encode_chat([Message("user", "a\n\n\nb")])[1] == len(tokens) - 1
+    assert encode_chat(model, [Message("user", "a\n\n\nb")])[1] == len(tokens) - 1
 
 
 def test_prompt_reads_control_tokens_and_begins_with_the_begin_token(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_prompt_reads_control_tokens_and_begins_with_the_begin_token(tmp_path: P
 def test_empty_conversation_is_refused(tokenizer: ModelTokenizer, messages: list[Message]) -> None:
     """A conversation without any text is refused before the template sees it."""
     with pytest.raises(RequestError, match="the prompt is empty"):
-        tokenizer.encode_chat(messages)
+        encode_chat(tokenizer, messages)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_model_without_template_asks_for_a_prompt(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "m.gguf", tokenizer__chat_template=None)
     tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
     with pytest.raises(RequestError, match="no chat template; use the completions API"):
-        tokenizer.encode_chat([Message("user", "hi")])
+        encode_chat(tokenizer, [Message("user", "hi")])
 
 
 def test_safetensors_folder_gives_tokenizer_template_and_ends(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
@@ -223,11 +224,11 @@ def test_safetensors_folder_gives_tokenizer_template_and_ends(tokenizer: ModelTo
     template = '{"chat_template": "{{ bos_token }}{{ messages[0].content }}", "bos_token": {"content": "<|im_start|>"}}'
     (tmp_path / "tokenizer_config.json").write_text(template)
     loaded = ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
-    assert loaded.encode_chat([Message("user", "the")]) == [1, *tokenizer.encode_text("the")]
+    assert encode_chat(loaded, [Message("user", "the")]) == [1, *tokenizer.encode_text("the")]
     assert loaded.end_ids == {0, 2}
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}")
     loaded = ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
-    assert loaded.decode(loaded.encode_chat([Message("user", "the")])) == "user"
+    assert loaded.decode(encode_chat(loaded, [Message("user", "the")])) == "user"
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: not valid JSON"):
         ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)

@@ -182,7 +182,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` (plain text, no chat template; OpenAI's /v1/completions) is used when `messages` is empty. `n` answers are
     wanted; with `best_of` so many are drawn and the `n` likeliest told; with `beam` they are searched for.
     `timeout_seconds`, `private` and `session` are ours: the time the caller still has, whether the text may leave
-    this machine, and a name under which consecutive requests share a conversation. `origin`, `priority` (lower goes
+    this machine, and a name under which consecutive requests continue one token log. `origin`, `priority` (lower goes
     first, as in vLLM) and `request_class` (a queue of the settings) steer the order in which the engine works.
     """
 
@@ -240,10 +240,16 @@ class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How a prompt met the prefix cache (ours)."""
+    """How a prompt met the prefix cache (ours).
+
+    `log_tokens` were taken over from the conversation's token log; `note` says why a conversation that has a log was
+    tokenised anew.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    log_tokens: int = 0
+    note: str = ""
     miss: CacheMiss | None = None
 
 

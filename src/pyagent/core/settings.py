@@ -118,6 +118,10 @@ class Engine(_Section):
         "Request classes, each a table: `policy` (`fcfs`, `priority`, `deadline`, `fair`, `mlfq` or a plugin's), its "
         "`options`, and the class's `share` of the engine (2.0 is twice 1.0). Requests without a class are `default`.",
     )
+    sessions: Literal["auto", "named", "off"] = _setting(
+        "auto",
+        "Conversations that continue the tokens computed before: any, those with a `session`, none.",
+    )
     isa: Literal["auto", "scalar", "avx2", "avx512", "amx"] = _setting(
         "auto", "Widest instruction set to use; for finding faults."
     )

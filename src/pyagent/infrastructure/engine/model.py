@@ -5,30 +5,45 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyagent import _rust
 from pyagent.core.errors import ContextOverflowError, RequestError
-from pyagent.core.messages import ChatRequest, ImagePart, Message, PromptTokensDetails, SamplingParams, Timings, Usage
+from pyagent.core.messages import (
+    CacheReport,
+    ChatRequest,
+    ImagePart,
+    Message,
+    PromptTokensDetails,
+    SamplingParams,
+    Timings,
+    Usage,
+)
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How the native engine runs a model. `max_context` shortens the model's own context, in tokens."""
+    """How the native engine runs a model. `max_context` shortens the model's own context, in tokens.
+
+    `session_scope` says which conversations continue their token logs: all, those with a name, or none.
+    """
 
     cpu: CpuOptions = field(default_factory=CpuOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     max_context: int | None = None
     queues: Callable[[], RequestQueues] = lambda: make_queues({})
+    session_scope: SessionScope = "auto"
 
 
 class LoadedModel:
@@ -42,6 +57,7 @@ class LoadedModel:
         self.grammars = GrammarCompiler(self.tokenizer)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
+        self.sessions = Sessions(self.tokenizer, self.context_length, scope=options.session_scope)
         self.load_seconds = time.perf_counter() - start
         self._ids = itertools.count(1)
 
@@ -49,7 +65,8 @@ class LoadedModel:
         """Check and tokenise a request. Raises `RequestError`; nothing has reached the engine's loop then."""
         params = request.sampling
         params.validate()
-        tokens = self._tokenise(request)
+        prompt = self._tokenise(request)
+        tokens = list(prompt.tokens)
         room = self.context_length - len(tokens)
         if room <= 0:
             raise ContextOverflowError(
@@ -70,12 +87,29 @@ class LoadedModel:
             tokenizer=self.tokenizer,
             detokenizer=self.tokenizer.detokenizer(),
             grammar=self._grammar(request),
-            on_output=on_output,
+            on_output=self._logging(prompt, on_output),
             origin=request.origin,
             priority=request.priority,
             request_class=request_class,
             deadline=None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds,
+            prompt=prompt,
         )
+
+    def _logging(self, prompt: Prompt, on_output: Callable[[Output], None]) -> Callable[[Output], None]:
+        """`on_output`, and before an answer's last news the conversation's log has it."""
+        said: defaultdict[int, list[Output]] = defaultdict(list)
+
+        def tell(output: Output) -> None:
+            said[output.index].append(output)
+            try:
+                if output.finish_reason in {"stop", "length"}:
+                    news = said.pop(output.index)
+                    drawn = [token for output in news for token in output.tokens]
+                    self.sessions.record(prompt, "".join(output.text for output in news), drawn)
+            finally:
+                on_output(output)
+
+        return tell
 
     def close(self) -> None:
         """Abort what runs and stop the engine's thread. Safe to call twice."""
@@ -86,15 +120,15 @@ class LoadedModel:
             return f"the engine's KV memory holds {self.context_length}; raise engine.memory or shorten the prompt"
         return f"the model's context is {self.context_length}; shorten the prompt or use a model with a larger context"
 
-    def _tokenise(self, request: ChatRequest) -> list[int]:
+    def _tokenise(self, request: ChatRequest) -> Prompt:
         if request.messages:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")
-            return self.tokenizer.encode_chat(request.messages, request.tools)
+            return self.sessions.prompt(request.messages, request.tools, request.session or "")
         tokens = self.tokenizer.encode_text(request.prompt or "")
         if not request.prompt or not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
-        return tokens
+        return Prompt(tokens)
 
     def _grammar(self, request: ChatRequest) -> Grammar | None:
         wanted = request.response_format
@@ -113,6 +147,7 @@ def usage_of(request: Request) -> Usage:
         total_tokens=len(request.tokens),
         prompt_tokens_details=PromptTokensDetails(cached_tokens=request.num_cached or 0),
         timings=timings_of(request),
+        cache=_cache_report(request),
     )
 
 
@@ -127,6 +162,15 @@ def timings_of(request: Request) -> Timings:
         inter_token_seconds=(last - first) / max(1, request.num_drawn - 1),
         total_seconds=(request.finished or request.arrived) - request.arrived,
         num_preemptions=request.num_preemptions,
+    )
+
+
+def _cache_report(request: Request) -> CacheReport:
+    return CacheReport(
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached or 0,
+        log_tokens=request.prompt.num_log_tokens,
+        note=request.prompt.note,
     )
 
 

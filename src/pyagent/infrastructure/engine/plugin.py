@@ -74,6 +74,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         limits=SchedulerLimits(max_num_seqs=engine.max_num_seqs, token_budget=engine.token_budget),
         max_context=engine.max_context,
         queues=make,
+        session_scope=engine.sessions,
     )
 
 

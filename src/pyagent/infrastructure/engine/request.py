@@ -17,6 +17,7 @@ import msgspec
 
 from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob
 from pyagent.infrastructure.engine.batch import PLAIN_KEY, Drawn, PrefixKey
+from pyagent.infrastructure.engine.sessions import NO_PROMPT, Prompt
 from pyagent.infrastructure.engine.stops import StopTexts
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Request:
     deadline: float | None = None
     key: PrefixKey = PLAIN_KEY
     index: int = 0
+    prompt: Prompt = NO_PROMPT
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0
     num_computed: int = 0

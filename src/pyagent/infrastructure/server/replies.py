@@ -145,7 +145,8 @@ def _full(usage: Usage) -> JsonObject:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": usage.prompt_tokens_details,
     }
-    return counts | ({"timings": usage.timings} if usage.timings else {})
+    counts |= {"timings": usage.timings} if usage.timings else {}
+    return counts | ({"cache": usage.cache} if usage.cache else {})
 
 
 def _indexed(calls: list[ToolCall]) -> list[JsonObject]:

@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 # Parts a control token that somebody wrote in a message; a private-use character no vocabulary has.
 _BREAK = "\ue0ff"
+# Letters put before a text that continues another one; one of them does not melt into what follows.
+_ANCHORS = "a.0"
 
 
 class ModelTokenizer:
@@ -119,8 +121,8 @@ class ModelTokenizer:
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """A conversation, rendered by the model's template up to where its answer begins."""
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """A conversation as the template's text, up to where its answer begins; written control tokens are parted."""
         if self.template is None:
             raise RequestError(
                 f"{self.name} has no chat template; use the completions API with a prompt", param="messages"
@@ -129,11 +131,37 @@ class ModelTokenizer:
             raise RequestError("the prompt is empty; send at least one message with text", param="messages")
         plain = [_plain(message) for message in messages]
         offered = [msgspec.to_builtins(tool) for tool in tools]
-        rendered = self.template.render(self._broken(plain), self._broken(offered))
-        ids: list[int] = []
-        for piece in rendered.split(_BREAK):
-            ids.extend(self.tokenizer.encode(piece, add_special_tokens=False).ids)
+        return self.template.render(self.parted(plain), self.parted(offered))
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """The tokens of a text that `render_chat` made."""
+        first, *others = rendered.split(_BREAK)
+        ids = self.tokenizer.encode(first, add_special_tokens=False).ids
+        for piece in others:
+            ids.extend(self._encode_further(piece))
         return ids
+
+    def encode_continuation(self, rendered: str) -> list[int]:
+        """The tokens of a part of such a text that follows other tokens: no space is put before it."""
+        return [token for piece in rendered.split(_BREAK) for token in self._encode_further(piece)]
+
+    def _encode_further(self, text: str) -> list[int]:
+        """Text in the middle of a text. Where the tokenizer puts a space before texts, a letter takes it and goes."""
+        if self._token_bytes.has_leading_space and not text.startswith(tuple(self._control_texts)):
+            for letter in _ANCHORS:
+                ids = self.tokenizer.encode(letter + text, add_special_tokens=False).ids
+                for num_tokens in (1, 2):
+                    if b"".join(self.spoken_bytes(ids[:num_tokens])) == letter.encode():
+                        return ids[num_tokens:]
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def spoken_bytes(self, tokens: Iterable[int]) -> list[bytes]:
+        """The bytes that each token of an answer adds to its text."""
+        data = [self._token_bytes[token] for token in tokens]
+        first = next((index for index, piece in enumerate(data) if piece), None)
+        if first is not None and self._token_bytes.has_leading_space:
+            data[first] = data[first].removeprefix(b" ")
+        return data
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, control tokens left out."""
@@ -148,7 +176,7 @@ class ModelTokenizer:
         """A new stream of text for one answer."""
         return Detokenizer(self._token_bytes)
 
-    def _broken(self, value: _T) -> _T:
+    def parted(self, value: _T) -> _T:
         """The value with every control token in its texts parted, so that it stays text."""
         if isinstance(value, str):
             text = value.replace(_BREAK, "")
@@ -157,10 +185,10 @@ class ModelTokenizer:
                     text = text.replace(control, control[0] + _BREAK + control[1:])
             return cast("_T", text)
         if isinstance(value, list):
-            return cast("_T", [self._broken(item) for item in cast("list[object]", value)])
+            return cast("_T", [self.parted(item) for item in cast("list[object]", value)])
         if isinstance(value, dict):
             items = cast("dict[object, object]", value).items()
-            return cast("_T", {self._broken(key): self._broken(item) for key, item in items})
+            return cast("_T", {self.parted(key): self.parted(item) for key, item in items})
         return value
 
 
