@@ -120,7 +120,7 @@ async def assert_idle(backend: NativeBackend) -> None:
     model.runner.pool.check()
     assert not model.engine.scheduler.has_work
     assert stats.active == 0
-    assert stats.free == stats.num_blocks
+    assert stats.free == stats.num_pages
 
 
 VARIANTS: dict[str, Callable[[], EngineOptions]] = {

@@ -79,7 +79,7 @@ def test_native_server_answers_200_clients_at_once(tiny_model_path: Path) -> Non
             assert len(reasons) == 200
             assert set(reasons) <= {"stop", "length"}
             stats = await settled(backend)
-            assert stats.free == stats.num_blocks
+            assert stats.free == stats.num_pages
 
     asyncio.run(work())
 
@@ -112,7 +112,7 @@ def test_native_server_killing_clients_at_random_leaks_no_block(tiny_model_path:
             answered = await asyncio.gather(*(one(number) for number in range(60)))
             assert sum(answered) >= 30
             stats = await settled(backend)
-            assert stats.free == stats.num_blocks
+            assert stats.free == stats.num_pages
             model = await backend.load()
             assert not model.engine.scheduler.has_work
 

@@ -40,7 +40,7 @@ def test_add_finds_computed_prefix() -> None:
 
 def test_salt_separates_sequences() -> None:
     """Another adapter, other media or another tenant never shares blocks."""
-    pool = BlockPool(16, 2)
+    pool = BlockPool(16, block_tokens=2)
     prompt = [1, 2, 3]
     compute(pool, 1, prompt)
     assert pool.num_cached_tokens(prompt) == 2
@@ -52,9 +52,9 @@ def test_salt_separates_sequences() -> None:
 
 def test_reserve_raises_out_of_blocks_with_counts() -> None:
     """A full pool says how many blocks were needed and free, and changes nothing."""
-    pool = BlockPool(2, 4)
+    pool = BlockPool(2, block_tokens=4)
     pool.add(1, [1])
-    with pytest.raises(OutOfBlocks, match="3 more KV blocks needed, 2 free") as caught:
+    with pytest.raises(OutOfBlocks, match="3 more KV pages needed, 2 free") as caught:
         pool.reserve(1, 12)
     assert (caught.value.needed, caught.value.free) == (3, 2)
     assert pool.table(1) == []
@@ -62,7 +62,7 @@ def test_reserve_raises_out_of_blocks_with_counts() -> None:
 
 def test_fork_names_blocks_to_copy() -> None:
     """A fork shares whole blocks and names the partial one that must be copied."""
-    pool = BlockPool(8, 2)
+    pool = BlockPool(8, block_tokens=2)
     pool.add(1, [1, 2, 3])
     pool.reserve(1, 3)
     pool.commit(1, [1, 2, 3])
@@ -73,7 +73,7 @@ def test_fork_names_blocks_to_copy() -> None:
 
 def test_misuse_raises_value_error() -> None:
     """Unknown or repeated sequences, empty prompts, unreserved commits and empty pools are refused with a reason."""
-    pool = BlockPool(2, 4)
+    pool = BlockPool(2, block_tokens=4)
     pool.add(1, [1])
     with pytest.raises(ValueError, match="sequence 7 is not in the block pool"):
         pool.table(7)
@@ -89,12 +89,12 @@ def test_misuse_raises_value_error() -> None:
 
 def test_stats_count_blocks_hits_and_evictions() -> None:
     """Statistics tell free from cached blocks, and count hits, queries and evictions."""
-    pool = BlockPool(4, 2)
+    pool = BlockPool(4, block_tokens=2)
     compute(pool, 1, [1, 2, 3, 4])
     compute(pool, 2, [1, 2, 3, 4])
     compute(pool, 3, [9, 9, 9, 9, 9, 9])
     stats = pool.stats()
-    assert (stats.num_blocks, stats.free, stats.active) == (4, 4, 0)
+    assert (stats.num_pages, stats.free, stats.active) == (4, 4, 0)
     assert (stats.hits_tokens, stats.queried_tokens, stats.evictions) == (2, 14, 1)
     assert stats.cached == 4
     pool.clear_index()
@@ -107,7 +107,7 @@ def test_stats_count_blocks_hits_and_evictions() -> None:
 )
 def test_reuse_equals_naive_search(prompts: list[list[int]], block_tokens: int) -> None:
     """With room for everything, a prompt reuses its longest run of whole blocks with any earlier prompt."""
-    pool = BlockPool(400, block_tokens)
+    pool = BlockPool(400, block_tokens=block_tokens)
     for seq, prompt in enumerate(prompts):
         naive = max((common_blocks(prompt, other, block_tokens) for other in prompts[:seq]), default=0)
         assert compute(pool, seq, prompt) == naive * block_tokens
@@ -115,9 +115,61 @@ def test_reuse_equals_naive_search(prompts: list[list[int]], block_tokens: int) 
     assert pool.stats().free == 400
 
 
+def test_window_group_keeps_what_is_in_sight() -> None:
+    """A window's table has no pages for blocks out of sight; they can be used again until memory is needed."""
+    pool = BlockPool(40, groups=[("full", 0, 1), ("window", 4, 2)], block_tokens=2)
+    prompt = list(range(12))
+    pool.add(1, prompt)
+    pool.reserve(1, 12)
+    pool.commit(1, prompt)
+    full, window = pool.tables(1)
+    assert (len(full), len(window)) == (6, 12)
+    assert [page == 0xFFFFFFFF for page in window] == [True] * 8 + [False] * 4
+    assert pool.table(1) == full
+    assert pool.stats().active == 6 + 4
+    assert pool.num_cached_tokens(prompt[:7]) == 6
+    assert pool.pages_in_use(1) == full + window[8:]
+    assert pool.most_pages(1000, 2) < 500 + 2 * 10
+
+
+def test_limit_gives_memory_back() -> None:
+    """Lowering the limit evicts what is cached, says what is still in use beyond it, and names pages to give back."""
+    pool = BlockPool(8, block_tokens=2)
+    compute(pool, 1, [1, 2, 3, 4])
+    pool.add(2, [9] * 6)
+    pool.reserve(2, 6)
+    assert pool.set_limit(2) == 1
+    assert (pool.limit, pool.stats().free, pool.stats().cached) == (2, 0, 0)
+    assert len(pool.take_freed()) == 2
+    assert pool.take_freed() == []
+    with pytest.raises(ValueError, match="the pool has 8"):
+        pool.set_limit(9)
+    pool.check()
+
+
+def test_restore_says_where_saved_pages_go() -> None:
+    """A sequence comes back on what is cached, with pages for the rest, and computes nothing again."""
+    pool = BlockPool(8, block_tokens=2)
+    tokens = [1, 2, 3, 4, 5]
+    compute(pool, 1, tokens)
+    assert pool.restore(2, tokens) == (4, [0xFFFFFFFF, 0xFFFFFFFF, pool.table(2)[2]])
+    assert pool.num_tokens(2) == 4
+    pool.commit(2, [5])
+    pool.release(2)
+    pool.check()
+
+
+def test_groups_are_checked() -> None:
+    """Groups that make no sense are refused with what was expected."""
+    with pytest.raises(ValueError, match="full, window or chunk, got 'sparse'"):
+        BlockPool(8, groups=[("sparse", 0, 1)])
+    with pytest.raises(ValueError, match="one of which may see everything"):
+        BlockPool(8, groups=[("full", 0, 1), ("full", 0, 1)])
+
+
 def test_threads_share_one_pool() -> None:
     """Sequences of several threads never disturb each other, and leave nothing behind."""
-    pool = BlockPool(256, 4)
+    pool = BlockPool(256, block_tokens=4)
 
     def work(thread: int) -> None:
         for turn in range(50):

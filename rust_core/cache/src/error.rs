@@ -5,12 +5,12 @@ use thiserror::Error;
 /// An operation the pool refused; the pool is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CacheError {
-    /// Not enough free blocks: release or preempt a sequence, then try again.
-    #[error("{needed} more KV blocks needed, {free} free; release a sequence first")]
-    OutOfBlocks {
-        /// Blocks the call had to add.
+    /// Not enough free pages: release or preempt a sequence, then try again.
+    #[error("{needed} more KV pages needed, {free} free; release a sequence first")]
+    OutOfPages {
+        /// Pages the call had to add.
         needed: usize,
-        /// Blocks that were free, cached ones included.
+        /// Pages that were free, cached ones included.
         free: usize,
     },
     /// The sequence was never added, or is released already.
@@ -33,14 +33,28 @@ pub enum CacheError {
         num_tokens: usize,
     },
     /// The pool cannot be made in this size.
-    #[error("a pool of {num_blocks} blocks of {block_tokens} tokens cannot be made: {reason}")]
+    #[error("a pool of {num_pages} pages, {block_tokens} tokens a block, cannot be made: {reason}")]
     BadSize {
-        /// Blocks asked for.
-        num_blocks: u32,
+        /// Pages asked for.
+        num_pages: u32,
         /// Tokens a block.
         block_tokens: usize,
         /// Why not.
         reason: &'static str,
+    },
+    /// The groups of layers do not make sense.
+    #[error("these KV groups cannot be kept: {reason}")]
+    BadGroups {
+        /// What was expected.
+        reason: &'static str,
+    },
+    /// More pages were allowed than there are.
+    #[error("the limit cannot be {limit} pages; the pool has {num_pages}")]
+    BadLimit {
+        /// The limit asked for.
+        limit: usize,
+        /// Pages in the pool.
+        num_pages: usize,
     },
     /// The integrity check failed: a bug in the pool, not in its use.
     #[error("the block pool is inconsistent: {0}")]

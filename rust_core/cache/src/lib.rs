@@ -1,26 +1,38 @@
 //! Bookkeeping of the paged KV cache: which block of KV memory holds which tokens, for whom, and what may be reused.
 //!
-//! No tensor lives here. A block is a number below `num_blocks`; a runner owns the memory behind it and follows
-//! the block tables that [`BlockPool`] hands out. Four parts:
+//! No tensor lives here. A page is a number below `num_pages`; a runner owns the memory behind it and follows
+//! the tables that [`BlockPool`] hands out. The parts, from the outside in:
 //!
-//! - [`BlockPool`]: sequences, their tables and token logs, reference counts; the only public state.
-//! - the prefix index: finds a computed block by what was computed, and compares it in full before it is used.
-//! - the free list: the order in which blocks are handed out again, so that cached prefixes live long.
-//! - [`BlockHasher`]: how a block's identity is condensed into 64 bits; replaceable, never trusted.
+//! - [`BlockPool`]: sequences, their tables and token logs; the only public state.
+//! - sequences: which entries one uses, which pages are its own, which slid out of sight.
+//! - the store: who uses which pages of an entry, and what goes when memory is short.
+//! - entries: finds what was computed by its tokens and everything before them, and compares it in full.
+//! - [`EvictionPolicy`]: the order in which cached blocks go. [`BlockHasher`]: a signpost, never trusted.
 //!
 //! Invariants, all verified by [`BlockPool::check`]:
 //!
-//! - a block's reference count is the number of tables that hold it; it is in the free list when that is zero;
-//! - only whole blocks are shared or indexed; a partial block belongs to one table;
-//! - the parent of an indexed block is indexed, because a block is released (and so evicted) before its parent.
+//! - a page is empty, a sequence's own, or in one entry; it has as many users as sequences whose tables name it;
+//! - only whole blocks are shared or found; what is not whole belongs to one sequence;
+//! - nothing used, pinned or with children is evicted: the parent of an entry is an entry.
 
 mod check;
+mod entries;
 mod error;
-mod free_list;
+mod evict;
+mod eviction;
+mod group;
 mod identity;
-mod index;
+mod lists;
+mod memory;
+mod pages;
 mod pool;
+mod sequence;
+mod stats;
+mod store;
 
 pub use error::CacheError;
+pub use eviction::{Content, EvictionPolicy, Lru, POLICY_NAMES, Place, make_policy};
+pub use group::{Group, GroupKind, NO_PAGE};
 pub use identity::{BlockHasher, KeyedHasher, Salt};
-pub use pool::{BlockPool, PoolStats};
+pub use pool::{AddOptions, BlockPool, Clock, PoolOptions};
+pub use stats::PoolStats;

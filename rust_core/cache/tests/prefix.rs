@@ -1,6 +1,6 @@
 //! What a prefix hit may and may not return, case by case.
 
-use pyagent_cache::{BlockHasher, BlockPool, CacheError, Salt};
+use pyagent_cache::{AddOptions, BlockHasher, BlockPool, CacheError, Group, GroupKind, PoolOptions, Salt};
 
 const BLOCK: usize = 4;
 
@@ -17,8 +17,15 @@ impl BlockHasher for Colliding {
     }
 }
 
-fn pool(num_blocks: u32) -> BlockPool {
-    BlockPool::new(num_blocks, BLOCK).expect("a small pool")
+fn options(num_pages: u32) -> PoolOptions {
+    PoolOptions {
+        block_tokens: BLOCK,
+        ..PoolOptions::new(num_pages)
+    }
+}
+
+fn pool(num_pages: u32) -> BlockPool {
+    BlockPool::new(options(num_pages)).expect("a small pool")
 }
 
 fn tenant(name: &str) -> Salt {
@@ -30,7 +37,9 @@ fn tenant(name: &str) -> Salt {
 
 /// Runs a whole sequence: adds it, computes all its tokens, returns how many were cached.
 fn compute(pool: &mut BlockPool, seq: u64, tokens: &[u32], salt: &Salt) -> usize {
-    let num_cached = pool.add(seq, tokens, salt).expect("a new sequence");
+    let num_cached = pool
+        .add(seq, tokens, salt, AddOptions::default())
+        .expect("a new sequence");
     pool.reserve(seq, tokens.len()).expect("room");
     pool.commit(seq, &tokens[num_cached..]).expect("reserved");
     pool.check().expect("consistent");
@@ -50,9 +59,12 @@ fn add_leaves_a_token_to_compute() {
     let prompt: Vec<u32> = (0..8).collect();
     assert_eq!(run(&mut pool, 1, &prompt, &salt), 0);
     assert_eq!(pool.num_cached_tokens(&prompt, &salt), 4);
-    assert_eq!(pool.add(2, &prompt, &salt), Ok(4));
-    assert_eq!(pool.add(3, &[&prompt[..], &[9]].concat(), &salt), Ok(8));
-    assert_eq!(pool.add(4, &prompt[..1], &salt), Ok(0));
+    assert_eq!(pool.add(2, &prompt, &salt, AddOptions::default()), Ok(4));
+    assert_eq!(
+        pool.add(3, &[&prompt[..], &[9]].concat(), &salt, AddOptions::default()),
+        Ok(8)
+    );
+    assert_eq!(pool.add(4, &prompt[..1], &salt, AddOptions::default()), Ok(0));
     assert_eq!(
         (pool.stats().hits_tokens, pool.stats().queried_tokens),
         (12, 8 + 8 + 9 + 1)
@@ -62,7 +74,11 @@ fn add_leaves_a_token_to_compute() {
 /// With a hasher under which everything collides, hits are still exactly the right blocks.
 #[test]
 fn collision_never_returns_other_text() {
-    let mut pool = BlockPool::with_hasher(32, BLOCK, Box::new(Colliding)).expect("a small pool");
+    let mut pool = BlockPool::new(PoolOptions {
+        hasher: Box::new(Colliding),
+        ..options(32)
+    })
+    .expect("a small pool");
     let (red, blue) = (tenant("red"), tenant("blue"));
     assert_eq!(run(&mut pool, 1, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &red), 0);
     assert_eq!(run(&mut pool, 2, &[9, 2, 3, 4, 5, 6, 7, 8, 9], &red), 0, "other tokens");
@@ -113,7 +129,7 @@ fn salt_parts_each_separate() {
 fn commit_shares_identical_blocks() {
     let (mut pool, salt) = (pool(8), Salt::default());
     for seq in [1, 2] {
-        assert_eq!(pool.add(seq, &[1, 2, 3, 4, 5], &salt), Ok(0));
+        assert_eq!(pool.add(seq, &[1, 2, 3, 4, 5], &salt, AddOptions::default()), Ok(0));
         pool.reserve(seq, 5).expect("room");
     }
     for seq in [1, 2] {
@@ -132,9 +148,9 @@ fn eviction_takes_oldest_tail_first() {
     let new: Vec<u32> = (100..109).collect();
     run(&mut pool, 1, &old, &salt);
     run(&mut pool, 2, &new, &salt);
-    assert_eq!((pool.stats().cached, pool.stats().evictions), (4, 0));
+    assert_eq!((pool.stats().cached, pool.stats().evictions()), (4, 0));
     compute(&mut pool, 3, &(200..212).collect::<Vec<u32>>(), &salt);
-    assert_eq!(pool.stats().evictions, 1);
+    assert_eq!(pool.stats().evictions(), 1);
     assert_eq!(pool.num_cached_tokens(&old, &salt), 4, "the head outlives the tail");
     assert_eq!(pool.num_cached_tokens(&new, &salt), 8);
 }
@@ -177,9 +193,9 @@ fn clear_index_hides_running_sequences() {
 #[test]
 fn reserve_is_all_or_nothing() {
     let (mut pool, salt) = (pool(3), Salt::default());
-    pool.add(1, &[1], &salt).expect("new");
+    pool.add(1, &[1], &salt, AddOptions::default()).expect("new");
     pool.reserve(1, 4).expect("room");
-    assert_eq!(pool.reserve(1, 17), Err(CacheError::OutOfBlocks { needed: 4, free: 2 }));
+    assert_eq!(pool.reserve(1, 17), Err(CacheError::OutOfPages { needed: 4, free: 2 }));
     assert_eq!(pool.table(1).expect("there").len(), 1);
     pool.reserve(1, 12).expect("exactly all");
     pool.reserve(1, 0).expect("less than held is no change");
@@ -190,10 +206,16 @@ fn reserve_is_all_or_nothing() {
 #[test]
 fn misuse_is_refused() {
     let (mut pool, salt) = (pool(2), Salt::default());
-    pool.add(1, &[1, 2], &salt).expect("new");
+    pool.add(1, &[1, 2], &salt, AddOptions::default()).expect("new");
     let before = pool.stats();
-    assert_eq!(pool.add(1, &[1], &salt), Err(CacheError::DuplicateSequence(1)));
-    assert_eq!(pool.add(2, &[], &salt), Err(CacheError::EmptyPrompt(2)));
+    assert_eq!(
+        pool.add(1, &[1], &salt, AddOptions::default()),
+        Err(CacheError::DuplicateSequence(1))
+    );
+    assert_eq!(
+        pool.add(2, &[], &salt, AddOptions::default()),
+        Err(CacheError::EmptyPrompt(2))
+    );
     assert_eq!(
         pool.commit(1, &[1]),
         Err(CacheError::NotReserved {
@@ -205,10 +227,26 @@ fn misuse_is_refused() {
     assert_eq!(pool.fork(1, 1), Err(CacheError::DuplicateSequence(1)));
     assert_eq!(pool.release(9), Err(CacheError::UnknownSequence(9)));
     assert_eq!((pool.stats(), pool.check()), (before, Ok(())));
-    for (num_blocks, block_tokens) in [(0, 16), (1, 0), (u32::MAX, 16), (u32::MAX - 1, usize::MAX)] {
-        assert!(matches!(
-            BlockPool::new(num_blocks, block_tokens),
-            Err(CacheError::BadSize { .. })
-        ));
+    for (num_pages, block_tokens) in [(0, 16), (1, 0), (u32::MAX, 16), (4, usize::MAX)] {
+        let options = PoolOptions {
+            num_pages,
+            block_tokens,
+            ..PoolOptions::new(1)
+        };
+        assert!(matches!(BlockPool::new(options), Err(CacheError::BadSize { .. })));
+    }
+    let group = |kind, pages_per_block| Group { kind, pages_per_block };
+    let bad_groups = [
+        vec![],
+        vec![Group::FULL, Group::FULL],
+        vec![group(GroupKind::Window(0), 1)],
+        vec![group(GroupKind::Chunk(0), 1)],
+        vec![group(GroupKind::Full, 0)],
+        vec![group(GroupKind::Full, usize::MAX)],
+        vec![group(GroupKind::Chunk(8), 1); 17],
+    ];
+    for groups in bad_groups {
+        let options = PoolOptions { groups, ..options(8) };
+        assert!(matches!(BlockPool::new(options), Err(CacheError::BadGroups { .. })));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proptest::prelude::*;
-use pyagent_cache::{BlockHasher, BlockPool, CacheError, KeyedHasher, Salt};
+use pyagent_cache::{AddOptions, BlockHasher, BlockPool, CacheError, KeyedHasher, PoolOptions, Salt};
 
 const BLOCK: usize = 3;
 
@@ -199,7 +199,12 @@ struct Machine {
 
 impl Machine {
     fn new(num_blocks: u32, hasher: Box<dyn BlockHasher>) -> Self {
-        let pool = BlockPool::with_hasher(num_blocks, BLOCK, hasher).expect("a small pool");
+        let pool = BlockPool::new(PoolOptions {
+            block_tokens: BLOCK,
+            hasher,
+            ..PoolOptions::new(num_blocks)
+        })
+        .expect("a small pool");
         let model = Model {
             num_blocks: num_blocks as usize,
             ..Model::default()
@@ -240,13 +245,13 @@ impl Machine {
             ..Salt::default()
         };
         if prompt.is_empty() || self.model.sequences.contains_key(&seq) {
-            assert!(self.pool.add(seq, prompt, &salt).is_err());
+            assert!(self.pool.add(seq, prompt, &salt, AddOptions::default()).is_err());
             return;
         }
         let naive = self.model.naive_hits(adapter, prompt) * BLOCK;
         let expected = self.model.add(seq, adapter, prompt);
         assert_eq!(self.pool.num_cached_tokens(prompt, &salt), expected);
-        assert_eq!(self.pool.add(seq, prompt, &salt), Ok(expected));
+        assert_eq!(self.pool.add(seq, prompt, &salt, AddOptions::default()), Ok(expected));
         assert!(expected < prompt.len());
         assert!(
             self.model.evictions > 0 || expected == naive,
@@ -267,7 +272,7 @@ impl Machine {
             assert_eq!(result, Ok(()));
             self.model.sequences.get_mut(&seq).expect("there").num_reserved += needed;
         } else {
-            assert_eq!(result, Err(CacheError::OutOfBlocks { needed, free }));
+            assert_eq!(result, Err(CacheError::OutOfPages { needed, free }));
         }
     }
 
@@ -307,7 +312,7 @@ impl Machine {
         let num_reserved = source.tokens.len().div_ceil(BLOCK);
         let needed = num_reserved - source.whole.len();
         if !self.model.allocate(needed) {
-            assert_eq!(result, Err(CacheError::OutOfBlocks { needed, free: 0 }));
+            assert_eq!(result, Err(CacheError::OutOfPages { needed, free: 0 }));
             return;
         }
         let copies = result.expect("there is room");
@@ -327,7 +332,7 @@ impl Machine {
     fn compare(&self) {
         self.pool.check().expect("consistent");
         let stats = self.pool.stats();
-        let counts = (stats.free, stats.cached, stats.active, stats.evictions);
+        let counts = (stats.free, stats.cached, stats.active, stats.evictions());
         let model = &self.model;
         assert_eq!(
             counts,
@@ -352,7 +357,7 @@ impl Machine {
             self.apply(Step::Release { seq });
         }
         let stats = self.pool.stats();
-        assert_eq!((stats.free, stats.active), (stats.num_blocks, 0));
+        assert_eq!((stats.free, stats.active), (stats.num_pages, 0));
     }
 }
 

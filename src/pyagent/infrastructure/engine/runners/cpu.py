@@ -66,7 +66,12 @@ class CpuRunner:
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
         return self.pool.add(
-            sequence_id, tokens, adapter_id=key.adapter_id, media_hash=key.media_hash, tenant=key.tenant
+            sequence_id,
+            tokens,
+            adapter_id=key.adapter_id,
+            media_hash=key.media_hash,
+            tenant=key.tenant,
+            priority=key.priority,
         )
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:

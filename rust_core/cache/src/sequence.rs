@@ -1,0 +1,252 @@
+//! A sequence: its token log, the entries of its whole blocks, and its tables of pages.
+
+use std::sync::Arc;
+
+use crate::entries::{Key, NO_ENTRY};
+use crate::group::{Layout, NO_PAGE};
+use crate::identity::Salt;
+use crate::store::Store;
+
+/// A run of block borders from one of which another sequence is likely to go on, so that what the tokens there can see
+/// is worth keeping.
+#[derive(Debug, Clone, Copy)]
+struct Checkpoint {
+    first: usize,
+    last: usize,
+}
+
+/// Everything up to `entries.len()` whole blocks is in entries; further pages in the tables are its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) salt: Arc<Salt>,
+    pub(crate) priority: i64,
+    /// Chain hash of the last whole block.
+    pub(crate) hash: u64,
+    /// Whether its whole blocks can be found; false for good once the index was cleared under it.
+    pub(crate) is_indexed: bool,
+    pub(crate) entries: Vec<u32>,
+    /// For each group, the pages of each block reserved; [`NO_PAGE`] where they slid out of sight.
+    pub(crate) tables: Vec<Arc<Vec<u32>>>,
+    /// For each class, the blocks before this one slid out of sight.
+    first: Vec<usize>,
+    checkpoints: Vec<Checkpoint>,
+}
+
+impl Sequence {
+    /// A sequence on the first `entries` of a prompt, not yet held.
+    pub(crate) fn new(layout: &Layout, prompt: &[u32], entries: &[u32], salt: Arc<Salt>, hash: u64) -> Self {
+        let block_tokens = layout.block_tokens;
+        let num_tokens = entries.len() * block_tokens;
+        Self {
+            tokens: prompt[..num_tokens].to_vec(),
+            salt,
+            priority: 0,
+            hash,
+            is_indexed: true,
+            entries: entries.to_vec(),
+            tables: vec![Arc::default(); layout.num_groups],
+            first: (0..layout.classes.len())
+                .map(|class| layout.first_block(class, num_tokens))
+                .collect(),
+            checkpoints: vec![Checkpoint {
+                first: prompt.len().saturating_sub(1) / block_tokens,
+                last: prompt.len() / block_tokens,
+            }],
+        }
+    }
+
+    /// Blocks that the tables have room for.
+    pub(crate) fn num_reserved(&self, layout: &Layout) -> usize {
+        self.tables[0].len() / layout.classes[0].row.len()
+    }
+
+    /// The pages of `block` in `class`; none when they slid out of sight.
+    pub(crate) fn pages(&self, layout: &Layout, class: usize, block: usize) -> Option<&[u32]> {
+        let num_pages = layout.classes[class].row.len();
+        let table = self.tables.get(class)?;
+        let pages = &table[block * num_pages..(block + 1) * num_pages];
+        (pages[0] != NO_PAGE).then_some(pages)
+    }
+
+    fn set_pages(&mut self, class: usize, block: usize, pages: &[u32]) {
+        let table = Arc::make_mut(&mut self.tables[class]);
+        table[block * pages.len()..(block + 1) * pages.len()].copy_from_slice(pages);
+    }
+
+    /// Adds a block's row of pages to the tables.
+    pub(crate) fn push_block(&mut self, layout: &Layout, class: usize, pages: Option<&[u32]>) {
+        let Some(table) = self.tables.get_mut(class) else {
+            return;
+        };
+        let table = Arc::make_mut(table);
+        match pages {
+            Some(pages) => table.extend_from_slice(pages),
+            None => table.extend(std::iter::repeat_n(NO_PAGE, layout.classes[class].row.len())),
+        }
+    }
+
+    /// Adds a block of its own.
+    pub(crate) fn push_row(&mut self, layout: &Layout, row: &[u32]) {
+        for class in 0..layout.num_groups {
+            self.push_block(layout, class, Some(&row[layout.classes[class].row.clone()]));
+        }
+    }
+
+    /// The pages of the block that is not whole; none when there is no such block.
+    pub(crate) fn partial_row(&self, layout: &Layout) -> Vec<u32> {
+        let whole = self.entries.len();
+        if self.tokens.len() == whole * layout.block_tokens {
+            return Vec::new();
+        }
+        let pages = |class| self.pages(layout, class, whole).unwrap_or_default().iter().copied();
+        (0..layout.num_groups).flat_map(pages).collect()
+    }
+
+    /// Leaves out what is not whole.
+    pub(crate) fn truncate_to_whole(&mut self, layout: &Layout) {
+        for (table, class) in self.tables.iter_mut().zip(&layout.classes) {
+            Arc::make_mut(table).truncate(self.entries.len() * class.row.len());
+        }
+    }
+
+    /// Uses the entries of the sequence it is a copy of.
+    pub(crate) fn hold_shared(&self, store: &mut Store) {
+        for class in 0..store.layout.classes.len() {
+            for (block, &entry) in self.entries.iter().enumerate().skip(self.first[class]) {
+                if class == store.layout.num_groups || self.pages(&store.layout, class, block).is_some() {
+                    store.hold(entry, class);
+                }
+            }
+        }
+    }
+
+    /// Uses the entries it was made on, from the first one in sight.
+    pub(crate) fn hold_entries(&mut self, store: &mut Store) {
+        self.entries
+            .iter()
+            .for_each(|&entry| store.note_hit(entry, self.priority));
+        for class in 0..store.layout.classes.len() {
+            for block in 0..self.entries.len() {
+                let entry = self.entries[block];
+                if block < self.first[class] {
+                    self.push_block(&store.layout, class, None);
+                    continue;
+                }
+                store.hold(entry, class);
+                store.hit(entry, class, self.priority);
+                let pages = store.pages(entry, class);
+                self.push_block(&store.layout, class, pages);
+            }
+        }
+    }
+
+    /// Makes an entry of the next whole block, or joins the one that is known.
+    pub(crate) fn register(&mut self, store: &mut Store) {
+        let block = self.entries.len();
+        let block_tokens = store.layout.block_tokens;
+        let tokens = &self.tokens[block * block_tokens..(block + 1) * block_tokens];
+        let parent = self.entries.last().copied().unwrap_or(NO_ENTRY);
+        let mut key = Key {
+            hash: 0,
+            parent,
+            salt: Arc::clone(&self.salt),
+        };
+        if !self.is_indexed {
+            key.parent = NO_ENTRY;
+            let entry = store.new_entry(key, tokens, false);
+            return self.fill(store, entry);
+        }
+        key.hash = store.hasher.block(self.hash, tokens);
+        self.hash = key.hash;
+        if let Some(known) = store.entries.find(&key, tokens) {
+            return self.fill(store, known);
+        }
+        if store.entries.children(parent).next().is_some() {
+            let (first, last) = (block, block);
+            self.checkpoints.push(Checkpoint { first, last });
+        }
+        let entry = store.new_entry(key, tokens, true);
+        store.note_use(entry, self.priority);
+        self.fill(store, entry);
+    }
+
+    /// Gives `entry` what it lacks of the next block's pages, and takes the entry's in place of the others.
+    fn fill(&mut self, store: &mut Store, entry: u32) {
+        let block = self.entries.len();
+        self.entries.push(entry);
+        for class in 0..store.layout.classes.len() {
+            let own = self.pages(&store.layout, class, block).map(<[u32]>::to_vec);
+            let Some(own) = own.or_else(|| (class == store.layout.num_groups).then(Vec::new)) else {
+                continue; // restored without what was out of sight
+            };
+            match store.pages(entry, class).map(<[u32]>::to_vec) {
+                Some(known) => {
+                    store.hold(entry, class);
+                    self.set_pages(class, block, &known);
+                    own.into_iter().for_each(|page| store.empty.give(page));
+                }
+                None => store.attach(entry, class, &own, self.priority),
+            }
+        }
+    }
+
+    /// Lets go of whole blocks that no token from the last block border on can see.
+    pub(crate) fn slide(&mut self, store: &mut Store) {
+        let whole = self.entries.len();
+        let border = whole * store.layout.block_tokens;
+        for class in store.layout.sliding() {
+            let first = store.layout.first_block(class, border).min(whole);
+            for block in self.first[class]..first {
+                self.let_go(store, class, block);
+            }
+            self.first[class] = self.first[class].max(first);
+        }
+    }
+
+    fn let_go(&mut self, store: &mut Store, class: usize, block: usize) {
+        if self.pages(&store.layout, class, block).is_none() {
+            return;
+        }
+        let nothing = vec![NO_PAGE; store.layout.classes[class].row.len()];
+        self.set_pages(class, block, &nothing);
+        let demote = !self.is_checkpointed(&store.layout, class, block);
+        store.let_go(self.entries[block], class, demote);
+    }
+
+    fn is_checkpointed(&self, layout: &Layout, class: usize, block: usize) -> bool {
+        self.checkpoints.iter().any(|checkpoint| {
+            let in_sight_from = layout.first_block(class, checkpoint.first * layout.block_tokens);
+            (in_sight_from..checkpoint.last).contains(&block)
+        })
+    }
+
+    /// Gives everything back: what is not whole first, then tails before heads, windows before what sees everything.
+    ///
+    /// A window without the tail it belongs to is of no use, and a child without its parent neither.
+    pub(crate) fn release(mut self, store: &mut Store) {
+        let layout = &store.layout;
+        let (whole, reserved) = (self.entries.len(), self.num_reserved(layout));
+        for class in 0..layout.num_groups {
+            for block in whole..reserved {
+                for &page in self.pages(layout, class, block).unwrap_or_default() {
+                    store.empty.give(page);
+                }
+            }
+        }
+        for &entry in &self.entries {
+            store.note_end(entry, self.tokens.len());
+        }
+        for class in store.layout.sliding() {
+            for block in (self.first[class].min(whole)..whole).rev() {
+                if self.pages(&store.layout, class, block).is_some() {
+                    store.let_go(self.entries[block], class, false);
+                }
+            }
+        }
+        let chain = store.layout.chain;
+        while let Some(entry) = self.entries.pop() {
+            store.let_go(entry, chain, false);
+        }
+    }
+}
