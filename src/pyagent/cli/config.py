@@ -21,6 +21,7 @@ app = typer.Typer(add_completion=False, help="Show the settings and where they c
 _USER_INFO = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 
 _TYPE_NAMES = {
+    "bool": "true or false",
     "list": "list of text",
     "dict": "table",
     "int": "whole number",

@@ -228,8 +228,9 @@ class Timings(msgspec.Struct, frozen=True):
 class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Where a prompt left what was computed before, and why.
 
-    `position` is the first token that had to be computed though an earlier prompt of the session reached further;
-    `found` and `expected` are texts from there on; `source` names the message that holds it (`messages[2] (user)`).
+    `position` is the first token that had to be computed though an earlier prompt, the session's own or else the
+    nearest, reached further; `found` and `expected` are texts from there on; `source` names what it was rendered from
+    (`messages[2] (user)`, `tools`).
     """
 
     reason: Literal["changed", "evicted", "salt", "cold"]
@@ -243,13 +244,14 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """How a prompt met the prefix cache (ours).
 
     `log_tokens` were taken over from the conversation's token log; `note` says why a conversation that has a log was
-    tokenised anew.
+    tokenised anew; `settled` names spans of the system prompt that change each time and were taken out or moved.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     log_tokens: int = 0
     note: str = ""
+    settled: list[str] = []
     miss: CacheMiss | None = None
 
 

@@ -122,6 +122,11 @@ class Engine(_Section):
         "auto",
         "Conversations that continue the tokens computed before: any, those with a `session`, none.",
     )
+    settle_prompts: bool = _setting(
+        True,
+        "Take what popular clients change in their system prompts with each request (billing lines, clocks) out of the "
+        "way, so that prompts keep their common beginning.",
+    )
     isa: Literal["auto", "scalar", "avx2", "avx512", "amx"] = _setting(
         "auto", "Widest instruction set to use; for finding faults."
     )

@@ -23,13 +23,15 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.explain import explain_miss
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS, SchedulerLimits
 from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.engine.volatile import Settled, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class EngineOptions:
     """How the native engine runs a model. `max_context` shortens the model's own context, in tokens.
 
     `session_scope` says which conversations continue their token logs: all, those with a name, or none.
+    `settles_prompts` takes known volatile spans out of system prompts.
     """
 
     cpu: CpuOptions = field(default_factory=CpuOptions)
@@ -44,6 +47,7 @@ class EngineOptions:
     max_context: int | None = None
     queues: Callable[[], RequestQueues] = lambda: make_queues({})
     session_scope: SessionScope = "auto"
+    settles_prompts: bool = True
 
 
 class LoadedModel:
@@ -58,6 +62,7 @@ class LoadedModel:
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
         self.sessions = Sessions(self.tokenizer, self.context_length, scope=options.session_scope)
+        self._settles = options.settles_prompts
         self.load_seconds = time.perf_counter() - start
         self._ids = itertools.count(1)
 
@@ -124,7 +129,8 @@ class LoadedModel:
         if request.messages:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")
-            return self.sessions.prompt(request.messages, request.tools, request.session or "")
+            settled = settle(request.messages) if self._settles else Settled.as_it_came(request.messages)
+            return self.sessions.prompt(settled, request.tools, request.session or "")
         tokens = self.tokenizer.encode_text(request.prompt or "")
         if not request.prompt or not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
@@ -166,11 +172,14 @@ def timings_of(request: Request) -> Timings:
 
 
 def _cache_report(request: Request) -> CacheReport:
+    prompt, num_cached = request.prompt, request.num_cached or 0
     return CacheReport(
         prompt_tokens=request.num_prompt_tokens,
-        cached_tokens=request.num_cached or 0,
-        log_tokens=request.prompt.num_log_tokens,
-        note=request.prompt.note,
+        cached_tokens=num_cached,
+        log_tokens=prompt.num_log_tokens,
+        note=prompt.note,
+        settled=list(prompt.settled.names),
+        miss=explain_miss(prompt, num_cached, BLOCK_TOKENS, request.tokenizer),
     )
 
 

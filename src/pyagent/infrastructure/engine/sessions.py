@@ -1,6 +1,6 @@
 """Conversations as append-only token logs: a follow-up request adds its new turn to what was computed before.
 
-For each answered request a `_Turn` keeps the tokens of prompt and answer, after those of the turn it followed. A
+For each answered request a `Turn` keeps the tokens of prompt and answer, after those of the turn it followed. A
 request whose messages begin with those of a turn, the answer as it was sent included, takes the turn's tokens over and
 renders only what follows. So a prompt is a token prefix of the next one by construction: also where tokenising the
 answer's text again would give other ids, and where the chat template rewrites history.
@@ -18,23 +18,22 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
-
-import msgspec
 
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message, Tool
+from pyagent.infrastructure.engine.turns import RenderedText, Turn, conversation_keys, next_key
+from pyagent.infrastructure.engine.volatile import NOTHING, Settled, with_moved
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 SessionScope = Literal["auto", "named", "off"]
 DEFAULT_MAX_BYTES = 32 << 20
-_TURN_BYTES = 800
-"""What a turn costs beside its tokens, about."""
+_NUM_RECENT = 32
+"""Turns a prompt is compared with to say where it left what was computed before."""
 _ANSWER = "\ue100\ue101"
 """Stands for the answer in the stand-in conversation; private-use characters that texts do not have."""
 _UNSOUND = "the template does not render new messages apart from the conversation"
@@ -42,58 +41,11 @@ _SHORTENED = "the conversation's log comes near the model's context, and its tex
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """A rendered text, by length and hash. `is_whole`: it is what the template makes of the whole conversation."""
-
-    num_chars: int
-    hasher: blake2b
-    is_whole: bool
-
-    @classmethod
-    def of(cls, text: str) -> _Text:
-        return cls(len(text), blake2b(text.encode(errors="surrogatepass"), digest_size=16), is_whole=True)
-
-    def begins(self, text: str) -> bool:
-        return _Text.of(text[: self.num_chars]).hasher.digest() == self.hasher.digest()
-
-    def plus(self, text: str, *, is_whole: bool = True) -> _Text:
-        hasher = self.hasher.copy()
-        hasher.update(text.encode(errors="surrogatepass"))
-        return _Text(self.num_chars + len(text), hasher, self.is_whole and is_whole)
-
-
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """A conversation up to an answer: the turn it followed, and the tokens since."""
-
-    key: bytes
-    parent: _Turn | None
-    tokens: array[int]
-    num_messages: int
-    text: _Text
-    sessions: set[str] = field(default_factory=set[str])
-
-    @property
-    def num_bytes(self) -> int:
-        return _TURN_BYTES + len(self.tokens) * self.tokens.itemsize
-
-    def lineage(self) -> Iterator[_Turn]:
-        """This turn and those it followed, newest first."""
-        turn: _Turn | None = self
-        while turn is not None:
-            yield turn
-            turn = turn.parent
-
-    def all_tokens(self) -> list[int]:
-        """The tokens from the conversation's start."""
-        return [token for turn in reversed([*self.lineage()]) for token in turn.tokens]
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's tokens, `num_log_tokens` of them from its conversation's log.
+    """A request's tokens, `num_log_tokens` of them from its conversation's log, those of `turn`.
 
-    `note` says why a conversation with a log was rendered whole. A prompt without `key` is no conversation.
+    `note` says why a conversation with a log was rendered whole. `own` is the session's last turn, `recent` are those
+    recorded last before. A prompt without `key` is no conversation.
     """
 
     tokens: list[int]
@@ -101,9 +53,12 @@ class Prompt:
     note: str = ""
     key: bytes = b""
     session: str = ""
-    num_messages: int = 0
-    turn: _Turn | None = None
-    text: _Text | None = None
+    settled: Settled = NOTHING
+    tools_key: bytes = b""
+    turn: Turn | None = None
+    text: RenderedText | None = None
+    own: Turn | None = None
+    recent: tuple[Turn, ...] = ()
 
 
 NO_PROMPT = Prompt([])
@@ -129,25 +84,27 @@ class Sessions:
         self._scope = scope
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._turns: OrderedDict[_Turn, None] = OrderedDict()
-        self._key_to_turn: dict[bytes, _Turn] = {}
-        self._session_to_turn: dict[str, _Turn] = {}
+        self._turns: OrderedDict[Turn, None] = OrderedDict()
+        self._key_to_turn: dict[bytes, Turn] = {}
+        self._session_to_turn: dict[str, Turn] = {}
+        self._recent: OrderedDict[Turn, None] = OrderedDict()
         self.num_bytes = 0
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = (), session: str = "") -> Prompt:
+    def prompt(self, settled: Settled, tools: Sequence[Tool] = (), session: str = "") -> Prompt:
         """The tokens of a request. Raises `RequestError` when the template refuses the conversation."""
-        keys = _keys(messages, tools)
-        turn = self._longest(keys, session)
-        asked = Prompt([], key=keys[-1], session=session, num_messages=len(messages))
+        keys = conversation_keys(settled.messages, tools)
+        turn, own, recent = self._look_up(keys, session)
+        asked = Prompt([], key=keys[-1], session=session, settled=settled, tools_key=keys[0], own=own, recent=recent)
+        told = with_moved(settled)
         if turn is None:
-            return self._anew(messages, tools, asked)
-        continued = self._continued(turn, messages, tools, asked)
+            return self._anew(told, tools, asked)
+        continued = self._continued(turn, told, tools, asked)
         if continued is None:
-            return self._anew(messages, tools, replace(asked, note=_UNSOUND))
+            return self._anew(told, tools, replace(asked, note=_UNSOUND))
         limit, num_tokens = self._context_length, len(continued.tokens)
         if num_tokens <= limit * 3 // 4 or (continued.text is not None and continued.text.is_whole):
             return continued
-        shorter = self._anew(messages, tools, replace(asked, note=_SHORTENED))
+        shorter = self._anew(told, tools, replace(asked, note=_SHORTENED))
         is_needed = len(shorter.tokens) < limit <= num_tokens
         return shorter if is_needed or num_tokens - len(shorter.tokens) >= limit // 8 else continued
 
@@ -158,23 +115,24 @@ class Sessions:
         kept, rest = self._as_sent(answer, drawn)
         tokens = array("I", [*prompt.tokens[prompt.num_log_tokens :], *kept])
         tokens.extend(self._tokenizer.encode_continuation(rest) if rest else ())
-        key = _next_key(prompt.key, Message("assistant", answer))
+        key = next_key(prompt.key, Message("assistant", answer))
         text = prompt.text.plus(self._tokenizer.parted(answer))
-        self._keep(_Turn(key, prompt.turn, tokens, prompt.num_messages + 1, text), prompt.session)
+        turn = Turn(key, prompt.turn, tokens, len(prompt.settled.messages) + 1, prompt.tools_key, text)
+        self._keep(turn, prompt.session)
 
     # -- rendering ----------------------------------------------------------------------------------------------------
 
     def _anew(self, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt) -> Prompt:
         text = self._tokenizer.render_chat(messages, tools)
-        return replace(asked, tokens=self._tokenizer.encode_rendered(text), text=_Text.of(text))
+        return replace(asked, tokens=self._tokenizer.encode_rendered(text), text=RenderedText.of(text))
 
     def _continued(
-        self, turn: _Turn, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt
+        self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt
     ) -> Prompt | None:
         """The turn's tokens and those of what follows; None when neither way to render that is sound."""
         whole = self._tokenizer.render_chat(messages, tools) if turn.text.is_whole else ""
         if whole and turn.text.begins(whole):
-            added, text = whole[turn.text.num_chars :], _Text.of(whole)
+            added, text = whole[turn.text.num_chars :], RenderedText.of(whole)
         else:
             added = self._after_stand_in(messages[turn.num_messages :], tools)
             text = turn.text.plus(added, is_whole=False)
@@ -211,22 +169,25 @@ class Sessions:
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
-    def _longest(self, keys: Sequence[bytes], session: str) -> _Turn | None:
-        """The turn that most of a conversation's messages lead to, though not all; of two, the session's own."""
+    def _look_up(self, keys: Sequence[bytes], session: str) -> tuple[Turn | None, Turn | None, tuple[Turn, ...]]:
+        """The turn most of a conversation's messages lead to, though not all; the session's last; the last of all."""
         with self._lock:
-            own = self._session_to_turn.get(session) if session else None
-            turns = own.lineage() if own is not None else ()
-            named = next((t for t in turns if t.num_messages < len(keys) - 1 and keys[t.num_messages] == t.key), None)
-            found = None
-            if self._scope == "auto":
-                found = next((self._key_to_turn[key] for key in reversed(keys[:-1]) if key in self._key_to_turn), None)
-            if found is None or (named is not None and named.num_messages >= found.num_messages):
-                found = named
-            if found is not None:
-                self._touch(found)
-            return found
+            own = self._session_to_turn.get(session)
+            turn = self._longest(keys, own)
+            if turn is not None:
+                self._touch(turn)
+            return turn, own, tuple(reversed(self._recent))
 
-    def _keep(self, turn: _Turn, session: str) -> None:
+    def _longest(self, keys: Sequence[bytes], own: Turn | None) -> Turn | None:
+        """The longest of the session's own turns and of those with equal messages; when they are even, its own."""
+        turns = own.lineage() if own is not None else ()
+        named = next((t for t in turns if t.num_messages < len(keys) - 1 and keys[t.num_messages] == t.key), None)
+        if self._scope != "auto":
+            return named
+        known = next((self._key_to_turn[key] for key in reversed(keys[:-1]) if key in self._key_to_turn), None)
+        return named if known is None or (named and named.num_messages >= known.num_messages) else known
+
+    def _keep(self, turn: Turn, session: str) -> None:
         with self._lock:
             known = self._key_to_turn.get(turn.key)
             if known is not None and known.parent is turn.parent and known.tokens == turn.tokens:
@@ -239,40 +200,34 @@ class Sessions:
             if session:
                 self._name(turn, session)
             self._touch(turn)
+            if turn.parent is not None:
+                self._recent.pop(turn.parent, None)
+            self._recent[turn] = None
+            self._recent.move_to_end(turn)
+            if len(self._recent) > _NUM_RECENT:
+                self._recent.popitem(last=False)
             while self.num_bytes > self._max_bytes:
                 self._drop(self._turns.popitem(last=False)[0])
 
-    def _name(self, turn: _Turn, session: str) -> None:
+    def _name(self, turn: Turn, session: str) -> None:
         before = self._session_to_turn.get(session)
         if before is not None:
             before.sessions.discard(session)
         turn.sessions.add(session)
         self._session_to_turn[session] = turn
 
-    def _touch(self, turn: _Turn) -> None:
+    def _touch(self, turn: Turn) -> None:
         for used in turn.lineage():  # the oldest last, so that it outlives those that followed it
             self._turns.move_to_end(used)
 
-    def _drop(self, turn: _Turn) -> None:
+    def _drop(self, turn: Turn) -> None:
         self.num_bytes -= turn.num_bytes
         if self._key_to_turn.get(turn.key) is turn:
             del self._key_to_turn[turn.key]
         for session in turn.sessions:
             del self._session_to_turn[session]
         turn.sessions.clear()
-
-
-def _keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
-    """The key of each beginning of a conversation, from none of its messages to all."""
-    keys = [blake2b(msgspec.json.encode(tools), digest_size=16).digest()]
-    for message in messages:
-        keys.append(_next_key(keys[-1], message))
-    return keys
-
-
-def _next_key(key: bytes, message: Message) -> bytes:
-    said = (message.role, message.text, message.name, message.tool_calls, message.tool_call_id)
-    return blake2b(key + msgspec.json.encode(said), digest_size=16).digest()
+        self._recent.pop(turn, None)
 
 
 def _are_in(text: str, parts: Iterable[str]) -> bool:

@@ -172,6 +172,11 @@ class ModelTokenizer:
         """One token as text, for showing."""
         return self._token_bytes[token].decode(errors="replace") or self._token_bytes.special(token)
 
+    def shown(self, tokens: Iterable[int]) -> str:
+        """The text of tokens with control tokens written out, for showing."""
+        data = (self._token_bytes[token] or self._token_bytes.special(token).encode() for token in tokens)
+        return b"".join(data).decode(errors="replace")
+
     def detokenizer(self) -> Detokenizer:
         """A new stream of text for one answer."""
         return Detokenizer(self._token_bytes)

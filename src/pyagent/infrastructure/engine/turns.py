@@ -1,0 +1,91 @@
+"""Turns of conversations: what was rendered and computed up to an answer, and how conversations are told apart.
+
+A conversation's beginnings have keys: hashes of the tools and the messages up to there. Values only; which turns are
+kept is `sessions`' business.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import msgspec
+
+from pyagent.core.messages import Message, Tool
+
+_OWN_BYTES = 800
+"""What a turn costs beside its tokens, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedText:
+    """A rendered text, by length and hash. `is_whole`: it is what the template makes of the whole conversation."""
+
+    num_chars: int
+    hasher: blake2b
+    is_whole: bool
+
+    @classmethod
+    def of(cls, text: str) -> RenderedText:
+        """What the template makes of a whole conversation."""
+        return cls(len(text), blake2b(text.encode(errors="surrogatepass"), digest_size=16), is_whole=True)
+
+    def begins(self, text: str) -> bool:
+        """Whether a text begins with this one."""
+        return RenderedText.of(text[: self.num_chars]).hasher.digest() == self.hasher.digest()
+
+    def plus(self, text: str, *, is_whole: bool = True) -> RenderedText:
+        """This text with another after it."""
+        hasher = self.hasher.copy()
+        hasher.update(text.encode(errors="surrogatepass"))
+        return RenderedText(self.num_chars + len(text), hasher, self.is_whole and is_whole)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A conversation up to an answer: the turn it followed, and the tokens since."""
+
+    key: bytes
+    parent: Turn | None
+    tokens: array[int]
+    num_messages: int
+    tools_key: bytes
+    text: RenderedText
+    sessions: set[str] = field(default_factory=set[str])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its own, about."""
+        return _OWN_BYTES + len(self.tokens) * self.tokens.itemsize
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the conversation's start."""
+        return sum(len(turn.tokens) for turn in self.lineage())
+
+    def lineage(self) -> Iterator[Turn]:
+        """This turn and those it followed, newest first."""
+        turn: Turn | None = self
+        while turn is not None:
+            yield turn
+            turn = turn.parent
+
+    def all_tokens(self) -> list[int]:
+        """The tokens from the conversation's start."""
+        return [token for turn in reversed([*self.lineage()]) for token in turn.tokens]
+
+
+def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
+    """The key of each beginning of a conversation, from none of its messages to all."""
+    keys = [blake2b(msgspec.json.encode(tools), digest_size=16).digest()]
+    for message in messages:
+        keys.append(next_key(keys[-1], message))
+    return keys
+
+
+def next_key(key: bytes, message: Message) -> bytes:
+    """The key of a conversation with one message more."""
+    said = (message.role, message.text, message.name, message.tool_calls, message.tool_call_id)
+    return blake2b(key + msgspec.json.encode(said), digest_size=16).digest()
