@@ -1,6 +1,7 @@
 //! The CPU model runner: a model, its KV memory and its threads; computes batches and draws tokens.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, KvLayout, KvType};
@@ -78,7 +79,7 @@ pub struct CpuModel {
     kv: KvMemory,
     space: Workspace,
     rope: [RopeTable; 2],
-    pool: Pool,
+    pool: Arc<Pool>,
     isa: Isa,
     num_outputs: usize,
     load_seconds: f64,
@@ -89,7 +90,7 @@ impl CpuModel {
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self, EngineError> {
         let start = Instant::now();
         let (file, config) = model::open(path)?;
-        let pool = Pool::new(options.threads.max(1));
+        let pool = Pool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
         let layout = KvLayout {
             num_kv_heads: config.num_kv_heads,

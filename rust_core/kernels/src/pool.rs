@@ -3,13 +3,16 @@
 //! A barrier costs about a microsecond when every thread has a core: waiting threads spin, then yield, and only
 //! between runs do they sleep. Knows nothing of what is computed. A panic in any thread ends the run on all of
 //! them and comes back as an error; the pool can be used again.
+//!
+//! A process has one pool for each number of threads ([`Pool::shared`]): two models that compute at the same time would
+//! only wait for each other's threads at every barrier, so their runs take turns, in the order in which they came.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
 /// Rounds of spinning at a barrier before the thread offers its core to others.
@@ -37,9 +40,22 @@ pub enum PoolError {
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Held during a run: runs of several callers follow one another.
-    running: Mutex<()>,
+    turns: Turns,
 }
+
+/// Lets one caller run at a time, in the order in which they came: a plain lock would go to whoever asks again first.
+#[derive(Debug, Default)]
+struct Turns {
+    /// The next ticket, and the one whose turn it is.
+    tickets: Mutex<(u64, u64)>,
+    passed: Condvar,
+}
+
+/// A turn; the next begins when it is dropped.
+struct Turn<'a>(&'a Turns);
+
+/// The pools that are in use: threads, process (a forked child has the entries but not the threads), pool.
+static SHARED: Mutex<Vec<(usize, u32, Weak<Pool>)>> = Mutex::new(Vec::new());
 
 /// A thread's place in a run.
 #[derive(Debug)]
@@ -120,8 +136,29 @@ impl Pool {
         Self {
             shared,
             threads,
-            running: Mutex::new(()),
+            turns: Turns::default(),
         }
+    }
+
+    /// The process's pool of so many threads; started if nobody uses one, stopped when nobody does any more.
+    pub fn shared(threads: usize) -> Arc<Self> {
+        let key = (threads.max(1), std::process::id());
+        let find = |pools: &[(usize, u32, Weak<Self>)]| {
+            let same = pools.iter().filter(|(threads, process, _)| (*threads, *process) == key);
+            same.filter_map(|(.., pool)| pool.upgrade()).next()
+        };
+        if let Some(pool) = find(&lock(&SHARED)) {
+            return pool;
+        }
+        // Not under the lock, which a child forked meanwhile would find locked for ever.
+        let pool = Arc::new(Self::new(key.0));
+        let mut pools = lock(&SHARED);
+        if let Some(other) = find(&pools) {
+            return other;
+        }
+        pools.retain(|(.., pool)| pool.strong_count() > 0);
+        pools.push((key.0, key.1, Arc::downgrade(&pool)));
+        pool
     }
 
     /// Threads that take part in a run.
@@ -132,9 +169,9 @@ impl Pool {
     /// Runs `job` once on every thread and returns when all have finished.
     ///
     /// All threads must pass the same sequence of [`Worker::barrier`] and [`Worker::share`]. A run inside a run
-    /// of the same pool never ends.
+    /// of the same pool never ends. Runs of several callers follow one another.
     pub fn run(&self, job: impl Fn(&Worker) + Sync) -> Result<(), PoolError> {
-        let _running = lock(&self.running);
+        let _turn = self.turns.take();
         let shared = &*self.shared;
         let job: Job<'_> = &job;
         // SAFETY: only the lifetime changes. The threads use the job no later than they count themselves out
@@ -147,6 +184,28 @@ impl Pool {
         shared.work(0, job);
         shared.wait(|| shared.unfinished.0.load(Ordering::Acquire) == 0);
         shared.end()
+    }
+}
+
+impl Turns {
+    fn take(&self) -> Turn<'_> {
+        let mut tickets = lock(&self.tickets);
+        let mine = tickets.0;
+        tickets.0 += 1;
+        while tickets.1 != mine {
+            tickets = self.passed.wait(tickets).unwrap_or_else(PoisonError::into_inner);
+        }
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut tickets = lock(&self.0.tickets);
+        tickets.1 += 1;
+        if tickets.0 != tickets.1 {
+            self.0.passed.notify_all();
+        }
     }
 }
 

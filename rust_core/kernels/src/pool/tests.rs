@@ -98,3 +98,36 @@ fn callers_take_turns() {
     });
     assert_eq!(total.into_inner(), 3 * 50 * 4);
 }
+
+/// Whoever asks for the same number of threads gets the same pool, until nobody holds it; another number is another.
+#[test]
+fn pools_of_equal_size_are_one() {
+    let first = Pool::shared(3);
+    assert!(Arc::ptr_eq(&first, &Pool::shared(3)));
+    assert!(!Arc::ptr_eq(&first, &Pool::shared(2)));
+    let weak = Arc::downgrade(&first);
+    drop(first);
+    assert!(weak.upgrade().is_none());
+    assert_eq!(Pool::shared(3).num_threads(), 3);
+}
+
+/// A caller who comes again at once is behind one who waits already.
+#[test]
+fn turns_go_to_who_waits_longest() {
+    let (turns, order) = (Turns::default(), Mutex::new(String::new()));
+    thread::scope(|scope| {
+        let first = turns.take();
+        scope.spawn(|| {
+            let _turn = turns.take();
+            lock(&order).push('b');
+        });
+        while lock(&turns.tickets).0 < 2 {
+            thread::yield_now();
+        }
+        lock(&order).push('a');
+        drop(first);
+        let _turn = turns.take();
+        lock(&order).push('a');
+    });
+    assert_eq!(*lock(&order), "aba");
+}
