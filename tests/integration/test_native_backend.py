@@ -37,7 +37,7 @@ from pyagent.core.messages import (
 )
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions, KvType
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -50,10 +50,11 @@ def options(
     blocks: int = 1024,
     threads: int = 1,
     isa: str | None = None,
+    kv_type: KvType = "f16",
     token_budget: int = 1024,
     max_context: int | None = None,
 ) -> EngineOptions:
-    cpu = CpuOptions(threads=threads, kv_bytes=blocks * KV_BYTES_A_BLOCK, isa=isa)
+    cpu = CpuOptions(threads=threads, kv_bytes=blocks * KV_BYTES_A_BLOCK, isa=isa, kv_type=kv_type)
     return EngineOptions(cpu, SchedulerLimits(token_budget=token_budget), max_context)
 
 
@@ -98,10 +99,10 @@ async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[A
     return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
 
 
-async def alone(path: Path, requests: list[ChatRequest]) -> list[str]:
+async def alone(path: Path, requests: list[ChatRequest], kv_type: KvType = "f16") -> list[str]:
     """Each answer from an engine that has seen nothing else."""
     texts: list[str] = []
-    async with running(path) as backend:
+    async with running(path, options(kv_type=kv_type)) as backend:
         model = await backend.load()
         for request in requests:
             model.runner.pool.clear_index()
@@ -144,6 +145,25 @@ def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant
                 assert [answer.text for answer in await at_once(backend, requests)] == expected
             await assert_idle(backend)
         assert len(set(expected)) > 12
+
+    run(work())
+
+
+@pytest.mark.parametrize(("kv_type", "eighths"), [("f32", 16), ("bf16", 8), ("int8", 5)])
+def test_answers_of_every_kv_format_are_those_given_alone(tiny_model_path: Path, kv_type: KvType, eighths: int) -> None:
+    """However keys and values are kept, chunks, cached prefixes, preemption and neighbours change no bit."""
+
+    async def work() -> None:
+        requests = mixed_requests(16)
+        expected = await alone(tiny_model_path, requests, kv_type)
+        for blocks, token_budget in ((1024, 7), (28, 64)):
+            chosen = options(blocks=(blocks * eighths) // 8, token_budget=token_budget, threads=2, kv_type=kv_type)
+            async with running(tiny_model_path, chosen) as backend:
+                for _ in range(2):
+                    assert [answer.text for answer in await at_once(backend, requests)] == expected
+                await assert_idle(backend)
+        if kv_type == "int8":
+            assert expected != await alone(tiny_model_path, requests)
 
     run(work())
 

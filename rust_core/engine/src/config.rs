@@ -3,6 +3,7 @@
 //! One structure describes every family here: Llama, SmolLM, Mistral, Qwen2 and Qwen3 differ in biases, norms and the
 //! layout of rotary pairs, Gemma 3 in its extra norms, its scaled embedding and its sliding-window layers.
 
+use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
 
@@ -118,6 +119,15 @@ impl ModelConfig {
     /// Values in one token's keys, or values.
     pub fn kv_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+
+    /// How keys and values of one layer lie in memory.
+    pub fn kv_layout(&self, dtype: KvType) -> KvLayout {
+        KvLayout {
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            dtype,
+        }
     }
 
     /// Reads a GGUF's metadata.

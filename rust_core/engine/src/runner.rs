@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, KvLayout, KvType};
-use pyagent_kernels::elementwise::{RopeError, RopeScaling, RopeTable};
+use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, KvType};
+use pyagent_kernels::elementwise::{self, RopeError, RopeScaling, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pool::{Pool, PoolError};
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
@@ -92,12 +92,7 @@ impl CpuModel {
         let (file, config) = model::open(path)?;
         let pool = Pool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
-        let layout = KvLayout {
-            num_kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
-            dtype: options.kv_type,
-        };
-        let pages = KvPages::of(&config, layout);
+        let pages = KvPages::of(&config, config.kv_layout(options.kv_type));
         let least = pages.block_bytes() / pages.page_bytes();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
         let kv = KvMemory::new(pages, num_pages)?;
@@ -201,6 +196,31 @@ impl CpuModel {
     pub fn logits(&mut self) -> &mut [f32] {
         let rows = self.num_outputs;
         self.space.logits.first(rows)
+    }
+
+    /// The log probability of one token, and the most likely one, for each row of the last batch's logits. The logits
+    /// are used up.
+    pub fn score(&mut self, targets: &[u32]) -> Result<Vec<(f64, u32)>, String> {
+        let vocab = self.config.vocab_size;
+        if targets.len() != self.num_outputs || targets.iter().any(|&token| token as usize >= vocab) {
+            let rows = self.num_outputs;
+            return Err(format!("expected {rows} tokens below {vocab}, one for each row"));
+        }
+        let isa = self.isa;
+        let rows = self.logits().chunks_exact_mut(vocab).zip(targets);
+        let scores = rows.map(|(row, &target)| {
+            let (best, greatest) = row
+                .iter()
+                .enumerate()
+                .fold((0, f32::NEG_INFINITY), |best, (token, &logit)| {
+                    if logit > best.1 { (token, logit) } else { best }
+                });
+            let logit = f64::from(row[target as usize] - greatest);
+            (logit - elementwise::exp_sum(isa, row, greatest, 1.0).ln(), best as u32)
+        });
+        let scores = scores.collect();
+        self.num_outputs = 0;
+        Ok(scores)
     }
 
     /// Draws a token from each given row of the last batch's logits. Rows must differ; a row's fault is its own.

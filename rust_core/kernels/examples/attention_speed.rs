@@ -105,7 +105,7 @@ fn best_seconds(mut run: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    for dtype in [KvType::F16, KvType::F32] {
+    for dtype in KvType::ALL {
         let layout = KvLayout {
             num_kv_heads: 3,
             head_dim: 64,

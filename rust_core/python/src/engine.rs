@@ -119,7 +119,7 @@ type DrawRequest<'py> = (usize, Bound<'py, SamplerState>, Option<Vec<u8>>, u64);
 
 #[pymethods]
 impl CpuModel {
-    /// Loads a GGUF file or a safetensors folder. `kv_type` is "f16" or "f32"; `isa` one of `cpu_features()["isas"]`.
+    /// Loads a GGUF file or a safetensors folder. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`.
     #[staticmethod]
     #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "f16", isa = None))]
     fn load(
@@ -130,15 +130,7 @@ impl CpuModel {
         kv_type: &str,
         isa: Option<&str>,
     ) -> PyResult<Self> {
-        let kv_type = match kv_type {
-            "f16" => KvType::F16,
-            "f32" => KvType::F32,
-            other => {
-                return Err(PyValueError::new_err(format!(
-                    "kv_type must be f16 or f32, got '{other}'"
-                )));
-            }
-        };
+        let kv_type = parse_kv_type(kv_type)?;
         let isa = isa.map(parse_isa).transpose()?;
         let options = LoadOptions {
             threads,
@@ -212,8 +204,19 @@ impl CpuModel {
     /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.
     fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let mut model = self.lock()?;
-        let bytes: Vec<u8> = model.logits().iter().flat_map(|value| value.to_le_bytes()).collect();
-        Ok(PyBytes::new(py, &bytes))
+        let logits = model.logits();
+        PyBytes::new_with(py, size_of_val(logits), |bytes| {
+            for (bytes, value) in bytes.chunks_exact_mut(4).zip(logits) {
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+            Ok(())
+        })
+    }
+
+    /// The log probability of one token, and the most likely one, for each row of the last step's logits.
+    fn score(&self, py: Python<'_>, targets: Vec<u32>) -> PyResult<Vec<(f64, u32)>> {
+        let scored = py.detach(|| self.lock().map(|mut model| model.score(&targets)))?;
+        scored.map_err(PyValueError::new_err)
     }
 
     /// What was loaded: architecture, sizes, memory, instruction set, seconds it took.
@@ -313,6 +316,14 @@ fn drawn(result: Result<sampling::Sampled, sampling::SampleError>) -> Drawn {
     }
 }
 
+fn parse_kv_type(name: &str) -> PyResult<KvType> {
+    let found = KvType::ALL.into_iter().find(|kind| kind.name() == name);
+    found.ok_or_else(|| {
+        let names = KvType::ALL.map(KvType::name).join(", ");
+        PyValueError::new_err(format!("kv_type must be one of {names}, got '{name}'"))
+    })
+}
+
 fn parse_isa(name: &str) -> PyResult<Isa> {
     let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
     Isa::from_name(name)
@@ -337,7 +348,9 @@ pub fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 
 /// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token.
 #[pyfunction]
-pub fn describe_model(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+#[pyo3(signature = (path, kv_type = "f16"))]
+pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyResult<Bound<'py, PyDict>> {
+    let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {
         let (file, config) = pyagent_engine::model::open(&path)?;
         let weight_bytes: usize = file.tensors().map(|tensor| tensor.bytes.len()).sum();
@@ -350,9 +363,7 @@ pub fn describe_model(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDic
     about.set_item("context_length", config.context_length)?;
     about.set_item("num_layers", config.num_layers)?;
     about.set_item("weight_bytes", weight_bytes)?;
-    about.set_item(
-        "kv_bytes_per_token",
-        config.num_layers * config.kv_size() * 2 * size_of::<u16>(),
-    )?;
+    let pages = KvPages::of(&config, config.kv_layout(kv_type));
+    about.set_item("kv_bytes_per_token", pages.block_bytes() / BLOCK_TOKENS)?;
     Ok(about)
 }

@@ -109,7 +109,9 @@ class Engine(_Section):
         none="auto",
     )
     threads: AutoCount = _setting(None, "Threads that compute; `auto` is one for each core.", none="auto")
-    kv_dtype: Literal["auto", "f32", "f16"] = _setting("auto", "Number format of the KV memory.")
+    kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = _setting(
+        "auto", "Number format of the KV memory: `auto` is `f16`; `int8` takes about half of that."
+    )
     max_num_seqs: Count = _setting(64, "Sequences computed in one step.")
     token_budget: Count = _setting(512, "Tokens computed in one step; longer prompts go in chunks of this.")
     max_context: AutoCount = _setting(None, "Tokens of context for each sequence; `auto` is the model's.", none="auto")

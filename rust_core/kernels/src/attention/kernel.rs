@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType};
 use crate::elementwise::functions;
-use crate::lanes::{F16, LANES, Lanes};
+use crate::lanes::{Bf16, F16, LANES, Lanes};
 
 /// Scratch of a group, all on cache-line borders.
 pub(super) struct Work {
@@ -35,33 +35,34 @@ pub(super) struct Group<'a> {
 
 /// A number as it lies in key-value memory.
 trait Stored: Copy {
+    /// Whether each token's numbers are to be multiplied by a scale.
+    const IS_SCALED: bool = false;
     unsafe fn load<L: Lanes>(source: *const Self) -> L;
     fn widen(self) -> f32;
 }
 
-impl Stored for f32 {
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(source: *const Self) -> L {
-        // SAFETY: the caller promises sixteen numbers and the set of `L`.
-        unsafe { L::load(source) }
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
+/// How a type of [`KvType`] is read.
+macro_rules! stored {
+    ($number:ty, $load:ident, $widen:expr $(, $is_scaled:ident)?) => {
+        impl Stored for $number {
+            $(const IS_SCALED: bool = $is_scaled;)?
+            #[inline(always)]
+            unsafe fn load<L: Lanes>(source: *const Self) -> L {
+                // SAFETY: the caller promises sixteen numbers and the set of `L`.
+                unsafe { L::$load(source) }
+            }
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+        }
+    };
 }
 
-impl Stored for F16 {
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(source: *const Self) -> L {
-        // SAFETY: the caller promises sixteen numbers and the set of `L`.
-        unsafe { L::load_f16(source) }
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
+stored!(f32, load, std::convert::identity);
+stored!(F16, load_f16, F16::to_f32);
+stored!(Bf16, load_bf16, Bf16::to_f32);
+stored!(i8, load_i8, f32::from, true);
 
 impl Group<'_> {
     /// Query token and query head of a row.
@@ -86,6 +87,13 @@ impl Group<'_> {
         // SAFETY: the caller promises that the blocks exist.
         unsafe { self.args.kv.block(block).add(offset).cast_const().cast() }
     }
+
+    /// The scales of the keys, or values, that lie `offset` bytes into a block.
+    #[inline(always)]
+    unsafe fn scales(&self, block: usize, offset: usize) -> *const f32 {
+        // SAFETY: the caller promises that the block exists and has scales.
+        unsafe { self.block(block, offset + self.layout.scales_at()) }
+    }
 }
 
 /// Computes a group of `ROWS` rows.
@@ -99,6 +107,8 @@ pub(super) unsafe fn attend<L: Lanes, const ROWS: usize, const KEYS: usize, cons
         match group.layout.dtype {
             KvType::F32 => attend_stored::<L, f32, ROWS, KEYS, DIMS>(group),
             KvType::F16 => attend_stored::<L, F16, ROWS, KEYS, DIMS>(group),
+            KvType::Bf16 => attend_stored::<L, Bf16, ROWS, KEYS, DIMS>(group),
+            KvType::Int8 => attend_stored::<L, i8, ROWS, KEYS, DIMS>(group),
         }
     }
 }
@@ -113,7 +123,7 @@ unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usiz
         score_blocks::<L, S, ROWS, KEYS>(group);
         let mut inverse_sums = [0.0; ROWS];
         for (row, inverse) in inverse_sums[..group.num_rows].iter_mut().enumerate() {
-            *inverse = 1.0 / weigh::<L, ROWS>(group, row);
+            *inverse = 1.0 / weigh::<L, S, ROWS>(group, row);
         }
         sum_values::<L, S, ROWS, DIMS>(group);
         write_out(group, &inverse_sums);
@@ -180,19 +190,23 @@ unsafe fn score_tile<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
         let scale = L::splat(group.args.scale);
         for i in 0..KEYS {
             let target = group.work.scores.add((block + i - group.blocks.start) * ROWS * LANES);
+            let scales = S::IS_SCALED.then(|| L::load(group.scales(block + i, keys_at)));
             for (row, scores) in scores.iter().enumerate() {
-                scores[i].mul(scale).store(target.add(row * LANES));
+                let score = scales.map_or(scores[i], |scales| scores[i].mul(scales));
+                score.mul(scale).store(target.add(row * LANES));
             }
         }
     }
 }
 
-/// Turns a row's scores into weights `e^(score - greatest)`, 0 where it does not see, and gives their sum.
+/// Turns a row's scores into weights `e^(score - greatest)`, 0 where it does not see, and gives their sum; then
+/// multiplies the weights by the scales of the values, where these have any.
 #[inline(always)]
-unsafe fn weigh<L: Lanes, const ROWS: usize>(group: &Group<'_>, row: usize) -> f32 {
+unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: usize) -> f32 {
     let visible = group.visible(row);
     let first = visible.start / BLOCK_TOKENS;
     let last = (visible.end - 1) / BLOCK_TOKENS;
+    let values_at = group.layout.values_at(group.args.kv_head);
     // SAFETY: the caller promises scratch for the group's blocks, which include these, and the set of `L`.
     unsafe {
         let scores = group.work.scores.add(row * LANES);
@@ -217,8 +231,12 @@ unsafe fn weigh<L: Lanes, const ROWS: usize>(group: &Group<'_>, row: usize) -> f
         let mut sum = L::splat(0.0);
         for block in first..=last {
             let weights = functions::exp(L::load(line(block)).sub(greatest));
-            weights.store(line(block));
             sum = sum.add(weights);
+            if S::IS_SCALED {
+                weights.mul(L::load(group.scales(block, values_at))).store(line(block));
+            } else {
+                weights.store(line(block));
+            }
         }
         sum.sum()
     }

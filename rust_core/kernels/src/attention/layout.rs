@@ -1,10 +1,12 @@
 //! Where a token's keys and values lie in a block, and how they get there.
 
-use crate::elementwise::f32_to_f16;
+use crate::elementwise::{f32_to_bf16, f32_to_f16, f32_to_i8, i8_scale};
 use crate::isa::Isa;
 
 /// Tokens whose keys and values share a block.
 pub const BLOCK_TOKENS: usize = 16;
+/// Numbers converted at a time.
+const RUN: usize = 256;
 
 /// How numbers are kept in key-value memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,14 +15,40 @@ pub enum KvType {
     F32,
     /// Rounded to half precision: half the memory and half the reading.
     F16,
+    /// Rounded to bfloat16: the range of `f32`, and three bits fewer than half precision.
+    Bf16,
+    /// Integers of 8 bits, with one scale for each token's keys of a head and one for its values.
+    Int8,
 }
 
 impl KvType {
+    /// Every type, widest first.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Int8];
+
+    /// The name that settings use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
+
     /// Bytes of one number.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
-            Self::F16 => 2,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Bytes of the scales of one head's keys, or of its values, in a block.
+    const fn scale_bytes(self) -> usize {
+        match self {
+            Self::Int8 => BLOCK_TOKENS * size_of::<f32>(),
+            _ => 0,
         }
     }
 }
@@ -73,7 +101,8 @@ impl LayerBlocks<'_> {
 /// The shape of one layer's part of a block.
 ///
 /// A block holds its keys as `[kv_head][head_dim][token]` (transposed, so that a register is one dimension of
-/// sixteen keys) and then its values as `[kv_head][token][head_dim]`.
+/// sixteen keys) and then its values as `[kv_head][token][head_dim]`. Of integers, each head's numbers are followed by
+/// the scales of the sixteen tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Key-value heads.
@@ -91,7 +120,12 @@ impl KvLayout {
     }
 
     /// Bytes of one head's keys, or of its values, in a block.
-    pub(super) const fn head_bytes(&self) -> usize {
+    const fn head_bytes(&self) -> usize {
+        self.scales_at() + self.dtype.scale_bytes()
+    }
+
+    /// Bytes from the start of a head's keys, or of its values, to their scales.
+    pub(super) const fn scales_at(&self) -> usize {
         self.head_dim * BLOCK_TOKENS * self.dtype.bytes()
     }
 
@@ -120,43 +154,72 @@ pub unsafe fn store_kv(isa: Isa, layout: &KvLayout, block: *mut u8, slot: usize,
         slot < BLOCK_TOKENS && kv_head < layout.num_kv_heads && is_whole,
         "keys or values do not fit the block"
     );
+    let place = Slot {
+        layout,
+        block,
+        slot,
+        kv_head,
+    };
     // SAFETY: the head and the slot are in the block, so each write is inside it.
     unsafe {
         match layout.dtype {
-            KvType::F32 => scatter_run(layout, block.cast::<f32>(), slot, (kv_head, 0), k, v),
-            KvType::F16 => {
-                // Converted in runs that fit the stack: a head may be long.
-                let mut halves = [[0_u16; 256]; 2];
-                for start in (0..layout.head_dim).step_by(256) {
-                    let count = (layout.head_dim - start).min(256);
-                    f32_to_f16(isa, &k[start..start + count], &mut halves[0][..count]);
-                    f32_to_f16(isa, &v[start..start + count], &mut halves[1][..count]);
-                    let (k, v) = (&halves[0][..count], &halves[1][..count]);
-                    scatter_run(layout, block.cast::<u16>(), slot, (kv_head, start), k, v);
-                }
+            KvType::F32 => place.scatter(0, k, v),
+            KvType::F16 => place.convert::<u16>([k, v], |row, _, out| f32_to_f16(isa, row, out)),
+            KvType::Bf16 => place.convert::<u16>([k, v], |row, _, out| f32_to_bf16(isa, row, out)),
+            KvType::Int8 => {
+                let scales = [i8_scale(isa, k), i8_scale(isa, v)];
+                place.write_scales(scales);
+                place.convert::<i8>([k, v], |row, which, out| f32_to_i8(isa, row, scales[which], out));
             }
         }
     }
 }
 
-/// Writes the part of a head that begins at dimension `start`.
-unsafe fn scatter_run<T: Copy>(
-    layout: &KvLayout,
-    base: *mut T,
+/// A token's place in a block, for one head.
+struct Slot<'a> {
+    layout: &'a KvLayout,
+    block: *mut u8,
     slot: usize,
-    (head, start): (usize, usize),
-    k: &[T],
-    v: &[T],
-) {
-    // SAFETY: the caller promises the block; head, slot and dimensions are inside it.
-    unsafe {
-        let keys = base.byte_add(layout.keys_at(head)).add(start * BLOCK_TOKENS + slot);
-        for (i, number) in k.iter().enumerate() {
-            *keys.add(i * BLOCK_TOKENS) = *number;
+    kv_head: usize,
+}
+
+impl Slot<'_> {
+    /// Converts keys (0) and values (1) in runs that fit the stack, as a head may be long, and writes them.
+    unsafe fn convert<T: Copy + Default>(&self, rows: [&[f32]; 2], convert: impl Fn(&[f32], usize, &mut [T])) {
+        let mut narrow = [[T::default(); RUN]; 2];
+        for start in (0..self.layout.head_dim).step_by(RUN) {
+            let count = (self.layout.head_dim - start).min(RUN);
+            for which in 0..2 {
+                convert(&rows[which][start..start + count], which, &mut narrow[which][..count]);
+            }
+            // SAFETY: the caller promises the block; head, slot and dimensions are inside it.
+            unsafe { self.scatter(start, &narrow[0][..count], &narrow[1][..count]) };
         }
-        let values = base
-            .byte_add(layout.values_at(head))
-            .add(slot * layout.head_dim + start);
-        std::ptr::copy_nonoverlapping(v.as_ptr(), values, v.len());
+    }
+
+    /// Writes the dimensions from `start` on.
+    unsafe fn scatter<T: Copy>(&self, start: usize, k: &[T], v: &[T]) {
+        let Self { layout, slot, .. } = *self;
+        // SAFETY: the caller promises the block; head, slot and dimensions are inside it.
+        unsafe {
+            let keys = self.block.add(layout.keys_at(self.kv_head)).cast::<T>();
+            for (i, number) in k.iter().enumerate() {
+                *keys.add((start + i) * BLOCK_TOKENS + slot) = *number;
+            }
+            let values = self.block.add(layout.values_at(self.kv_head)).cast::<T>();
+            std::ptr::copy_nonoverlapping(v.as_ptr(), values.add(slot * layout.head_dim + start), v.len());
+        }
+    }
+
+    /// Writes the scales of keys and values.
+    unsafe fn write_scales(&self, scales: [f32; 2]) {
+        let heads = [self.layout.keys_at(self.kv_head), self.layout.values_at(self.kv_head)];
+        for (head, scale) in heads.into_iter().zip(scales) {
+            // SAFETY: the caller promises the block, which has scales after the numbers of each head.
+            unsafe {
+                let first = self.block.add(head + self.layout.scales_at()).cast::<f32>();
+                *first.add(self.slot) = scale;
+            }
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! A query's result is the same bit for bit however the work is split, wherever its blocks lie, and on every
 //! instruction set:
 //! - a score is one chain of fused multiply-adds over the head's dimensions (lanes are sixteen keys);
+//! - a key's scale, where it has one, multiplies its score, and a value's scale its weight;
 //! - the sum of the weights runs in sixteen lanes, lane = position mod 16, added up by one fixed tree;
 //! - an output is one chain over the keys in order (lanes are dimensions), multiplied by `1 / sum` at the end.
 

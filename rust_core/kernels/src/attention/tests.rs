@@ -1,7 +1,7 @@
 //! Attention against a plain double-precision reference, and against itself split in every way.
 
 use super::*;
-use crate::lanes::F16;
+use crate::lanes::{Bf16, F16};
 use proptest::prelude::*;
 
 /// Outputs average values of magnitude 1 by weights whose relative error is the absolute error of the scores: some
@@ -185,14 +185,22 @@ impl Case {
 
     /// The definition, in double precision, on the numbers as they are stored.
     fn reference(&self) -> Vec<f64> {
-        let stored = |x: f32| match self.layout.dtype {
+        let dim = self.layout.head_dim;
+        let stored = |x: f32, scale: f32| match self.layout.dtype {
             KvType::F32 => f64::from(x),
             KvType::F16 => f64::from(F16::from_f32(x).to_f32()),
+            KvType::Bf16 => f64::from(Bf16::from_f32(x).to_f32()),
+            KvType::Int8 => f64::from((x * (1.0 / scale)).round_ties_even() as i8) * f64::from(scale),
         };
-        let widen = |row: Vec<f32>| row.into_iter().map(stored).collect::<Vec<_>>();
+        let scale = |head: &[f32]| head.iter().fold(0.0_f32, |greatest, x| greatest.max(x.abs())) / 127.0;
+        let widen = |row: Vec<f32>| {
+            let heads = row.chunks_exact(dim);
+            heads
+                .flat_map(|head| head.iter().map(|x| stored(*x, scale(head))))
+                .collect::<Vec<_>>()
+        };
         let keys: Vec<_> = (0..self.num_positions()).map(|p| widen(self.keys(p))).collect();
         let values: Vec<_> = (0..self.num_positions()).map(|p| widen(self.values(p))).collect();
-        let dim = self.layout.head_dim;
         let mut out = Vec::new();
         for (i, query) in self.queries().chunks(dim).enumerate() {
             let num_heads = self.heads * self.layout.num_kv_heads;
@@ -250,7 +258,7 @@ fn any_case() -> impl Strategy<Value = Case> {
     let head_dim = prop_oneof![Just(16_usize), Just(48), Just(64), Just(80), 1_usize..100];
     let window = prop_oneof![Just(None), (1_usize..70).prop_map(Some)];
     let softcap = prop_oneof![Just(None), Just(Some(30.0_f32))];
-    let dtype = prop_oneof![Just(KvType::F16), Just(KvType::F32)];
+    let dtype = prop::sample::select(&KvType::ALL[..]);
     (
         any_place(),
         head_dim,
@@ -292,7 +300,7 @@ fn attention_equals_the_reference_for_every_head_ratio() {
 #[test]
 fn attention_equals_the_reference_for_every_head_size() {
     for head_dim in [1, 7, 16, 40, 64, 80, 96, 128, 131, 192, 256] {
-        for dtype in [KvType::F16, KvType::F32] {
+        for dtype in KvType::ALL {
             let mut case = Case::new(head_dim, 2, 3, 29, 20);
             case.layout.dtype = dtype;
             case.check_against_reference();
@@ -339,6 +347,52 @@ fn attention_over_a_long_context_is_independent_of_the_rows_at_once() {
         [limit(Isa::Avx2, 10), limit(Isa::Avx2, 4096), limit(Isa::Avx2, 100_000)],
         [6, 3, 1]
     );
+}
+
+/// A key or value that is no number is one in the output, of every type: it is not rounded away.
+#[test]
+fn faults_in_keys_and_values_reach_the_output() {
+    let case = Case::new(16, 1, 1, 0, 1);
+    for dtype in KvType::ALL {
+        let layout = KvLayout { dtype, ..case.layout };
+        for (fault, which) in [(f32::NAN, 0), (f32::NAN, 1), (f32::INFINITY, 1), (f32::NEG_INFINITY, 1)] {
+            let mut rows = [[0.5; 16]; 2];
+            rows[which][3] = fault;
+            let mut memory = vec![0_u32; layout.block_bytes() / 4];
+            let (query, mut out) = ([1.0_f32; 16], [0.0_f32; 16]);
+            let args = AttentionArgs {
+                kv: LayerBlocks {
+                    base: memory.as_mut_ptr().cast(),
+                    page_bytes: layout.block_bytes(),
+                    pages: &[0],
+                    pages_per_block: 1,
+                    page_in_block: 0,
+                },
+                kv_head: 0,
+                num_query_heads_per_kv: 1,
+                first_position: 0,
+                num_tokens: 1,
+                window: None,
+                scale: 1.0,
+                softcap: None,
+                q: query.as_ptr(),
+                q_stride: 16,
+                out: out.as_mut_ptr(),
+                out_stride: 16,
+            };
+            for isa in Isa::available() {
+                // SAFETY: there is one block, one query and room for one result.
+                unsafe {
+                    store_kv(isa, &layout, memory.as_mut_ptr().cast(), 0, 0, &rows[0], &rows[1]);
+                    attend(isa, &layout, &args, &mut AttentionScratch::default());
+                }
+                assert!(
+                    out.iter().any(|x| !x.is_finite()),
+                    "{dtype:?} {fault} on {isa:?}: {out:?}"
+                );
+            }
+        }
+    }
 }
 
 proptest! {

@@ -7,11 +7,13 @@
 //! Rows of unequal length are a bug of the caller and panic.
 
 pub(crate) mod functions;
+mod narrow;
 mod rope;
 
 #[cfg(test)]
 mod tests;
 
+pub use narrow::{f32_to_bf16, f32_to_f16, f32_to_i8, i8_scale};
 pub use rope::{RopeError, RopeScaling, RopeStyle, RopeTable, rope};
 
 use crate::isa::Isa;
@@ -153,7 +155,7 @@ pub fn softmax(isa: Isa, x: &mut [f32]) {
 /// Replaces `x` by `e^((x - shift) / divisor)` and gives the sum of that, accumulated in `f64`.
 ///
 /// Infinitely negative scores count 0.
-pub(crate) fn exp_sum(isa: Isa, x: &mut [f32], shift: f32, divisor: f32) -> f64 {
+pub fn exp_sum(isa: Isa, x: &mut [f32], shift: f32, divisor: f32) -> f64 {
     #[inline(always)]
     unsafe fn kernel<L: Lanes>(x: &mut [f32], shift: f32, divisor: f32) -> f64 {
         // SAFETY: the caller promises the set of `L`.
@@ -190,21 +192,4 @@ pub fn f16_to_f32(isa: Isa, halves: &[u16], out: &mut [f32]) {
         }
     }
     run_on!(isa, kernel(halves: &[u16], out: &mut [f32]))
-}
-
-/// Rounds to half-precision bits, ties to even; beyond the range gives infinity.
-pub fn f32_to_f16(isa: Isa, x: &[f32], out: &mut [u16]) {
-    assert_eq!(x.len(), out.len(), "rows of unequal length");
-    #[inline(always)]
-    unsafe fn kernel<L: Lanes>(x: &[f32], out: &mut [u16]) {
-        let whole = out.len() / LANES * LANES;
-        for start in (0..whole).step_by(LANES) {
-            // SAFETY: the caller promises the set of `L`; sixteen numbers are left; F16 is a transparent u16.
-            unsafe { L::load(x.as_ptr().add(start)).store_f16(out.as_mut_ptr().add(start).cast()) };
-        }
-        for (x, out) in x[whole..].iter().zip(&mut out[whole..]) {
-            *out = F16::from_f32(*x).0;
-        }
-    }
-    run_on!(isa, kernel(x: &[f32], out: &mut [u16]))
 }

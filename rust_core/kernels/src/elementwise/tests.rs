@@ -306,6 +306,30 @@ proptest! {
         }
     }
 
+    /// So are rounding to bfloat16, which takes the nearest, and to 8-bit integers, which are at most half a step off.
+    #[test]
+    fn narrowing_is_the_same_on_every_set(x in prop::collection::vec(any_bits(), 0..70)) {
+        let narrow = |isa| {
+            let (mut halves, mut integers) = (vec![0; x.len()], vec![0; x.len()]);
+            f32_to_bf16(isa, &x, &mut halves);
+            let scale = i8_scale(isa, &x);
+            f32_to_i8(isa, &x, scale, &mut integers);
+            (halves, integers, scale.to_bits())
+        };
+        let expected = narrow(Isa::Scalar);
+        for isa in Isa::available() {
+            prop_assert_eq!(&narrow(isa), &expected, "{:?}", isa);
+        }
+        let scale = f32::from_bits(expected.2);
+        for ((x, half), integer) in x.iter().zip(expected.0).zip(expected.1) {
+            let wide = f32::from_bits(u32::from(half) << 16);
+            prop_assert!(wide == *x || x.is_nan() && wide.is_nan() || (wide - x).abs() <= x.abs() / 256.0 + 1e-40
+                || wide.is_infinite() && x.abs() > 3.38e38);
+            let error = (f32::from(integer) * scale - x).abs();
+            prop_assert!(scale.is_nan() || error <= scale * 0.501 || scale == 0.0 && x.abs() < 1e-35);
+        }
+    }
+
     /// Every kernel gives the same bits on every set, for any length and any numbers.
     #[test]
     fn kernels_are_the_same_on_every_set(x in prop::collection::vec(any_bits(), 1..100)) {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{F16, Lanes};
+use super::{Bf16, F16, Lanes};
 
 /// Lanes 0 to 7 and 8 to 15.
 #[derive(Clone, Copy)]
@@ -34,6 +34,21 @@ fn scale(x: __m256, n: __m256) -> __m256 {
     }
 }
 
+/// The upper halves of eight numbers' bits, rounded to nearest, in 32 bits each.
+#[inline(always)]
+fn to_bf16(x: __m256) -> __m256i {
+    // SAFETY: called with a register of a value of these lanes, which proves the set.
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let upper = _mm256_srli_epi32::<16>(bits);
+        let is_odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        _mm256_blendv_epi8(_mm256_srli_epi32::<16>(rounded), quiet, is_nan)
+    }
+}
+
 impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -56,6 +71,28 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16(source: *const Bf16) -> Self {
+        // SAFETY: the caller promises the set and sixteen readable Bf16.
+        unsafe {
+            let widen = |half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)));
+            Self(
+                widen(_mm_loadu_si128(source.cast())),
+                widen(_mm_loadu_si128(source.add(8).cast())),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(source: *const i8) -> Self {
+        // SAFETY: the caller promises the set and sixteen readable i8.
+        unsafe {
+            let widen = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+            Self(
+                widen(_mm_loadl_epi64(source.cast())),
+                widen(_mm_loadl_epi64(source.add(8).cast())),
+            )
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
         // SAFETY: the caller promises sixteen writable f32; the value proves the set.
         unsafe {
@@ -71,6 +108,25 @@ impl Lanes for Avx2 {
             let high = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1);
             _mm_storeu_si128(target.cast(), low);
             _mm_storeu_si128(target.add(8).cast(), high);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, target: *mut Bf16) {
+        // SAFETY: the caller promises sixteen writable Bf16; the value proves the set.
+        unsafe {
+            // Packing works in each half of the registers, so the quarters come out in the order 0 2 1 3.
+            let packed = _mm256_packus_epi32(to_bf16(self.0), to_bf16(self.1));
+            _mm256_storeu_si256(target.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, target: *mut i8) {
+        // SAFETY: the caller promises sixteen writable i8; the value proves the set.
+        unsafe {
+            let packed = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+            let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256::<1>(ordered));
+            _mm_storeu_si128(target.cast(), bytes);
         }
     }
     #[inline(always)]

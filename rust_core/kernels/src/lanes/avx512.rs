@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{F16, Lanes};
+use super::{Bf16, F16, Lanes};
 
 /// One register.
 #[derive(Clone, Copy)]
@@ -33,6 +33,19 @@ impl Lanes for Avx512 {
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(source.cast()))) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(source: *const Bf16) -> Self {
+        // SAFETY: the caller promises the set and sixteen readable Bf16.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(source: *const i8) -> Self {
+        // SAFETY: the caller promises the set and sixteen readable i8.
+        unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast())))) }
+    }
+    #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
         // SAFETY: the caller promises sixteen writable f32; the value proves the set.
         unsafe { _mm512_storeu_ps(target, self.0) };
@@ -44,6 +57,26 @@ impl Lanes for Avx512 {
             let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
             _mm256_storeu_si256(target.cast(), halves);
         }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, target: *mut Bf16) {
+        // In integers: the instruction for it takes subnormals for zeros.
+        // SAFETY: the caller promises sixteen writable Bf16; the value proves the set.
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let upper = _mm512_srli_epi32::<16>(bits);
+            let is_odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(is_odd, _mm512_set1_epi32(0x7fff)));
+            let quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let halves = _mm512_mask_blend_epi32(is_nan, _mm512_srli_epi32::<16>(rounded), quiet);
+            _mm256_storeu_si256(target.cast(), _mm512_cvtepi32_epi16(halves));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, target: *mut i8) {
+        // SAFETY: the caller promises sixteen writable i8; the value proves the set.
+        unsafe { _mm_storeu_si128(target.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))) };
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {

@@ -1,4 +1,5 @@
-//! IEEE-754 binary16 in plain Rust, equal bit for bit to what F16C does in hardware.
+//! Numbers of sixteen bits in plain Rust: IEEE-754 binary16, equal bit for bit to what F16C does in hardware, and
+//! bfloat16, the upper half of an `f32`.
 
 /// A half-precision number as its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,27 @@ impl F16 {
         let quiet = u32::from(magnitude > 0x7c00) << 22;
         let special = 0x7f80_0000 | (magnitude << 13) | quiet;
         f32::from_bits(sign | if magnitude >= 0x7c00 { special } else { finite })
+    }
+}
+
+/// A bfloat16 number as its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Bf16(pub(crate) u16);
+
+impl Bf16 {
+    /// Rounds to nearest, ties to even, also subnormals; a NaN stays a (quiet) NaN.
+    pub(crate) fn from_f32(x: f32) -> Self {
+        let bits = x.to_bits();
+        let upper = bits >> 16;
+        let rounded = (bits.wrapping_add(0x7fff + (upper & 1))) >> 16;
+        Self(if x.is_nan() { upper | 0x40 } else { rounded } as u16)
+    }
+
+    /// Widens exactly.
+    #[inline(always)]
+    pub(crate) fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 
-pub(crate) use half::F16;
+pub(crate) use half::{Bf16, F16};
 
 /// Numbers in one [`Lanes`] value.
 pub(crate) const LANES: usize = 16;
@@ -38,6 +38,16 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// The CPU has the instruction set, and sixteen `F16` may be read at `source`.
     unsafe fn load_f16(source: *const F16) -> Self;
+    /// Sixteen bfloat16 numbers from `source`, widened exactly.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set, and sixteen `Bf16` may be read at `source`.
+    unsafe fn load_bf16(source: *const Bf16) -> Self;
+    /// Sixteen integers from `source`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set, and sixteen `i8` may be read at `source`.
+    unsafe fn load_i8(source: *const i8) -> Self;
     /// Writes sixteen numbers to `target`, of any alignment.
     ///
     /// # Safety
@@ -48,6 +58,16 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// Sixteen `F16` may be written at `target`.
     unsafe fn store_f16(self, target: *mut F16);
+    /// Writes sixteen numbers to `target`, rounded to bfloat16, ties to even.
+    ///
+    /// # Safety
+    /// Sixteen `Bf16` may be written at `target`.
+    unsafe fn store_bf16(self, target: *mut Bf16);
+    /// Writes sixteen numbers of -127..=127 to `target`, rounded to integers, ties to even.
+    ///
+    /// # Safety
+    /// Sixteen `i8` may be written at `target`.
+    unsafe fn store_i8(self, target: *mut i8);
     /// `self + other`.
     fn add(self, other: Self) -> Self;
     /// `self - other`.

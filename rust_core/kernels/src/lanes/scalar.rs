@@ -1,6 +1,6 @@
 //! Sixteen lanes as an array: the definition that the other sets must equal, and the way on other CPUs.
 
-use super::{F16, LANES, Lanes};
+use super::{Bf16, F16, LANES, Lanes};
 
 /// Sixteen numbers in an array.
 #[derive(Clone, Copy)]
@@ -40,6 +40,17 @@ impl Lanes for Scalar {
         Self(halves.map(F16::to_f32))
     }
     #[inline(always)]
+    unsafe fn load_bf16(source: *const Bf16) -> Self {
+        // SAFETY: the caller promises sixteen readable Bf16.
+        let halves = unsafe { source.cast::<[Bf16; LANES]>().read_unaligned() };
+        Self(halves.map(Bf16::to_f32))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(source: *const i8) -> Self {
+        // SAFETY: the caller promises sixteen readable i8.
+        Self(unsafe { source.cast::<[i8; LANES]>().read() }.map(f32::from))
+    }
+    #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
         // SAFETY: the caller promises sixteen writable f32.
         unsafe { target.cast::<[f32; LANES]>().write_unaligned(self.0) };
@@ -48,6 +59,21 @@ impl Lanes for Scalar {
     unsafe fn store_f16(self, target: *mut F16) {
         // SAFETY: the caller promises sixteen writable F16.
         unsafe { target.cast::<[F16; LANES]>().write_unaligned(self.0.map(F16::from_f32)) };
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, target: *mut Bf16) {
+        // SAFETY: the caller promises sixteen writable Bf16.
+        unsafe {
+            target
+                .cast::<[Bf16; LANES]>()
+                .write_unaligned(self.0.map(Bf16::from_f32))
+        };
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, target: *mut i8) {
+        let integers = self.0.map(|x| x.round_ties_even() as i8);
+        // SAFETY: the caller promises sixteen writable i8.
+        unsafe { target.cast::<[i8; LANES]>().write(integers) };
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {

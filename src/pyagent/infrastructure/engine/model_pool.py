@@ -123,9 +123,8 @@ class ModelPool:
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
         path = self._locate(entry.name)
         options = self._options
-        about = describe(path)
-        per_token = about.kv_bytes_per_token * (2 if options.cpu.kv_type == "f32" else 1)
-        least_kv = min(options.cpu.kv_bytes, per_token * min(_LEAST_KV_TOKENS, about.context_length))
+        about = describe(path, kv_type=options.cpu.kv_type)
+        least_kv = min(options.cpu.kv_bytes, about.kv_bytes_per_token * min(_LEAST_KV_TOKENS, about.context_length))
         if about.weight_bytes + least_kv > self.ledger.total_bytes:
             raise ModelError(
                 f"{entry.name} needs {megabytes(about.weight_bytes)} for its weights and {megabytes(least_kv)} for KV, "

@@ -68,7 +68,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     return EngineOptions(
         cpu=CpuOptions(
             threads=engine.threads or 0,
-            kv_type="f32" if engine.kv_dtype == "f32" else "f16",
+            kv_type="f16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             isa=None if engine.isa == "auto" else engine.isa,
         ),
         limits=SchedulerLimits(max_num_seqs=engine.max_num_seqs, token_budget=engine.token_budget),

@@ -31,11 +31,11 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes + self.kv_bytes_per_token * context
 
 
-def describe(path: Path, licence: str = "unknown") -> ModelDescription:
-    """Read a model's header. Raises `ModelError` saying why the file cannot be run."""
+def describe(path: Path, licence: str = "unknown", kv_type: str = "f16") -> ModelDescription:
+    """Read a model's header, for KV in `kv_type`. Raises `ModelError` saying why the file cannot be run."""
     try:
         header = _rust.read_model_header(path)
-        shape = _rust.describe_model(path)
+        shape = _rust.describe_model(path, kv_type)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
     elements: Counter[str] = Counter()

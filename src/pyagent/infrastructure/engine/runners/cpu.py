@@ -14,6 +14,8 @@ from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS
 
 DEFAULT_KV_BYTES = 1 << 30
 
+KvType = Literal["f32", "f16", "bf16", "int8"]
+
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
@@ -21,7 +23,7 @@ class CpuOptions:
 
     threads: int = 0
     kv_bytes: int = DEFAULT_KV_BYTES
-    kv_type: Literal["f16", "f32"] = "f16"
+    kv_type: KvType = "f16"
     isa: str | None = None
 
 
