@@ -151,8 +151,9 @@ def measure(path: Path, figure: Figure) -> float:
     from pyagent._rust import BlockPool, CpuModel
 
     model = CpuModel.load(path, threads=NUM_THREADS, kv_bytes=KV_BYTES)
-    vocab_size = model.info()["vocab_size"]
-    pool = BlockPool(model.info()["num_blocks"])
+    info = model.info()
+    vocab_size = info["vocab_size"]
+    pool = BlockPool(info["num_pages"], groups=info["kv_groups"])
     draw = random.Random(1234)
 
     def tokens(count: int) -> list[int]:

@@ -40,7 +40,8 @@ class Quality:
 
 def scores(model: CpuModel, tokens: list[int]) -> list[tuple[float, int]]:
     """The log probability of each token but the first after those before it, and the most likely token there."""
-    pool = BlockPool(model.info()["num_pages"])
+    info = model.info()
+    pool = BlockPool(info["num_pages"], groups=info["kv_groups"])
     pool.add(1, tokens)
     pool.reserve(1, len(tokens))
     model.execute(pool, [(1, tokens[:-1], len(tokens) - 1)], [])

@@ -24,7 +24,6 @@ class CpuModelInfo(TypedDict):
     num_layers: int
     hidden_size: int
     weight_bytes: int
-    num_blocks: int
     num_pages: int
     page_bytes: int
     kv_groups: list[tuple[str, int, int]]

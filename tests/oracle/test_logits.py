@@ -20,7 +20,7 @@ def our_logits(model: _rust.CpuModel, windows: list[list[int]]):
     import numpy as np
 
     info = model.info()
-    pool = _rust.BlockPool(info["num_blocks"])
+    pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
     rows = []
     for sequence, tokens in enumerate(windows):
         pool.clear_index()

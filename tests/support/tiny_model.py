@@ -1,6 +1,6 @@
 """A llama of a few thousand random weights with a byte-level BPE vocabulary: loads in milliseconds, talks nonsense.
 
-The same seed writes the same bytes. `damage` puts NaN into the norm before the logits.
+The same seed writes the same bytes. `is_damaged` puts NaN into the norm before the logits.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def vocabulary() -> tuple[list[str], list[str]]:
     return tokens, merges
 
 
-def metadata(**changes: object) -> Metadata:
+def metadata(architecture: str = "llama", **changes: object) -> Metadata:
     """The file's metadata; `changes` replace entries (dots as double underscores), None removes one."""
     tokens, merges = vocabulary()
     entries: dict[str, object] = {
-        "general.architecture": "llama",
+        "general.architecture": architecture,
         "general.name": "tiny",
         "general.license": "apache-2.0",
         "llama.attention.head_count": HEADS,
@@ -71,12 +71,18 @@ def metadata(**changes: object) -> Metadata:
         "tokenizer.ggml.token_type": [3] * len(CONTROL_TOKENS) + [1] * (len(tokens) - len(CONTROL_TOKENS)),
         "tokenizer.ggml.tokens": tokens,
     }
+    entries = {key.replace("llama.", f"{architecture}."): value for key, value in entries.items()}
     entries |= {key.replace("__", "."): value for key, value in changes.items()}
     return {key: value for key, value in entries.items() if value is not None}
 
 
-def write_tiny_model(path: Path, seed: int = 7, *, is_damaged: bool = False, **changes: object) -> Path:
+def write_tiny_model(
+    path: Path, seed: int = 7, *, is_damaged: bool = False, architecture: str = "llama", **changes: object
+) -> Path:
     """Write the model; returns `path`."""
+    entries = metadata(architecture, **changes)
+    num_layers = entries[f"{architecture}.block_count"]
+    assert isinstance(num_layers, int)
     draw = random.Random(seed)
     num_tokens = len(vocabulary()[0])
     tensors: dict[str, tuple[tuple[int, ...], array[float]]] = {}
@@ -90,7 +96,7 @@ def write_tiny_model(path: Path, seed: int = 7, *, is_damaged: bool = False, **c
 
     kv_size = HIDDEN // HEADS * KV_HEADS
     matrix("token_embd.weight", HIDDEN, num_tokens, 1.0)
-    for layer in range(LAYERS):
+    for layer in range(num_layers):
         block = f"blk.{layer}"
         norm(f"{block}.attn_norm.weight")
         norm(f"{block}.ffn_norm.weight")
@@ -109,4 +115,4 @@ def write_tiny_model(path: Path, seed: int = 7, *, is_damaged: bool = False, **c
     if is_damaged:
         tensors["output_norm.weight"][1][0] = math.nan
     tensor_values: Tensors = tensors
-    return write_gguf(path, metadata(**changes), tensor_values)
+    return write_gguf(path, entries, tensor_values)

@@ -1,6 +1,7 @@
 //! Prefill and decode speed of a model file: `model_speed FILE [threads] [isa]`.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pyagent_engine::forward::Segment;
@@ -31,11 +32,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens: Vec<u32> = (0..512).map(|i| (i * 7919 + 300) % vocab).collect();
     // Pages for 72 blocks of each sequence, its groups of layers one after the other.
     let mut pages = 0..;
-    let tables: Vec<Vec<Vec<u32>>> = (0..32)
+    let tables: Vec<Vec<Arc<Vec<u32>>>> = (0..32)
         .map(|_| {
             let groups = model.kv().pages.groups.iter();
             groups
-                .map(|group| pages.by_ref().take(72 * group.pages_per_block).collect())
+                .map(|group| Arc::new(pages.by_ref().take(72 * group.pages_per_block).collect()))
                 .collect()
         })
         .collect();

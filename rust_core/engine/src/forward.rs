@@ -5,6 +5,7 @@
 //! its output. Who computes a row never changes its value: every output is one lane of a reduction in fixed order.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, BLOCK_TOKENS};
 use pyagent_kernels::elementwise::{self, RopeTable};
@@ -27,7 +28,7 @@ const FEW_ROWS: usize = 4;
 pub struct Segment<'a> {
     /// The sequence's KV pages, a table for each group of layers, covering every position up to the last token's.
     /// Blocks that no token of the segment sees may be [`crate::kv::NO_PAGE`].
-    pub tables: &'a [Vec<u32>],
+    pub tables: &'a [Arc<Vec<u32>>],
     /// Position of the first token.
     pub first_position: usize,
     /// The tokens.

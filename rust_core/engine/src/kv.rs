@@ -5,6 +5,8 @@
 //! is the block pool's business (`pyagent-cache`); here are only bytes. The operating system commits a page when it is
 //! first written, so resident memory follows use, not the pool's size.
 
+use std::sync::Arc;
+
 use memmap2::MmapMut;
 use pyagent_kernels::attention::{KvLayout, LayerBlocks};
 
@@ -54,8 +56,8 @@ pub struct KvPages {
 impl KvPages {
     /// The groups of a model.
     pub fn of(config: &ModelConfig, layout: KvLayout) -> Self {
-        // One group, until the block pool has a table for each.
-        Self::new(&vec![None; config.num_layers], layout)
+        let windows: Vec<_> = (0..config.num_layers).map(|layer| config.window(layer)).collect();
+        Self::new(&windows, layout)
     }
 
     /// The groups of layers with these windows.
@@ -140,7 +142,7 @@ impl KvMemory {
     ///
     /// # Panics
     /// When there is no such layer, or no table for its group.
-    pub fn layer<'a>(&self, layer: usize, tables: &'a [Vec<u32>]) -> LayerBlocks<'a> {
+    pub fn layer<'a>(&self, layer: usize, tables: &'a [Arc<Vec<u32>>]) -> LayerBlocks<'a> {
         let place = self.pages.places[layer];
         let offset = place.layer_in_page * self.pages.layout.block_bytes();
         LayerBlocks {
@@ -155,7 +157,7 @@ impl KvMemory {
 
     /// Whether tables hold what tokens at `first..end` of a sequence see: a page that exists for each block up to the
     /// last token's, and [`NO_PAGE`] only for blocks that slid out of the first token's sight.
-    pub fn check(&self, tables: &[Vec<u32>], first: usize, end: usize) -> Result<(), String> {
+    pub fn check(&self, tables: &[Arc<Vec<u32>>], first: usize, end: usize) -> Result<(), String> {
         let groups = &self.pages.groups;
         if tables.len() != groups.len() {
             return Err(format!("{} tables for {} groups of layers", tables.len(), groups.len()));
@@ -225,10 +227,10 @@ mod tests {
             let pages = KvPages::new(&kinds, LAYOUT);
             let memory = KvMemory::new(pages.clone(), 200).expect("memory");
             let mut next = 0..;
-            let tables: Vec<Vec<u32>> = pages
+            let tables: Vec<Arc<Vec<u32>>> = pages
                 .groups
                 .iter()
-                .map(|group| next.by_ref().take(group.pages_per_block).collect())
+                .map(|group| Arc::new(next.by_ref().take(group.pages_per_block).collect()))
                 .collect();
             let start = memory.memory.as_ptr() as usize;
             let mut offsets: Vec<usize> = (0..kinds.len())
@@ -250,8 +252,9 @@ mod tests {
     #[test]
     fn check_lets_through_only_what_no_token_reads() {
         let memory = KvMemory::new(KvPages::new(&[Some(20), None], LAYOUT), 4).expect("memory");
-        let check =
-            |sliding: &[u32], full: &[u32], first, end| memory.check(&[sliding.to_vec(), full.to_vec()], first, end);
+        let check = |sliding: &[u32], full: &[u32], first, end| {
+            memory.check(&[sliding.to_vec().into(), full.to_vec().into()], first, end)
+        };
         assert_eq!(check(&[0, 1, 2], &[0, 1, 2], 40, 48), Ok(()));
         // The token at 40 sees 21..=40: the first block is out of sight, the second is not.
         assert_eq!(check(&[NO_PAGE, 1, 2], &[0, 1, 2], 40, 48), Ok(()));
@@ -270,6 +273,6 @@ mod tests {
                 "{sliding:?} {full:?} {first} {end}"
             );
         }
-        assert!(memory.check(&[vec![0; 3]], 40, 48).is_err());
+        assert!(memory.check(&[vec![0; 3].into()], 40, 48).is_err());
     }
 }

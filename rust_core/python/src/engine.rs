@@ -230,7 +230,6 @@ impl CpuModel {
         info.set_item("num_layers", config.num_layers)?;
         info.set_item("hidden_size", config.hidden_size)?;
         info.set_item("weight_bytes", model.weight_bytes())?;
-        info.set_item("num_blocks", model.kv().num_pages)?;
         info.set_item("num_pages", model.kv().num_pages)?;
         info.set_item("page_bytes", model.kv().pages.page_bytes())?;
         info.set_item("kv_groups", kv_groups(&model.kv().pages))?;
@@ -268,8 +267,8 @@ fn compute(model: &mut runner::CpuModel, pool: &BlockPool, segments: &[(u64, Vec
                 return Err(PyValueError::new_err(format!("sequence {seq} is twice in one batch")));
             }
             let place = pool
-                .table(*seq)
-                .and_then(|table| Ok((vec![table.to_vec()], pool.num_tokens(*seq)?)));
+                .tables(*seq)
+                .and_then(|tables| Ok((tables.to_vec(), pool.num_tokens(*seq)?)));
             places.push(place.map_err(|error| PyValueError::new_err(error.to_string()))?);
         }
     }

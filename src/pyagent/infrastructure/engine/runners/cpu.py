@@ -48,7 +48,8 @@ class CpuRunner:
         except RuntimeError as error:
             raise ConfigError(f"{path} cannot be loaded: {error}", key="engine.memory") from error
         self.info = self.model.info()
-        self.pool = _rust.BlockPool(self.info["num_blocks"])
+        self.pool = _rust.BlockPool(self.info["num_pages"], groups=self.info["kv_groups"])
+        self._pages_per_block = sum(pages for _, _, pages in self.info["kv_groups"])
 
     @property
     def context_length(self) -> int:
@@ -63,7 +64,7 @@ class CpuRunner:
     @property
     def kv_tokens(self) -> int:
         """Tokens whose keys and values fit in memory at once."""
-        return self.info["num_blocks"] * BLOCK_TOKENS
+        return self.info["num_pages"] // self._pages_per_block * BLOCK_TOKENS
 
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""

@@ -1,0 +1,136 @@
+"""KV memory of the CPU runner: pages by groups of layers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from support.tiny_model import vocabulary, write_tiny_model
+
+from pyagent import _rust
+
+NUM_TOKENS = len(vocabulary()[0])
+WINDOW = 40
+NO_PAGE = 0xFFFFFFFF
+Groups = list[tuple[str, int, int]]
+
+
+@pytest.fixture(scope="module")
+def tiny_gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten layers that see 40 tokens and two that see all: pages of two layers, six of them a block."""
+    return write_tiny_model(
+        tmp_path_factory.mktemp("tiny") / "gemma.gguf",
+        architecture="gemma3",
+        gemma3__block_count=12,
+        gemma3__attention__sliding_window=WINDOW,
+        gemma3__context_length=4096,
+    )
+
+
+def load(path: Path, *, kv_bytes: int = 32 << 20, kv_type: str = "f16") -> _rust.CpuModel:
+    return _rust.CpuModel.load(path, threads=1, kv_bytes=kv_bytes, kv_type=kv_type)
+
+
+def pool_of(model: _rust.CpuModel, groups: Groups | None = None) -> _rust.BlockPool:
+    return _rust.BlockPool(model.info()["num_pages"], groups=groups or model.info()["kv_groups"])
+
+
+def compute(model: _rust.CpuModel, pool: _rust.BlockPool, sequence: int, tokens: list[int]) -> bytes:
+    """The last token's logits, after `tokens` more of the sequence."""
+    pool.reserve(sequence, pool.num_tokens(sequence) + len(tokens))
+    model.execute(pool, [(sequence, tokens, 1)], [])
+    return model.logits()
+
+
+def pages_of_full_attention(model: _rust.CpuModel, num_tokens: int) -> int:
+    """Pages that a sequence would take if every layer kept all tokens."""
+    return -(-num_tokens // 16) * sum(pages for _, _, pages in model.info()["kv_groups"])
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
+
+
+def test_groups_are_those_of_the_layers(tiny_gemma_path: Path, tiny_model_path: Path) -> None:
+    """Layers that see the same tokens are a group; a page holds as many layers as divide every group."""
+    gemma, llama = load(tiny_gemma_path).info(), load(tiny_model_path).info()
+    assert gemma["kv_groups"] == [("window", WINDOW, 5), ("full", 0, 1)]
+    assert llama["kv_groups"] == [("full", 0, 1)]
+    assert gemma["page_bytes"] == llama["page_bytes"] == 2 * 16 * gemma["kv_bytes_per_token"] // 12
+    assert gemma["num_pages"] == (32 << 20) // gemma["page_bytes"]
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "int8"])
+def test_logits_without_the_pages_that_slid_out_are_the_same(tiny_gemma_path: Path, kv_type: str) -> None:
+    """A pool that keeps only what a window sees gives, in any chunks, the bits of one that keeps everything."""
+    model = load(tiny_gemma_path, kv_type=kv_type)
+    keeping = pool_of(model, [("window", 1 << 20, 5), ("full", 0, 1)])
+    draw = random.Random(5)
+    for seed in range(4):
+        tokens = random_tokens(seed, draw.randrange(2, 400))
+        keeping.add(seed, tokens)
+        expected = compute(model, keeping, seed, tokens)
+        pool = pool_of(model)
+        pool.add(1, tokens)
+        start = 0
+        while start < len(tokens):
+            chunk = tokens[start : start + draw.choice([1, 7, 16, 60])]
+            start += len(chunk)
+            logits = compute(model, pool, 1, chunk)
+        assert logits == expected
+        pool.check()
+
+
+def test_a_prefix_is_found_again_when_its_window_is_still_there(tiny_gemma_path: Path) -> None:
+    """A second turn starts from the end of the first, though the first turn's early blocks have slid out."""
+    model = load(tiny_gemma_path)
+    tokens = random_tokens(1, 300)
+    keeping = pool_of(model, [("window", 1 << 20, 5), ("full", 0, 1)])
+    keeping.add(1, tokens)
+    expected = compute(model, keeping, 1, tokens)
+    pool = pool_of(model)
+    pool.add(1, tokens[:200])
+    for start in range(0, 200, 50):
+        compute(model, pool, 1, tokens[start : start + 50])
+    assert pool.tables(1)[0][0] == NO_PAGE
+    pool.release(1)
+    num_cached = pool.add(2, tokens)
+    assert num_cached == 192
+    assert compute(model, pool, 2, tokens[num_cached:]) == expected
+
+
+def test_sliding_layers_hold_few_pages(tiny_gemma_path: Path) -> None:
+    """4,000 tokens hold at most what most_pages says, a quarter of what full attention would."""
+    model = load(tiny_gemma_path)
+    pool = pool_of(model)
+    tokens = random_tokens(2, 4000)
+    pool.add(1, tokens)
+    for start in range(0, 4000, 100):
+        compute(model, pool, 1, tokens[start : start + 100])
+        assert pool.stats().active <= pool.most_pages(start + 100, 100)
+    assert pool.stats().active < pages_of_full_attention(model, 4000) / 4
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.slow
+def test_gemma_takes_far_less_memory_than_full_attention(gemma3_path: Path) -> None:
+    """Gemma 3 270M reads 8,192 tokens in a third of full attention's pages; half of its bytes are not resident."""
+    model = load(gemma3_path, kv_bytes=256 << 20)
+    pool = pool_of(model)
+    pool.set_limit(pool.most_pages(8192, 512))
+    tokens = random_tokens(3, 8192)
+    pool.add(1, tokens)
+    compute(model, pool, 1, tokens[:512])  # the buffers of a step are there from now on
+    before = resident_bytes()
+    for start in range(512, 8192, 512):
+        compute(model, pool, 1, tokens[start : start + 512])
+    page_bytes, full = model.info()["page_bytes"], pages_of_full_attention(model, 8192)
+    grown, full_bytes = resident_bytes() - before, (full - full // 16) * page_bytes
+    print(f"{pool.stats().active} pages in use of {full}, {grown >> 20} MiB more resident of {full_bytes >> 20}")
+    assert pool.stats().active < full / 3
+    assert grown < full_bytes / 2  # of which rotary tables take an eighth of full_bytes
