@@ -81,6 +81,15 @@ impl SamplerState {
         self.lock()?.observe_prompt(&tokens);
         Ok(())
     }
+
+    /// Counts tokens drawn elsewhere, as drawing them here would have.
+    fn observe(&self, tokens: Vec<u32>) -> PyResult<()> {
+        let mut state = self.lock()?;
+        for token in tokens {
+            state.observe(token);
+        }
+        Ok(())
+    }
 }
 
 impl SamplerState {

@@ -115,6 +115,9 @@ class Engine(_Section):
     max_num_seqs: Count = _setting(64, "Sequences computed in one step.")
     token_budget: Count = _setting(512, "Tokens computed in one step; longer prompts go in chunks of this.")
     max_context: AutoCount = _setting(None, "Tokens of context for each sequence; `auto` is the model's.", none="auto")
+    process: bool = _setting(
+        False, "Run the engine in a process of its own: a crash there is mended, and answers go on where they stopped."
+    )
     queues: dict[str, RequestClass] = _setting(
         {},
         "Request classes, each a table: `policy` (`fcfs`, `priority`, `deadline`, `fair`, `mlfq` or a plugin's), its "

@@ -21,19 +21,21 @@ from pyagent.core.messages import (
     Health,
     ModelInfo,
 )
-from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.client import EngineClient, EngineState, LocalEngine
 from pyagent.infrastructure.engine.ledger import Ledger
+from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
 from pyagent.infrastructure.engine.machine_memory import total_for
-from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.model import EngineOptions
 from pyagent.infrastructure.engine.model_pool import ModelPool
 
 _SCHEME = "native:"
+_NOT_READY = {State.DRAINING.value, State.STOPPED.value}
 
 
 class NativeBackend:
     """Answers with models run by the embedded engine; the first is the one a request gets that names none."""
 
-    def __init__(self, model_names: Sequence[str], engine: LocalEngine, *, look: Callable[[str], str]) -> None:
+    def __init__(self, model_names: Sequence[str], engine: EngineClient, *, look: Callable[[str], str]) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
         The backend closes its share of the engine when it is closed.
@@ -58,8 +60,8 @@ class NativeBackend:
         look = look or (lambda: "loads on first use")
         return cls([model_name], LocalEngine(pool), look=lambda _: look())
 
-    async def load(self) -> LoadedModel:
-        """The first model, loaded on the first call. Raises `ModelError` naming what is wrong with its file."""
+    async def load(self) -> object:
+        """Load the first model, unless it is. Raises `ModelError` naming what is wrong with its file."""
         return await self.engine.load(self.model_names[0])
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
@@ -78,41 +80,53 @@ class NativeBackend:
 
     async def models(self) -> list[ModelInfo]:
         """The models offered, with their sizes once they are loaded."""
-        return [self._info(name) for name in self.model_names]
-
-    def _info(self, name: str) -> ModelInfo:
-        model = self.engine.models.loaded().get(name)
-        if model is None:
-            return ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False)
-        return ModelInfo(
-            id=name,
-            backend=_SCHEME + name,
-            context_length=model.context_length,
-            architecture=model.runner.info["architecture"],
-            size_bytes=model.runner.info["weight_bytes"],
-            is_loaded=True,
-        )
+        loaded = {model.id: model for model in (await self.engine.state()).models}
+        return [
+            loaded.get(name) or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False) for name in self.model_names
+        ]
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Refused: this engine runs no embedding models yet."""
         raise RequestError(f"{self.name} cannot embed; use a backend with an embedding model", param="model")
 
     async def health(self) -> Health:
-        """Ready when a model is loaded or can be; fetches nothing."""
-        loaded = self.engine.models.loaded()
+        """Ready when a model is loaded or can be, and requests are taken; fetches nothing."""
+        try:
+            state = await self.engine.state()
+        except PyAgentError as error:
+            return Health(is_ready=False, detail=str(error))
+        if state.state in _NOT_READY:
+            return Health(is_ready=False, detail=f"the engine is {state.state}")
+        loaded = {model.id for model in state.models}
         states = [(name, *await asyncio.to_thread(self._state, name, loaded)) for name in self.model_names]
         ready = [name for name, is_ready, _ in states if is_ready]
         is_alone = len(states) == 1
         detail = "; ".join(text if is_alone else f"{name} {text}" for name, _, text in states)
         return Health(is_ready=bool(ready), detail=detail, models=ready)
 
-    def _state(self, name: str, loaded: dict[str, LoadedModel]) -> tuple[bool, str]:
+    def _state(self, name: str, loaded: set[str]) -> tuple[bool, str]:
         if name in loaded:
             return True, "loaded"
         try:
             return True, self._look(name)
         except PyAgentError as error:
             return False, str(error)
+
+    async def engine_state(self) -> EngineState:
+        """What the engine is doing. Starts nothing."""
+        return await self.engine.state()
+
+    async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
+        """Take no more requests and let the running ones finish; returns how many did not in time."""
+        return await self.engine.drain(grace_seconds)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Let running requests finish, then give KV memory back (1), and unload the models (2)."""
+        await self.engine.sleep(level)
+
+    async def wake(self) -> None:
+        """Take requests again. The next request wakes a sleeping engine by itself, not a draining one."""
+        await self.engine.wake()
 
     async def close(self) -> None:
         """Leave the engine to those who share it, or end it when nobody does. Safe to call twice."""

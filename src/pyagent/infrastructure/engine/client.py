@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import TypeVar
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from typing import Protocol, Self, TypeVar
+
+import msgspec
 
 from pyagent.core.errors import BackendError, DeadlineError
-from pyagent.core.messages import ChatDelta, ChatRequest
+from pyagent.core.messages import ChatDelta, ChatRequest, ModelInfo
+from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, State
 from pyagent.infrastructure.engine.model import LoadedModel, usage_of
 from pyagent.infrastructure.engine.model_pool import ModelPool
-from pyagent.infrastructure.engine.request import Output, Request
+from pyagent.infrastructure.engine.request import Output, Request, TokenLog
 
 _T = TypeVar("_T")
 
@@ -24,11 +28,73 @@ _T = TypeVar("_T")
 _LONG_TEXT = 20_000
 
 
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`."""
+
+    state: str
+    num_running: int = 0
+    models: list[ModelInfo] = []
+    memory: dict[str, int] = {}
+    memory_bytes: int = 0
+    process_id: int | None = None
+    num_restarts: int = 0
+
+
+class EngineClient(Protocol):
+    """An engine, in this process or in one of its own. Every method may raise what `Backend`'s may."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its last owner closed it."""
+        ...
+
+    def share(self) -> Self:
+        """The engine with one owner more: each closes it once, and the last to do so ends it."""
+        ...
+
+    def stream(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        """Answer with the model the request names; closing the stream aborts the request."""
+        ...
+
+    async def load(self, model: str) -> object:
+        """Load a model ahead of its first request."""
+        ...
+
+    async def state(self) -> EngineState:
+        """What it is doing. Starts nothing."""
+        ...
+
+    async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
+        """Take no more requests and let the running ones finish; returns how many did not in time."""
+        ...
+
+    async def sleep(self, level: int = 1) -> None:
+        """Let running requests finish, then give KV memory back (1), and unload the models (2)."""
+        ...
+
+    async def wake(self) -> None:
+        """Take requests again."""
+        ...
+
+    async def close(self) -> None:
+        """Give up a share of the engine; with the last one, what runs is aborted and the engine ends."""
+        ...
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A piece of an answer, and the tokens drawn for it; with the first one the prompt's, 32 bits each."""
+
+    delta: ChatDelta
+    tokens: tuple[int, ...]
+    prompt: bytes = b""
+
+
 class LocalEngine:
     """An engine in this process."""
 
     def __init__(self, models: ModelPool) -> None:
         self.models = models
+        self.life = LifeCycle()
         self._num_owners = 1
 
     @property
@@ -36,8 +102,8 @@ class LocalEngine:
         """Whether its last owner closed it."""
         return self._num_owners <= 0
 
-    def share(self) -> LocalEngine:
-        """The engine with one owner more: each closes it once, and the last to do so ends it."""
+    def share(self) -> Self:
+        """The engine with one owner more."""
         self._num_owners += 1
         return self
 
@@ -48,6 +114,12 @@ class LocalEngine:
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""
+        async with aclosing(self.pieces(request)) as pieces:
+            async for piece in pieces:
+                yield piece.delta
+
+    async def pieces(self, request: ChatRequest, log: TokenLog | None = None) -> AsyncGenerator[Piece, None]:
+        """As `stream`, with the tokens; goes on after those that `log` says were drawn elsewhere."""
         name = f"native:{request.model}"
         deadline = None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds
         loop = asyncio.get_running_loop()
@@ -57,36 +129,82 @@ class LocalEngine:
             loop.call_soon_threadsafe(news.put_nowait, output)
 
         async with AsyncExitStack() as stack:
-            model = await _within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
-            prepared = await _prepare(model, request, tell)
+            self.life.enter()
+            stack.callback(self.life.leave)
+            model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
+            prepared = await _prepare(model, request, tell, log)
+            prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
             model.engine.submit(prepared)
             try:
                 while True:
-                    output = await _within(deadline, news.get(), name)
-                    yield _delta(output, prepared, name)
+                    output = await within(deadline, news.get(), name)
+                    yield Piece(_delta(output, prepared, name), output.tokens, prompt)
+                    prompt = b""
                     if output.finish_reason is not None:
                         return
             finally:
                 if prepared.finish_reason is None:
                     model.engine.abort(prepared)
 
+    async def state(self) -> EngineState:
+        """What it is doing."""
+        ledger = self.models.ledger
+        return EngineState(
+            state=self.life.state.value,
+            num_running=self.life.num_running,
+            models=[_info(name, model) for name, model in self.models.loaded().items()],
+            memory=ledger.accounts(),
+            memory_bytes=ledger.total_bytes,
+        )
+
+    async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
+        """Take no more requests and let the running ones finish; returns how many did not in time."""
+        return await asyncio.to_thread(self.life.drain, grace_seconds)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Let running requests finish, then give KV memory back (1), and unload the models (2)."""
+        await asyncio.to_thread(self.life.sleep, level, self.give_back)
+
+    def give_back(self, level: int) -> None:
+        """Free the KV memory of models that nobody uses (1), or the models (2). Blocks."""
+        self.models.give_back(level)
+
+    async def wake(self) -> None:
+        """Take requests again; models load when they are asked for."""
+        self.life.become(State.READY)
+
     async def close(self) -> None:
         """Give up a share of the engine; with the last one, what runs is aborted and the models are unloaded."""
         self._num_owners -= 1
         if not self.is_closed:
             return
+        self.life.become(State.STOPPED)
         await asyncio.to_thread(self.models.close)
 
 
-async def _prepare(model: LoadedModel, request: ChatRequest, sink: Callable[[Output], None]) -> Request:
+def _info(name: str, model: LoadedModel) -> ModelInfo:
+    return ModelInfo(
+        id=name,
+        backend=f"native:{name}",
+        context_length=model.context_length,
+        architecture=model.runner.info["architecture"],
+        size_bytes=model.runner.info["weight_bytes"],
+        is_loaded=True,
+    )
+
+
+async def _prepare(
+    model: LoadedModel, request: ChatRequest, sink: Callable[[Output], None], log: TokenLog | None
+) -> Request:
     length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
     has_form = request.response_format is not None and request.response_format.type != "text"
-    if length > _LONG_TEXT or has_form:  # a schema may take long to compile
-        return await asyncio.to_thread(model.prepare, request, sink)
+    if length > _LONG_TEXT or has_form or log is not None:  # a schema may take long to compile, a log to replay
+        return await asyncio.to_thread(model.prepare, request, sink, log)
     return model.prepare(request, sink)
 
 
-async def _within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _T:
+async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _T:
+    """Wait until a moment of `time.perf_counter`; raises `DeadlineError` naming who was waited for."""
     try:
         async with asyncio.timeout(None if deadline is None else deadline - time.perf_counter()):
             return await waiting
@@ -99,6 +217,7 @@ def _delta(output: Output, request: Request, name: str) -> ChatDelta:
         reason = output.error or "the engine stopped"
         raise BackendError(f"{name}: {reason}", backend=name, retryable=False)
     return ChatDelta(
+        index=output.index,
         content=output.text,
         logprobs=list(output.logprobs),
         finish_reason=output.finish_reason,

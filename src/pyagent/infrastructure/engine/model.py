@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyagent import _rust
@@ -26,7 +27,7 @@ from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
-from pyagent.infrastructure.engine.request import Output, Request
+from pyagent.infrastructure.engine.request import Output, Request, TokenLog
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS, SchedulerLimits
 from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
@@ -66,11 +67,18 @@ class LoadedModel:
         self.load_seconds = time.perf_counter() - start
         self._ids = itertools.count(1)
 
-    def prepare(self, request: ChatRequest, on_output: Callable[[Output], None]) -> Request:
-        """Check and tokenise a request. Raises `RequestError`; nothing has reached the engine's loop then."""
+    def prepare(
+        self, request: ChatRequest, on_output: Callable[[Output], None], log: TokenLog | None = None
+    ) -> Request:
+        """Check and tokenise a request, which goes on after what `log` says was drawn.
+
+        Raises `RequestError`; nothing has reached the engine's loop then.
+        """
         params = request.sampling
         params.validate()
         prompt = self._tokenise(request)
+        if log is not None:  # the conversation it continued may be lost, or have gone on
+            prompt = replace(prompt, tokens=array("I", log.prompt).tolist(), num_log_tokens=0, turn=None)
         tokens = list(prompt.tokens)
         room = self.context_length - len(tokens)
         if room <= 0:
@@ -83,7 +91,7 @@ class LoadedModel:
         sampler = make_sampler(params, self.runner.vocab_size)
         if params.repetition_penalty != 1.0:
             sampler.observe_prompt(tokens)
-        return Request(
+        prepared = Request(
             id=next(self._ids),
             tokens=tokens,
             params=params,
@@ -92,17 +100,26 @@ class LoadedModel:
             tokenizer=self.tokenizer,
             detokenizer=self.tokenizer.detokenizer(),
             grammar=self._grammar(request),
-            on_output=self._logging(prompt, on_output),
+            on_output=on_output,
             origin=request.origin,
             priority=request.priority,
             request_class=request_class,
             deadline=None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds,
             prompt=prompt,
         )
+        told = prepared.resume(log) if log is not None else None
+        prepared.on_output = self._logging(prompt, on_output, told)
+        return prepared
 
-    def _logging(self, prompt: Prompt, on_output: Callable[[Output], None]) -> Callable[[Output], None]:
-        """`on_output`, and before an answer's last news the conversation's log has it."""
-        said: defaultdict[int, list[Output]] = defaultdict(list)
+    def drop_kv(self) -> None:
+        """Forget what is cached; what runs goes on."""
+        self.runner.pool.clear_index()
+
+    def _logging(
+        self, prompt: Prompt, on_output: Callable[[Output], None], told: Output | None
+    ) -> Callable[[Output], None]:
+        """`on_output`, and before an answer's last news the conversation's log has it, after what was `told`."""
+        said: defaultdict[int, list[Output]] = defaultdict(list, {} if told is None else {0: [told]})
 
         def tell(output: Output) -> None:
             said[output.index].append(output)

@@ -71,6 +71,16 @@ class ModelPool:
         finally:
             self._leave(entry)
 
+    def give_back(self, level: int) -> None:
+        """Free the KV memory of models that nobody uses (1), or unload them (2)."""
+        with self._lock:
+            entries = list(self._entries.values())
+        for entry in entries:
+            if level > 1:
+                self._unload(entry)
+            elif entry.model is not None:
+                entry.model.drop_kv()
+
     def close(self) -> None:
         """Unload everything, also what is in use (its requests end); waits for what is loading. Safe to call twice."""
         with self._lock:

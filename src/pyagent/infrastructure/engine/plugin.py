@@ -15,9 +15,8 @@ from pyagent.core.hooks import Parts, hookimpl
 from pyagent.core.settings import Settings
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.client import LocalEngine
+    from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
     from pyagent.infrastructure.engine.model import EngineOptions
-    from pyagent.infrastructure.models.store import ModelStore
 
 
 class _Links:
@@ -25,10 +24,10 @@ class _Links:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._shared: tuple[object, LocalEngine] | None = None
+        self._shared: tuple[object, EngineClient] | None = None
 
     def make(self, link: Link, settings: Settings) -> Backend:
-        """Models run in this process. Cheap: they load on first use."""
+        """Models run by the host's one engine. Cheap: they load on first use."""
         # The engine is imported when a chain names it, not when the plugin is looked at.
         from pyagent.infrastructure.engine.backend import NativeBackend
         from pyagent.infrastructure.models.store import ModelStore
@@ -36,22 +35,34 @@ class _Links:
         names = [link.target] if link.target else settings.engine.models
         if not names:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
-        store = ModelStore(settings.paths.models)
-        return NativeBackend(list(dict.fromkeys(names)), self._engine(settings, store), look=store.look)
+        look = ModelStore(settings.paths.models).look
+        return NativeBackend(list(dict.fromkeys(names)), self._engine(settings), look=look)
 
-    def _engine(self, settings: Settings, store: ModelStore) -> LocalEngine:
-        from pyagent.infrastructure.engine.client import LocalEngine
-        from pyagent.infrastructure.engine.ledger import Ledger
-        from pyagent.infrastructure.engine.machine_memory import total_for
-        from pyagent.infrastructure.engine.model_pool import ModelPool
-
+    def _engine(self, settings: Settings) -> EngineClient:
         key = (settings.engine, settings.paths.models)
         if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
             return self._shared[1].share()
-        ledger = Ledger(total_for(settings.engine.memory))
-        engine = LocalEngine(ModelPool(store.locate, options_of(settings, self._parts), ledger))
+        if settings.engine.process:
+            from pyagent.infrastructure.engine.remote import ProcessEngine
+
+            options_of(settings, self._parts)  # what is wrong with the settings is said now
+            engine: EngineClient = ProcessEngine(settings.model_dump_json().encode())
+        else:
+            engine = make_engine(settings, self._parts)
         self._shared = (key, engine)
         return engine
+
+
+def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
+    """An engine in this process. Cheap: models load on first use."""
+    from pyagent.infrastructure.engine.client import LocalEngine
+    from pyagent.infrastructure.engine.ledger import Ledger
+    from pyagent.infrastructure.engine.machine_memory import total_for
+    from pyagent.infrastructure.engine.model_pool import ModelPool
+    from pyagent.infrastructure.models.store import ModelStore
+
+    locate = ModelStore(settings.paths.models).locate
+    return LocalEngine(ModelPool(locate, options_of(settings, parts), Ledger(total_for(settings.engine.memory))))
 
 
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:

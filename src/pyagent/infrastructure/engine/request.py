@@ -59,6 +59,19 @@ class TransitionError(RuntimeError):
         self.request = request
 
 
+class TokenLog(msgspec.Struct, frozen=True):
+    """What an earlier engine made of a request, for another to go on from: its prompt and what was drawn and told.
+
+    `prompt` has 32 bits a token. The request was asked `asked_seconds` ago, and had its first token
+    `first_token_seconds` after that.
+    """
+
+    prompt: bytes
+    tokens: tuple[int, ...] = ()
+    asked_seconds: float = 0.0
+    first_token_seconds: float | None = None
+
+
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of a request: more text, and at its end why it ended. `error` goes with finish reason "error".
 
@@ -79,7 +92,7 @@ class Request:
     """A request and its state. Only the engine's thread changes it after `Engine.submit`.
 
     Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
-    prefix may be shared. `tokens` beyond `num_prompt_tokens`, where that is given, were drawn and told before.
+    prefix may be shared.
     """
 
     id: int
@@ -114,7 +127,7 @@ class Request:
     stops: StopTexts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
+        self.num_prompt_tokens = len(self.tokens)
         self.num_told = len(self.tokens)
         self.stops = StopTexts(self.params.stop)
 
@@ -127,6 +140,24 @@ class Request:
     def num_left(self) -> int:
         """Tokens still to compute before the next draw."""
         return len(self.tokens) - self.num_computed
+
+    def resume(self, log: TokenLog) -> Output:
+        """Go on after tokens drawn and told elsewhere, in the state that drawing them here would have led to.
+
+        Returns what was told of them.
+        """
+        self.tokens += log.tokens
+        self.num_told = len(self.tokens)
+        self.sampler.observe(log.tokens)
+        told = ""
+        for token in log.tokens:
+            if self.grammar is not None:
+                self.grammar.accept(token)
+            told += self.stops.push(self.detokenizer.push(token))[0]
+        self.arrived -= log.asked_seconds
+        if log.first_token_seconds is not None:
+            self.scheduled = self.first_token = self.arrived + log.first_token_seconds
+        return Output(told, tokens=log.tokens)
 
     def become(self, status: Status) -> None:
         """Go to another state. Raises `TransitionError` when it does not follow this one; nothing changes then."""

@@ -1,0 +1,404 @@
+"""The engine in a process of its own: the same answers, also when it is killed, hangs, or a request kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.tiny_model import write_tiny_model
+
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.backends import Answer, collect
+from pyagent.core.config import load_settings
+from pyagent.core.errors import (
+    BackendError,
+    CapacityError,
+    ContextOverflowError,
+    DeadlineError,
+    ModelError,
+    RequestError,
+)
+from pyagent.core.messages import (
+    ChatRequest,
+    JsonSchemaFormat,
+    Message,
+    Origin,
+    ResponseFormat,
+    SamplingParams,
+)
+from pyagent.infrastructure.engine import supervisor as supervisor_module
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.lifecycle import State
+from pyagent.infrastructure.engine.remote import ProcessEngine
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "sizes": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["name", "sizes"],
+}
+
+
+@asynccontextmanager
+async def engine_of(path: Path, *, process: bool = True, **more: object) -> AsyncIterator[NativeBackend]:
+    """The backend of the link `native` over a model file, closed at the end."""
+    overrides = {"engine.models": [str(path)], "engine.process": process, "engine.threads": 1, **more}
+    settings = load_settings(overrides=overrides).settings
+    (backend,) = make_chain(settings, make_host(settings), ["native"]).links
+    assert isinstance(backend, NativeBackend)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def remote(backend: NativeBackend) -> ProcessEngine:
+    assert isinstance(backend.engine, ProcessEngine)
+    return backend.engine
+
+
+def process_id(backend: NativeBackend) -> int:
+    found = remote(backend).supervisor.vitals.process_id
+    assert found is not None
+    return found
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(work)
+
+
+def ask(text: str = "the user", **sampling: object) -> ChatRequest:
+    params = {"max_tokens": 12, "ignore_eos": True, **sampling}
+    return ChatRequest(messages=[Message("user", text)], sampling=SamplingParams(**params))  # type: ignore[arg-type]
+
+
+def eight(num_tokens: int) -> list[ChatRequest]:
+    """Greedy, seeded and penalised answers, with stop texts, log probabilities and forms."""
+    schema = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=SCHEMA))
+    return [
+        ask("the user", temperature=0, max_tokens=num_tokens),
+        ask("the system", temperature=0, max_tokens=num_tokens, repetition_penalty=1.3, frequency_penalty=0.4),
+        ask("and on", seed=1, max_tokens=num_tokens, top_p=0.9),
+        ask("12 more", seed=2, max_tokens=num_tokens, presence_penalty=1.0, top_logprobs=2),
+        ask("at ease", seed=3, max_tokens=num_tokens, stop=("ing the", "qqqq")),
+        ask("at the", temperature=0, max_tokens=num_tokens, stop=("\n\nthe ", "user and")),
+        ChatRequest(prompt="Paris", response_format=schema, sampling=SamplingParams(seed=4, max_tokens=num_tokens)),
+        ChatRequest(
+            prompt="Rome", response_format=schema, sampling=SamplingParams(temperature=0, max_tokens=num_tokens)
+        ),
+    ]
+
+
+async def answers_in_this_process(path: Path, requests: list[ChatRequest]) -> list[Answer]:
+    async with engine_of(path, process=False) as backend:
+        return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
+
+
+def told(answer: Answer) -> tuple[str, object, int, list[object]]:
+    return (
+        answer.text,
+        answer.last.finish_reason,
+        answer.usage.completion_tokens,
+        [entry for delta in answer.deltas for entry in delta.logprobs],
+    )
+
+
+def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
+    """Texts, reasons, counts and log probabilities are the same over the socket; so is what the backend tells."""
+
+    async def work() -> None:
+        requests = eight(60)
+        expected = await answers_in_this_process(tiny_model_path, requests)
+        async with engine_of(tiny_model_path) as backend:
+            assert (await backend.engine_state()).process_id is None
+            assert (await backend.health()).detail == "loads on first use"
+            answers = await asyncio.gather(*(collect(backend.chat(request)) for request in requests))
+            assert [told(answer) for answer in answers] == [told(answer) for answer in expected]
+            state = await backend.engine_state()
+            assert state.process_id not in {None, os.getpid()}
+            assert [model.context_length for model in await backend.models()] == [512]
+            assert set(state.memory) == {f"weights:{tiny_model_path}", f"kv:{tiny_model_path}"}
+            assert (await backend.health()).detail == "loaded"
+
+    run(work())
+
+
+async def killed_in_mid_stream(
+    backend: NativeBackend, requests: list[ChatRequest], num_pieces: int, times: int = 1
+) -> list[Answer]:
+    """The answers, with the process killed each time so many more pieces have come."""
+    count, kills = 0, 0
+
+    async def one(request: ChatRequest) -> Answer:
+        nonlocal count, kills
+        deltas = []
+        async for delta in backend.chat(request):
+            deltas.append(delta)
+            count += 1
+            if kills < times and count >= num_pieces * (kills + 1):
+                kills += 1
+                os.kill(process_id(backend), signal.SIGKILL)
+        return Answer(text="".join(delta.content for delta in deltas), last=deltas[-1], deltas=deltas)
+
+    return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+def test_killed_process_is_replaced_and_texts_go_on(tiny_model_path: Path) -> None:
+    """Kill -9 in mid-stream of eight requests: each text, its log probabilities and counts are as if nothing was."""
+
+    async def work() -> None:
+        requests = eight(400)
+        expected = [told(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
+        for num_pieces in (1, 40, 300):
+            async with engine_of(tiny_model_path) as backend:
+                await backend.load()
+                answers = await killed_in_mid_stream(backend, requests, num_pieces)
+                assert [told(answer) for answer in answers] == expected
+                assert (await backend.engine_state()).num_restarts == 1
+
+    run(work())
+
+
+@pytest.mark.model
+def test_real_model_goes_on_after_two_kills(smollm2_path: Path) -> None:
+    """SmolLM2, killed twice while it talks to eight at once, says what it says undisturbed."""
+
+    async def work() -> None:
+        requests = eight(48)
+        expected = [told(answer) for answer in await answers_in_this_process(smollm2_path, requests)]
+        async with engine_of(smollm2_path) as backend:
+            await backend.load()
+            answers = await killed_in_mid_stream(backend, requests, 60, times=2)
+            assert [told(answer) for answer in answers] == expected
+            assert (await backend.engine_state()).num_restarts == 2
+
+    run(work())
+
+
+def test_death_is_noticed_within_a_second(tiny_model_path: Path) -> None:
+    """An idle engine whose process is killed is known to be starting within a second, and answers again soon after."""
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            await backend.load()
+            os.kill(process_id(backend), signal.SIGKILL)
+            killed = time.perf_counter()
+            noticed = await seconds_until(lambda: remote(backend).life.state is State.STARTING, killed)
+            restarted = await seconds_until(lambda: remote(backend).life.state is State.READY, killed)
+            print(f"noticed after {noticed * 1000:.1f} ms, restarted after {restarted:.2f} s")
+            assert noticed < 1
+            assert (await collect(backend.chat(ask()))).deltas
+
+    run(work())
+
+
+async def seconds_until(is_so: Callable[[], bool], start: float) -> float:
+    while not is_so():  # noqa: ASYNC110 - the state changes in a thread that tells nobody
+        await asyncio.sleep(0.001)
+    return time.perf_counter() - start
+
+
+def test_process_that_hangs_is_replaced(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process says nothing; it is killed, and the answer goes on in the next."""
+    monkeypatch.setattr(supervisor_module, "_SILENCE_SECONDS", 2.0)
+
+    async def work() -> None:
+        request = ask(temperature=0, max_tokens=450)
+        (expected,) = await answers_in_this_process(tiny_model_path, [request])
+        async with engine_of(tiny_model_path) as backend:
+            await backend.load()
+            stream = backend.chat(request)
+            first = await anext(stream)
+            os.kill(process_id(backend), signal.SIGSTOP)
+            rest = [delta async for delta in stream]
+            assert first.content + "".join(delta.content for delta in rest) == expected.text
+            state = await backend.engine_state()
+            assert state.num_restarts == 1
+
+    run(work())
+
+
+POISON = '''
+"""A queue policy that kills its process when a request of the client "poison" comes to wait."""
+import os, signal
+from pyagent.core.hooks import hookimpl
+from pyagent.infrastructure.engine.policies.ordered import make_fcfs
+
+def make(options):
+    policy = make_fcfs({})
+    class Poisoned:
+        def __getattr__(self, name):
+            return getattr(policy, name)
+        def add(self, request, now):
+            policy.add(request, now)
+            if request.origin.client == "poison":
+                os.kill(os.getpid(), signal.SIGKILL)
+    return Poisoned()
+
+@hookimpl
+def pyagent_register_queue_policies():
+    return {"poisoned": make}
+'''
+
+
+def test_request_that_kills_its_process_fails_alone(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that kills its process twice alone is failed with the reason; seven others get their whole texts."""
+    (tmp_path / "poison.py").write_text(POISON)
+    info = tmp_path / "poison-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: poison\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pyagent]\npoison.queue_policies = poison\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+    async def work() -> None:
+        requests = eight(300)
+        expected = [told(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
+        poison = ChatRequest(prompt="die", sampling=SamplingParams(ignore_eos=True), origin=Origin(client="poison"))
+        async with engine_of(tiny_model_path, **{"engine.queues": {"default": {"policy": "poisoned"}}}) as backend:
+            await backend.load()
+            answers = await asyncio.gather(
+                *(collect(backend.chat(request)) for request in [*requests[:4], poison, *requests[4:]]),
+                return_exceptions=True,
+            )
+            failed = answers.pop(4)
+            assert isinstance(failed, BackendError)
+            assert "ended 2 times while it worked on this request alone" in str(failed)
+            assert not failed.retryable
+            assert [told(answer) for answer in answers if isinstance(answer, Answer)] == expected
+            assert (await backend.engine_state()).num_restarts == 3
+            assert (await collect(backend.chat(ask()))).deltas
+
+    run(work())
+
+
+def test_errors_cross_the_socket_as_they_are(tiny_model_path: Path, tmp_path: Path) -> None:
+    """What is wrong with a request, a model or a deadline raises the same error, with its facts, as in this process."""
+    broken = write_tiny_model(tmp_path / "broken.gguf")
+    broken.write_bytes(broken.read_bytes()[:5000])
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, **{"engine.max_context": 40}) as backend:
+            with pytest.raises(ContextOverflowError) as overflow:
+                await collect(backend.chat(ChatRequest(prompt="z" * 60)))
+            assert (overflow.value.num_tokens, overflow.value.limit, overflow.value.param) == (60, 40, "messages")
+            with pytest.raises(RequestError, match="temperature must be between 0 and 2") as wrong:
+                await collect(backend.chat(ask(temperature=-1)))
+            assert wrong.value.param == "temperature"
+            with pytest.raises(RequestError, match="cannot be sent"):
+                await collect(backend.chat(ask("\ud800")))
+            with pytest.raises(DeadlineError):
+                await collect(backend.chat(ChatRequest(prompt="a", timeout_seconds=0.0)))
+            assert (await collect(backend.chat(ask("a", max_tokens=2)))).usage.completion_tokens == 2
+        async with engine_of(broken) as backend:
+            with pytest.raises(ModelError, match=r"broken\.gguf") as model:
+                await backend.load()
+            assert model.value.model == str(broken)
+
+    run(work())
+
+
+def test_closed_stream_ends_the_request_in_the_process(tiny_model_path: Path) -> None:
+    """A reader that leaves aborts its request: the process soon has none, and others are not disturbed."""
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            other = asyncio.create_task(collect(backend.chat(ask(temperature=0, max_tokens=400))))
+            tasks = [asyncio.create_task(collect(backend.chat(ask(max_tokens=450)))) for _ in range(20)]
+            await asyncio.sleep(0.8)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert (await other).usage.completion_tokens == 400
+            assert (await backend.engine_state()).num_running == 0
+            assert remote(backend).supervisor.num_requests == 0
+
+    run(work())
+
+
+def test_close_ends_requests_process_and_thread(tiny_model_path: Path) -> None:
+    """Closing ends what runs with a reason; neither process nor thread nor socket folder is left."""
+    import tempfile
+    import threading
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            stream = backend.chat(ask(max_tokens=450))
+            await anext(stream)
+            pid = process_id(backend)
+            await backend.close()
+            with pytest.raises(BackendError, match="the engine stopped"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            with pytest.raises(CapacityError, match="stopped"):
+                await collect(backend.chat(ask()))
+
+    before = set(Path(tempfile.gettempdir()).glob("pyagent-*"))
+    run(work())
+    assert not [thread for thread in threading.enumerate() if thread.name == "pyagent-supervisor"]
+    assert set(Path(tempfile.gettempdir()).glob("pyagent-*")) <= before
+
+
+def test_process_that_cannot_start_fails_the_requests(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no process comes up, requests fail with its exit code, again when asked again, and closing ends it."""
+    false = shutil.which("false")
+    assert false
+    monkeypatch.setattr(sys, "executable", false)
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            for _ in range(2):
+                with pytest.raises(BackendError, match=r"does not start \(exit code 1\)"):
+                    await asyncio.wait_for(collect(backend.chat(ask())), 20)
+
+    run(work())
+
+
+PARENT = """
+import asyncio, sys
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.config import load_settings
+
+async def main():
+    settings = load_settings(overrides={"engine.models": [sys.argv[1]], "engine.process": True}).settings
+    (backend,) = make_chain(settings, make_host(settings), ["native"]).links
+    await backend.load()
+    print((await backend.engine_state()).process_id, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_process_ends_with_the_one_that_started_it(tiny_model_path: Path) -> None:
+    """When its parent is killed, the engine's process is gone within two seconds."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tiny_model_path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        child = int(parent.stdout.readline())
+        parent.kill()
+    until = time.monotonic() + 2
+    while is_alive(child) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not is_alive(child)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
