@@ -37,6 +37,7 @@ from pyagent.core.messages import (
     FunctionCall,
     Health,
     ModelInfo,
+    Origin,
     PromptTokensDetails,
     TokenLogprob,
     ToolCall,
@@ -279,6 +280,11 @@ def test_server_honours_every_field() -> None:
         "timeout_seconds": 9,
         "private": True,
         "session": "s",
+        "user": "ann",
+        "agent": "planner",
+        "run": "r1",
+        "priority": -2,
+        "request_class": "batch",
     }
     assert post(body, backend).status_code == 200
     asked = backend.requests[0]
@@ -291,6 +297,18 @@ def test_server_honours_every_field() -> None:
     assert asked.response_format.json_schema
     assert asked.response_format.json_schema.schema == {"type": "object"}
     assert (asked.timeout_seconds, asked.private, asked.session) == (9, True, "s")
+    assert asked.origin == Origin(client="ann", agent="planner", run="r1")
+    assert (asked.priority, asked.request_class) == (-2, "batch")
+
+
+def test_server_tells_clients_apart_by_key_then_by_name() -> None:
+    """With keys, a client is its key's place in the file and what it calls itself; keys are not passed on."""
+    backend = Model()
+    for headers, user in ((1, None), (2, "ann")):
+        key = {"authorization": f"Bearer {KEY}{headers}"}
+        body = {"messages": HI, "user": user}
+        assert post(body, backend, api_keys=[f"{KEY}1".encode(), f"{KEY}2".encode()], headers=key).status_code == 200
+    assert [request.origin.client for request in backend.requests] == ["key 1", "key 2/ann"]
 
 
 def test_server_says_who_answered_and_why_others_did_not() -> None:
@@ -322,6 +340,8 @@ def test_server_says_who_answered_and_why_others_did_not() -> None:
         ({"messages": "hi"}, "messages", "Expected `array`"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type", "smell"),
+        ({"priority": 2**40}, "priority", "lower goes first"),
+        ({"user": {"a": 1}}, "user", "Expected `str | null`"),
         ({"n": 2}, "n", "n=2 is not supported"),
         ({"audio": {"voice": "x"}}, "audio", "no audio"),
         ({"modalities": ["audio"]}, "modalities", "text is all"),

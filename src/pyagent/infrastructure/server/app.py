@@ -1,18 +1,17 @@
 """The ASGI application: routes, and what each does with a backend.
 
-A request's hops: `guards.Guard` (id, key, host) -> a route here -> `wire` (JSON to `ChatRequest`) -> the backend's
-stream -> `replies` (deltas to OpenAI's JSON) -> `streaming` (watches the client). No state outlives a request.
+A request's hops: `measured.Measured` (counts) -> `guards.Guard` (id, key, host) -> a route here -> `wire` (JSON to
+`ChatRequest`) -> the backend's stream -> `answer`, `replies` (deltas to OpenAI's JSON) -> `streaming` (watches the
+client). No state outlives a request.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import cast
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -22,10 +21,13 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 
 from pyagent.core.backends import Backend
-from pyagent.core.errors import BackendError, PyAgentError, RequestError
-from pyagent.core.messages import ChatDelta, ModelInfo
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import ChatRequest, ModelInfo
+from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, AnswerWatch, ServerFigures, render
+from pyagent.infrastructure.server.answer import Answer, logged_error
 from pyagent.infrastructure.server.guards import Guard
-from pyagent.infrastructure.server.replies import DONE, HttpError, Reply, http_error, model_entry, refusal
+from pyagent.infrastructure.server.measured import Measured
+from pyagent.infrastructure.server.replies import Reply, model_entry, refusal
 from pyagent.infrastructure.server.streaming import ClientLeftError, EventStream, unless_gone
 from pyagent.infrastructure.server.wire import Asked, read_chat, read_completion
 
@@ -43,6 +45,7 @@ class _Server:
     agents: Backend | None
     max_body_bytes: int
     version: str
+    figures: ServerFigures = field(default_factory=ServerFigures)
     created: int = field(default_factory=lambda: int(time.time()))
     _models: tuple[float, list[ModelInfo]] = (0.0, [])
 
@@ -85,6 +88,10 @@ class _Server:
         is_ready = (await self.backend.health()).is_ready
         return _json({"ready": is_ready}, 200 if is_ready else 503)
 
+    async def metrics(self, _request: Request) -> Response:
+        """GET /metrics: figures for Prometheus."""
+        return Response(render(self.figures.collect()), media_type=CONTENT_TYPE)
+
     async def home(self, _request: Request) -> Response:
         """GET /: what this is, for somebody with a browser."""
         return HTMLResponse(_HOME.format(version=self.version))
@@ -94,16 +101,21 @@ class _Server:
         backend = await self._who(asked)
         request_id = str(request.state.request_id)
         reply = Reply(request_id, asked.model, asked.is_chat, asked.has_usage_chunk)
-        stream = backend.chat(asked.request)
+        answer = Answer(
+            backend.chat(_of_client(asked.request, request.state.client)),
+            backend.name,
+            request.state,
+            AnswerWatch(self.figures),
+        )
         if not asked.is_streamed:
-            whole = await unless_gone(_whole(stream, reply, backend.name), request.receive)
+            whole = await unless_gone(answer.whole(reply), request.receive)
             return Response(whole, media_type="application/json")
         try:
-            first = await unless_gone(_first(stream, backend.name), request.receive)
+            first = await unless_gone(answer.first(), request.receive)
         except BaseException:
-            await _close(stream)
+            await answer.close()
             raise
-        return EventStream(_events(first, stream, reply, request_id), {})
+        return EventStream(answer.events(first, reply, request_id), {})
 
     async def _who(self, asked: Asked) -> Backend:
         """The backend to ask; raises `RequestError` for a model that nobody here has."""
@@ -124,48 +136,12 @@ class _Server:
         return models
 
 
-async def _whole(stream: AsyncIterator[ChatDelta], reply: Reply, name: str) -> bytes:
-    try:
-        deltas = [await _first(stream, name)]
-        deltas += [delta async for delta in stream]
-        return reply.whole(deltas)
-    finally:
-        await _close(stream)
-
-
-async def _first(stream: AsyncIterator[ChatDelta], name: str) -> ChatDelta:
-    """The first delta, before any status is sent, so that failures up to here have the right one."""
-    delta = await anext(stream, None)
-    if delta is None:
-        raise BackendError(f"{name} ended its answer before it began", backend=name)
-    return delta
-
-
-async def _events(
-    first: ChatDelta, stream: AsyncIterator[ChatDelta], reply: Reply, request_id: str
-) -> AsyncGenerator[bytes, None]:
-    """A streamed answer; what fails now is told as an event, since the status is out."""
-    last = first
-    try:
-        yield reply.chunk(first, is_first=True)
-        async for delta in stream:
-            last = delta
-            yield reply.chunk(delta, is_first=False)
-    except Exception as error:  # noqa: BLE001 - whatever it was, the client must be told before the stream ends
-        yield _logged(error, request_id).event
-        yield DONE
-        return
-    finally:
-        await _close(stream)
-    if reply.has_usage_chunk:
-        yield reply.usage_chunk(last.usage)
-    yield DONE
-
-
-async def _close(stream: AsyncIterator[ChatDelta]) -> None:
-    if isinstance(stream, AsyncGenerator):
-        async with aclosing(cast("AsyncGenerator[ChatDelta, None]", stream)):
-            pass
+def _of_client(asked: ChatRequest, key: str) -> ChatRequest:
+    """The request with its client's name: the API key's place in the file, then what it calls itself."""
+    if not key:
+        return asked
+    client = f"{key}/{asked.origin.client}" if asked.origin.client else key
+    return msgspec.structs.replace(asked, origin=msgspec.structs.replace(asked.origin, client=client))
 
 
 async def _body(request: Request, limit: int) -> bytes:
@@ -202,12 +178,6 @@ def _unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
     return RequestError(f"there is no model {wanted!r}; {hint}", param="model", code="model_not_found")
 
 
-def _logged(error: Exception, request_id: str) -> HttpError:
-    if not isinstance(error, PyAgentError):
-        logger.error("request %s failed", request_id, exc_info=error)
-    return http_error(error)
-
-
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Whatever a route raised, as OpenAI would say it."""
     headers: dict[str, str] = {}
@@ -222,7 +192,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             told = refusal(error.status_code, f"{what}: {request.method} {request.url.path}", code)
             headers = dict(error.headers or {})
         case _:
-            told = _logged(error, str(request.state.request_id))
+            told = logged_error(error, str(request.state.request_id))
     if told.retry_after_seconds is not None:
         headers["retry-after"] = str(max(1, round(told.retry_after_seconds)))
     return _json(told.body, told.status, headers)
@@ -239,7 +209,7 @@ def create_app(
     api_keys: list[bytes] | None = None,
     max_body_bytes: int = 32_000_000,
     version: str = "",
-) -> Guard:
+) -> Measured:
     """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet."""
     server = _Server(backend, agents, max_body_bytes, version)
     routes = [
@@ -249,10 +219,12 @@ def create_app(
         Route("/v1/models/{id:path}", server.show_model, methods=["GET"]),
         Route("/health", server.health, methods=["GET"]),
         Route("/ready", server.ready, methods=["GET"]),
+        Route("/metrics", server.metrics, methods=["GET"]),
         Route("/", server.home, methods=["GET"]),
     ]
     handlers = dict.fromkeys((HTTPException, Exception), _answer_error)
-    return Guard(ExceptionMiddleware(Router(routes), handlers), tuple(api_keys or ()))
+    guard = Guard(ExceptionMiddleware(Router(routes), handlers), tuple(api_keys or ()))
+    return Measured(guard, server.figures, frozenset(route.path for route in routes))
 
 
 _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>
@@ -260,6 +232,7 @@ _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</
 <h1>PyAgent {version}</h1>
 <p>This is a PyAgent server. It speaks OpenAI's API; point any client at <code>/v1</code> of this address.</p>
 <ul><li><a href="/v1/models">/v1/models</a> lists models and agents</li>
+<li><a href="/metrics">/metrics</a> has figures for Prometheus</li>
 <li><a href="/health">/health</a> says whether it can answer</li>
 <li>POST /v1/chat/completions and /v1/completions answer, streamed or whole</li></ul></body></html>
 """

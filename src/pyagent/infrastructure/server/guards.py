@@ -29,7 +29,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The ASGI wrapper. `keys` empty means that no key is needed, and that `Host` must be a name of this machine."""
+    """The ASGI wrapper. `keys` empty means that no key is needed, and that `Host` must be a name of this machine.
+
+    Which key a client has is noted in `scope["state"]["client"]`: `key 1` is the first of them.
+    """
 
     app: ASGIApp
     keys: Sequence[bytes] = ()
@@ -54,7 +57,9 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        refused = self._refusal(scope["path"], headers)
+        place = self._key_place(headers.get(b"authorization", b""))
+        scope["state"]["client"] = "" if place is None else f"key {place + 1}"
+        refused = self._refusal(scope["path"], headers, has_key=place is not None)
         try:
             if refused:
                 await send_error(send_with_id, refused)
@@ -64,21 +69,21 @@ class Guard:
             if not has_begun:
                 await send_error(send, refusal(503, "the server is shutting down", "shutdown", "server_error"))
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> HttpError | None:
+    def _refusal(self, path: str, headers: dict[bytes, bytes], *, has_key: bool) -> HttpError | None:
         if not self.keys:
             host = headers.get(b"host", b"localhost").decode("latin-1")
             if not is_loopback(_without_port(host)):
                 return refusal(403, f"this server answers for this machine only, not for {host[:80]!r}", "wrong_host")
             return None
-        if path in OPEN_PATHS or self._has_key(headers.get(b"authorization", b"")):
+        if path in OPEN_PATHS or has_key:
             return None
         return refusal(401, "a valid API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 
-    def _has_key(self, authorization: bytes) -> bool:
+    def _key_place(self, authorization: bytes) -> int | None:
         scheme, _, given = authorization.partition(b" ")
         given = given.strip()
         matches = [hmac.compare_digest(given, key) for key in self.keys]  # all of them, always
-        return scheme.lower() == b"bearer" and any(matches)
+        return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
 
 
 async def send_error(send: Send, error: HttpError) -> None:

@@ -58,6 +58,7 @@ class EventStream(Response):
         try:
             await unless_gone(self._pump(send), receive)
         except (ClientLeftError, OSError):
+            scope.setdefault("state", {})["outcome"] = "client_left"
             return
         except asyncio.CancelledError:  # the server stops: say so, so that nobody takes half an answer for a whole one
             event = refusal(503, "the server is shutting down", "shutdown", "server_error").event + DONE

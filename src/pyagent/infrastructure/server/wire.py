@@ -18,6 +18,7 @@ from pyagent.core.messages import (
     ChatRequest,
     JsonObject,
     Message,
+    Origin,
     ResponseFormat,
     SamplingParams,
     Tool,
@@ -27,7 +28,6 @@ DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
 """Names that mean whatever the chain's first answering link runs."""
 
 IGNORED = (
-    "user",
     "metadata",
     "store",
     "service_tier",
@@ -84,6 +84,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    user: str | None = None
     # OpenAI does not have these:
     top_k: int | None = None
     min_p: float | None = None
@@ -92,9 +93,12 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     timeout_seconds: float | None = None
     private: bool | None = None
     session: str | None = None
+    priority: int | None = None
+    request_class: str | None = None
+    agent: str | None = None
+    run: str | None = None
     response_format: ResponseFormat | None = None
     # ignored
-    user: object = None
     metadata: object = None
     store: object = None
     service_tier: object = None
@@ -131,6 +135,9 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 timeout_seconds=_checked_time(self.timeout_seconds),
                 private=bool(self.private),
                 session=self.session,
+                origin=Origin(client=self.user or "", agent=self.agent or "", run=self.run or ""),
+                priority=_checked_priority(self.priority),
+                request_class=self.request_class or "",
             ),
             **fields,
         )
@@ -286,6 +293,12 @@ def _checked_tools(said: ChatBody) -> tuple[list[Tool], str | JsonObject | None]
         if name not in {tool.function.name for tool in tools}:
             raise RequestError(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
     return tools, choice
+
+
+def _checked_priority(priority: int | None) -> int:
+    if priority is not None and not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority must fit 32 bits (lower goes first), got {priority}", param="priority")
+    return priority or 0
 
 
 def _checked_time(seconds: float | None) -> float | None:

@@ -1,0 +1,166 @@
+"""Figures of the HTTP server and the engine, for Prometheus at GET /metrics.
+
+Figures are counted in plain objects that one event loop owns; `prometheus-client` is imported at the first scrape and
+writes them down. No global state: each server has its own. Labels take few values: paths are those of the routes, and
+beyond some models the rest is counted as `other`.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyagent.core.messages import ChatDelta, Usage
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_MAX_MODELS = 100
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How many values were at most each bound, and their sum."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Values up to each bound, as Prometheus counts them."""
+        names, num_below, rows = [*map(repr, self.bounds), "+Inf"], 0, list[tuple[str, float]]()
+        for name, count in zip(names, self.counts, strict=True):
+            num_below += count
+            rows.append((name, num_below))
+        return rows
+
+
+_Labels = tuple[str, ...]
+
+
+def _histograms(bounds: tuple[float, ...] = _SECONDS) -> defaultdict[_Labels, Histogram]:
+    return defaultdict(lambda: Histogram(bounds))
+
+
+class ServerFigures:
+    """What a server has answered since it started. Keys are the labels' values."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.requests = Counter[_Labels]()
+        self.prompt_tokens = Counter[_Labels]()
+        self.cached_tokens = Counter[_Labels]()
+        self.drawn_tokens = Counter[_Labels]()
+        self.cache_misses = Counter[_Labels]()
+        self.request_seconds = _histograms()
+        self.first_token_seconds = _histograms()
+        self.queue_seconds = _histograms()
+        self.inter_token_seconds = _histograms(_TOKEN_SECONDS)
+        self._models = set[str]()
+
+    def answered(self, path: str, model: str, status: str, seconds: float) -> None:
+        """A request is over: its HTTP status, or what broke its answer off."""
+        self.requests[path, model, status] += 1
+        self.request_seconds[path, model].observe(seconds)
+
+    def label(self, model: str) -> str:
+        """The model's name as a label."""
+        if model not in self._models and len(self._models) < _MAX_MODELS:
+            self._models.add(model)
+        return model if model in self._models else "other"
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as Prometheus has them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        running = GaugeMetricFamily("pyagent_http_requests_running", "Requests being answered.")
+        running.add_metric((), self.num_running)
+        yield running
+        counters = (
+            ("http_requests", "Requests answered, by status.", ("path", "model", "status"), self.requests),
+            ("prompt_tokens", "Prompt tokens of whole answers.", ("model",), self.prompt_tokens),
+            ("cached_prompt_tokens", "Of these, those that needed no computing.", ("model",), self.cached_tokens),
+            ("generated_tokens", "Tokens drawn for whole answers.", ("model",), self.drawn_tokens),
+            ("cache_misses", "Prompts that left what was computed.", ("model", "reason"), self.cache_misses),
+        )
+        for name, text, labels, counter in counters:
+            family = CounterMetricFamily(f"pyagent_{name}", text, labels=labels)
+            for values, count in counter.items():
+                family.add_metric(values, count)
+            yield family
+        histograms = (
+            ("http_request", "From arrival to the answer's end.", ("path", "model"), self.request_seconds),
+            ("first_token", "From arrival to the first token.", ("model",), self.first_token_seconds),
+            ("queue", "From arrival at the engine to the first step.", ("model",), self.queue_seconds),
+            ("inter_token", "Between the pieces of an answer.", ("model",), self.inter_token_seconds),
+        )
+        for name, text, labels, labelled in histograms:
+            family = HistogramMetricFamily(f"pyagent_{name}_seconds", text, labels=labels)
+            for values, histogram in labelled.items():
+                family.add_metric(values, histogram.buckets(), histogram.total)
+            yield family
+
+
+@dataclass(slots=True)
+class AnswerWatch:
+    """Counts one answer, piece by piece."""
+
+    figures: ServerFigures
+    model: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    _last_token: float | None = None
+
+    def saw(self, delta: ChatDelta) -> None:
+        """A piece of the answer came."""
+        figures, now = self.figures, time.perf_counter()
+        self.model = self.model or figures.label(delta.model or delta.backend)
+        if delta.content or delta.reasoning or delta.tool_calls:
+            if self._last_token is None:
+                figures.first_token_seconds[self.model,].observe(now - self.started)
+            else:
+                figures.inter_token_seconds[self.model,].observe(now - self._last_token)
+            self._last_token = now
+        if delta.usage is not None:
+            self._count(delta.usage)
+
+    def _count(self, usage: Usage) -> None:
+        figures, labels = self.figures, (self.model,)
+        figures.prompt_tokens[labels] += usage.prompt_tokens
+        figures.cached_tokens[labels] += usage.prompt_tokens_details.cached_tokens
+        figures.drawn_tokens[labels] += usage.completion_tokens
+        if usage.timings is not None:
+            figures.queue_seconds[labels].observe(usage.timings.queue_seconds)
+        if usage.cache is not None and usage.cache.miss is not None:
+            figures.cache_misses[self.model, usage.cache.miss.reason] += 1
+
+
+def render(collected: Iterable[Metric]) -> bytes:
+    """Figures in Prometheus's text format."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Collected(list(collected)))
+    return generate_latest(registry)
+
+
+@dataclass(slots=True, eq=False)
+class _Collected:
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
