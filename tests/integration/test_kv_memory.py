@@ -1,4 +1,4 @@
-"""KV memory of the CPU runner: pages by groups of layers."""
+"""KV memory of the CPU runner: pages by groups of layers, copied, swapped out and given back."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def tiny_gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def load(path: Path, *, kv_bytes: int = 32 << 20, kv_type: str = "f16") -> _rust.CpuModel:
-    return _rust.CpuModel.load(path, threads=1, kv_bytes=kv_bytes, kv_type=kv_type)
+def load(path: Path, *, kv_bytes: int = 32 << 20, kv_type: str = "f16", swap_dir: Path | None = None) -> _rust.CpuModel:
+    return _rust.CpuModel.load(path, threads=1, kv_bytes=kv_bytes, kv_type=kv_type, swap_dir=swap_dir)
 
 
 def pool_of(model: _rust.CpuModel, groups: Groups | None = None) -> _rust.BlockPool:
@@ -111,6 +111,53 @@ def test_sliding_layers_hold_few_pages(tiny_gemma_path: Path) -> None:
         compute(model, pool, 1, tokens[start : start + 100])
         assert pool.stats().active <= pool.most_pages(start + 100, 100)
     assert pool.stats().active < pages_of_full_attention(model, 4000) / 4
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+def test_swapped_and_forked_sequences_go_on_with_the_same_bits(
+    tiny_gemma_path: Path, tmp_path: Path, kv_type: str
+) -> None:
+    """A sequence swapped out, its memory used by others and given back, then swapped in, goes on as if nothing was."""
+    model = load(tiny_gemma_path, kv_type=kv_type, swap_dir=tmp_path)
+    tokens, more = random_tokens(4, 150), random_tokens(5, 30)
+    pool = pool_of(model)
+    pool.add(1, tokens)
+    compute(model, pool, 1, tokens)
+    model.copy_pages(pool.fork(1, 2))
+    expected = compute(model, pool, 2, more)
+    handle = model.swap_out(pool.pages_in_use(1))
+    assert handle.bytes == handle.num_pages * model.info()["page_bytes"] > 0
+    pool.release(1)
+    pool.release(2)
+    pool.clear_index()
+    pool.set_limit(0)
+    model.give_back(pool.take_freed())
+    pool.set_limit(model.info()["num_pages"])
+    other = random_tokens(6, 400)
+    pool.add(3, other)
+    compute(model, pool, 3, other)
+    num_cached, places = pool.restore(1, tokens)
+    model.swap_in(handle, places)
+    pool.commit(1, tokens[num_cached:])
+    assert compute(model, pool, 1, more) == expected
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pages_that_cannot_be_moved_are_refused(tiny_model_path: Path, tmp_path: Path) -> None:
+    """Pages that do not exist, a model without a folder, a folder that is gone: each is an error that says so."""
+    model = load(tiny_model_path, kv_bytes=1 << 20, swap_dir=tmp_path / "gone")
+    num_pages = model.info()["num_pages"]
+    for refused in (
+        lambda: model.copy_pages([(0, num_pages)]),
+        lambda: model.give_back([num_pages]),
+        lambda: model.swap_out([NO_PAGE]),
+    ):
+        with pytest.raises(ValueError, match="does not exist"):
+            refused()
+    with pytest.raises(OSError, match=r"cannot be written to a file in .*gone"):
+        model.swap_out([0])
+    with pytest.raises(ValueError, match="without swap_dir"):
+        load(tiny_model_path).swap_out([0])
 
 
 def resident_bytes() -> int:

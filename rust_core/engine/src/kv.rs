@@ -5,6 +5,8 @@
 //! is the block pool's business (`pyagent-cache`); here are only bytes. The operating system commits a page when it is
 //! first written, so resident memory follows use, not the pool's size.
 
+mod moves;
+
 use std::sync::Arc;
 
 use memmap2::MmapMut;
@@ -12,6 +14,8 @@ use pyagent_kernels::attention::{KvLayout, LayerBlocks};
 
 use crate::config::ModelConfig;
 use crate::runner::EngineError;
+
+pub use moves::SwappedPages;
 
 /// In a table: no page, because the block slid out of every later token's sight.
 pub const NO_PAGE: u32 = u32::MAX;
@@ -192,87 +196,4 @@ fn count(pages: &[u32], is_bad: impl Fn(u32) -> bool) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use pyagent_kernels::attention::KvType;
-
-    use super::*;
-
-    const LAYOUT: KvLayout = KvLayout {
-        num_kv_heads: 1,
-        head_dim: 16,
-        dtype: KvType::F16,
-    };
-
-    /// Gemma 3 270M: five sliding layers, then one that sees everything, three times.
-    #[test]
-    fn gemma_has_pages_of_three_layers_and_six_pages_a_block() {
-        let windows: Vec<_> = (0..18).map(|layer| (layer % 6 != 5).then_some(512)).collect();
-        let pages = KvPages::new(&windows, LAYOUT);
-        let sliding = KvGroup {
-            window: Some(512),
-            pages_per_block: 5,
-        };
-        let full = KvGroup {
-            window: None,
-            pages_per_block: 1,
-        };
-        assert_eq!((pages.groups, pages.layers_per_page), (vec![sliding, full], 3));
-    }
-
-    proptest! {
-        /// No two layers of a block share bytes, and together they fill its pages.
-        #[test]
-        fn layers_fill_their_pages(kinds in prop::collection::vec(prop_oneof![Just(None), (1_usize..4).prop_map(Some)], 1..40)) {
-            let pages = KvPages::new(&kinds, LAYOUT);
-            let memory = KvMemory::new(pages.clone(), 200).expect("memory");
-            let mut next = 0..;
-            let tables: Vec<Arc<Vec<u32>>> = pages
-                .groups
-                .iter()
-                .map(|group| Arc::new(next.by_ref().take(group.pages_per_block).collect()))
-                .collect();
-            let start = memory.memory.as_ptr() as usize;
-            let mut offsets: Vec<usize> = (0..kinds.len())
-                .map(|layer| {
-                    let kv = memory.layer(layer, &tables);
-                    assert_eq!(kinds[layer], pages.groups[pages.places[layer].group].window);
-                    // SAFETY: every table has one block.
-                    unsafe { kv.block(0) as usize - start }
-                })
-                .collect();
-            offsets.sort_unstable();
-            let expected: Vec<usize> = (0..kinds.len()).map(|layer| layer * LAYOUT.block_bytes()).collect();
-            prop_assert_eq!(offsets, expected);
-            prop_assert_eq!(pages.block_bytes(), kinds.len() * LAYOUT.block_bytes());
-        }
-    }
-
-    /// Pages that a token sees must exist; those that slid out may be missing; no other number is let through.
-    #[test]
-    fn check_lets_through_only_what_no_token_reads() {
-        let memory = KvMemory::new(KvPages::new(&[Some(20), None], LAYOUT), 4).expect("memory");
-        let check = |sliding: &[u32], full: &[u32], first, end| {
-            memory.check(&[sliding.to_vec().into(), full.to_vec().into()], first, end)
-        };
-        assert_eq!(check(&[0, 1, 2], &[0, 1, 2], 40, 48), Ok(()));
-        // The token at 40 sees 21..=40: the first block is out of sight, the second is not.
-        assert_eq!(check(&[NO_PAGE, 1, 2], &[0, 1, 2], 40, 48), Ok(()));
-        for (sliding, full, first, end) in [
-            (&[NO_PAGE, NO_PAGE, 2][..], &[0, 1, 2][..], 40, 48),
-            (&[NO_PAGE, 1, 2], &[NO_PAGE, 1, 2], 40, 48),
-            (&[NO_PAGE, 1, 2], &[0, 1, 2], 34, 48),
-            (&[4, 1, 2], &[0, 1, 2], 40, 48),
-            (&[NO_PAGE - 1, 1, 2], &[0, 1, 2], 40, 48),
-            (&[0, 1, 2], &[0, 1, 4], 40, 48),
-            (&[0, 1], &[0, 1, 2], 40, 48),
-            (&[0, 1, 2], &[0, 1], 40, 48),
-        ] {
-            assert!(
-                check(sliding, full, first, end).is_err(),
-                "{sliding:?} {full:?} {first} {end}"
-            );
-        }
-        assert!(memory.check(&[vec![0; 3].into()], 40, 48).is_err());
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! The CPU model runner: a model, its KV memory and its threads; computes batches and draws tokens.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +41,19 @@ pub enum EngineError {
         segment: usize,
         /// What is wrong with it.
         reason: String,
+    },
+    /// Pages that cannot be what is asked of them; nothing was done.
+    #[error("{0}")]
+    Pages(String),
+    /// Pages could not be swapped.
+    #[error("KV pages cannot be {action} a file in {}: {reason}", folder.display())]
+    Swap {
+        /// What was being done.
+        action: &'static str,
+        /// The folder of the file.
+        folder: PathBuf,
+        /// The operating system's reason.
+        reason: std::io::Error,
     },
     /// A thread of the pool panicked: a bug in a kernel.
     #[error(transparent)]
@@ -149,6 +162,11 @@ impl CpuModel {
     /// The KV memory.
     pub fn kv(&self) -> &KvMemory {
         &self.kv
+    }
+
+    /// The KV memory, to move pages in.
+    pub fn kv_mut(&mut self) -> &mut KvMemory {
+        &mut self.kv
     }
 
     /// Bytes of KV memory one token takes, over all layers.

@@ -1,17 +1,17 @@
 //! `CpuModel` and `SamplerState`: the CPU runner, one call a step.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::forward::Segment;
-use pyagent_engine::kv::KvPages;
+use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
 use pyagent_engine::runner::{self, Draw, EngineError, LoadOptions};
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling;
 use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyException, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -27,7 +27,8 @@ create_exception!(
 pub(crate) fn engine_error(error: &EngineError) -> PyErr {
     match error {
         EngineError::File(error) => ModelFileError::new_err(error.to_string()),
-        EngineError::Batch { .. } => PyValueError::new_err(error.to_string()),
+        EngineError::Batch { .. } | EngineError::Pages(_) => PyValueError::new_err(error.to_string()),
+        EngineError::Swap { .. } => PyOSError::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
     }
 }
@@ -109,10 +110,32 @@ pub struct Drawn {
     error: Option<String>,
 }
 
+/// The content of KV pages in a file without a name, whose space is free again when this is dropped.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct SwapHandle {
+    inner: SwappedPages,
+}
+
+#[pymethods]
+impl SwapHandle {
+    /// Bytes of the file.
+    #[getter]
+    fn bytes(&self) -> usize {
+        self.inner.bytes()
+    }
+
+    /// Pages in the file.
+    #[getter]
+    fn num_pages(&self) -> usize {
+        self.inner.num_pages()
+    }
+}
+
 /// A model loaded on the CPU.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct CpuModel {
     inner: Mutex<runner::CpuModel>,
+    swap_dir: Option<PathBuf>,
 }
 
 impl CpuModel {
@@ -121,6 +144,21 @@ impl CpuModel {
             .lock()
             .map_err(|_| PyRuntimeError::new_err("the model failed in another thread; load it again"))
     }
+
+    /// Does something with the KV memory, without the GIL.
+    fn with_kv<T: Send>(
+        &self,
+        py: Python<'_>,
+        operation: impl FnOnce(&mut KvMemory) -> Result<T, EngineError> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| self.lock().map(|mut model| operation(model.kv_mut())))?
+            .map_err(|error| engine_error(&error))
+    }
+
+    fn swap_dir(&self) -> PyResult<&Path> {
+        let missing = || PyValueError::new_err("the model was loaded without swap_dir, so nothing can be swapped");
+        self.swap_dir.as_deref().ok_or_else(missing)
+    }
 }
 
 /// What a step asks of the sampler: row of logits, state, mask, step.
@@ -128,9 +166,9 @@ type DrawRequest<'py> = (usize, Bound<'py, SamplerState>, Option<Vec<u8>>, u64);
 
 #[pymethods]
 impl CpuModel {
-    /// Loads a GGUF file or a safetensors folder. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`.
+    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`.
     #[staticmethod]
-    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "f16", isa = None))]
+    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "f16", isa = None, swap_dir = None))]
     fn load(
         py: Python<'_>,
         path: PathBuf,
@@ -138,6 +176,7 @@ impl CpuModel {
         kv_bytes: usize,
         kv_type: &str,
         isa: Option<&str>,
+        swap_dir: Option<PathBuf>,
     ) -> PyResult<Self> {
         let kv_type = parse_kv_type(kv_type)?;
         let isa = isa.map(parse_isa).transpose()?;
@@ -152,6 +191,7 @@ impl CpuModel {
             .map_err(|error| engine_error(&error))?;
         Ok(Self {
             inner: Mutex::new(model),
+            swap_dir,
         })
     }
 
@@ -226,6 +266,29 @@ impl CpuModel {
     fn score(&self, py: Python<'_>, targets: Vec<u32>) -> PyResult<Vec<(f64, u32)>> {
         let scored = py.detach(|| self.lock().map(|mut model| model.score(&targets)))?;
         scored.map_err(PyValueError::new_err)
+    }
+
+    /// Copies the content of KV pages: (from, to), in this order.
+    fn copy_pages(&self, py: Python<'_>, pairs: Vec<(u32, u32)>) -> PyResult<()> {
+        self.with_kv(py, |kv| kv.copy(&pairs))
+    }
+
+    /// Writes the content of pages to a file. Raises `OSError` when it cannot be written.
+    fn swap_out(&self, py: Python<'_>, pages: Vec<u32>) -> PyResult<SwapHandle> {
+        let folder = self.swap_dir()?;
+        let inner = self.with_kv(py, |kv| kv.swap_out(&pages, folder))?;
+        Ok(SwapHandle { inner })
+    }
+
+    /// Reads what was swapped out into `pages`; those that are 0xFFFFFFFF are left out.
+    fn swap_in(&self, py: Python<'_>, handle: &SwapHandle, pages: Vec<u32>) -> PyResult<()> {
+        let folder = self.swap_dir()?;
+        self.with_kv(py, |kv| kv.swap_in(&handle.inner, &pages, folder))
+    }
+
+    /// Gives the memory of pages back to the system; they read as zeros until they are used again.
+    fn give_back(&self, py: Python<'_>, pages: Vec<u32>) -> PyResult<()> {
+        self.with_kv(py, |kv| kv.give_back(&pages))
     }
 
     /// What was loaded: architecture, sizes, memory, instruction set, seconds it took.

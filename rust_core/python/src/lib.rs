@@ -19,7 +19,7 @@ mod _rust {
     use crate::text::analyse_code;
 
     #[pymodule_export]
-    use crate::engine::{CpuModel, Drawn, ModelFileError, SamplerState, cpu_features, describe_model};
+    use crate::engine::{CpuModel, Drawn, ModelFileError, SamplerState, SwapHandle, cpu_features, describe_model};
 
     #[pymodule_export]
     use crate::model_files::{dequantise, read_model_header};
