@@ -83,10 +83,10 @@ def wait_quiet() -> None:
         pass
 
 
-def take(samples: Samples, work: Callable[[], float]) -> str:
-    """Adds one sample of `work`, the first quiet one or the least disturbed of MAX_TRIES, and describes it."""
+def take(samples: Samples, work: Callable[[], float], max_tries: int = MAX_TRIES) -> str:
+    """Adds one sample of `work`, the first quiet one or the least disturbed of `max_tries`, and describes it."""
     tries: list[tuple[float, float]] = []
-    for _ in range(MAX_TRIES):
+    for _ in range(max_tries):
         wait_quiet()
         value, foreign = foreign_cores(work)
         tries.append((foreign, value))
