@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test oracle slow check format bench docs lock wheel clean
+.PHONY: help install demo test oracle soak slow check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -48,6 +48,9 @@ test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
 	@.oracle/bin/python -m pytest -q -m oracle tests
+
+soak: .venv/.dev  ## Half an hour of random work on the engine
+	@$(BIN)/python benchmarks/soak.py
 
 slow: .venv/.dev  ## Tests that take long (soaks, chaos)
 	@$(BIN)/python -m pytest -q -m slow
