@@ -71,7 +71,7 @@ docs: .venv/.docs  ## Build the documentation site into site/, warnings are erro
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet: that hides warnings from --strict too
 
 bench: .venv/.dev  ## Every speed claim of the docs
-	@for script in start plugin_start code_health cpu_engine; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	@for script in start plugin_start code_health scheduler_overhead cpu_engine; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 wheel: .venv/.dev  ## Build the wheel into dist/
 	@$(BIN)/maturin build --release --quiet --out dist

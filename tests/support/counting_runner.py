@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
-from pyagent.infrastructure.engine.batch import PLAIN_KEY, Batch, Drawn, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output, Request
+
+NO_ENDS: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -21,6 +23,7 @@ class CountingRunner:
     num_blocks: int
     context_length: int = 10_000
     vocab_size: int = 1 << 20
+    pages_per_block: int = 1
     batches: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -42,24 +45,36 @@ class CountingRunner:
     def release(self, sequence_id: int) -> None:
         self.pool.release(sequence_id)
 
+    @property
+    def free_pages(self) -> int:
+        return self.pool.stats().free
+
+    def num_pages(self, num_tokens: int) -> int:
+        return self.pool.most_pages(num_tokens, 1)
+
     def execute(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
-        drawn: list[Drawn] = []
-        for segment in batch.segments:
-            self.pool.commit(segment.sequence_id, segment.tokens)
-            if segment.draw is not None:
-                log = self.pool.tokens(segment.sequence_id)
-                drawn.append(Drawn(next_token(log), None, []))
+        assert len(set(batch.sequence_ids)) == len(batch.sequence_ids) == len(batch.lengths)
+        output, start = StepOutput([]), 0
+        for place, (sequence_id, length) in enumerate(zip(batch.sequence_ids, batch.lengths, strict=True)):
+            self.pool.commit(sequence_id, batch.tokens[start : start + length])
+            start += length
+            if place < len(batch.samplers):
+                output.tokens.append(next_token(self.pool.tokens(sequence_id)))
+        assert start == len(batch.tokens)
         self.pool.check()
-        return StepOutput(drawn)
+        return output
 
 
 def next_token(log: list[int]) -> int:
     return (sum(token * (place + 1) for place, token in enumerate(log)) * 31 + len(log)) % 1009
 
 
-class NoEnds:
-    end_ids: frozenset[int] = frozenset()
+@dataclass
+class Ends:
+    """A tokenizer's part in the end of an answer."""
+
+    end_ids: frozenset[int]
 
 
 class Numbers:
@@ -75,18 +90,23 @@ class Numbers:
 class Client:
     """A request and all that was said of it."""
 
-    def __init__(self, number: int, tokens: list[int], max_tokens: int) -> None:
+    def __init__(self, number: int, tokens: list[int], max_tokens: int, end_ids: frozenset[int] = NO_ENDS) -> None:
         self.news: list[Output] = []
         self.expected = list(tokens)
+        self.reason = "length"
         for _ in range(max_tokens):
-            self.expected.append(next_token(self.expected))
+            token = next_token(self.expected)
+            if token in end_ids:
+                self.reason = "stop"
+                break
+            self.expected.append(token)
         self.request = Request(
             id=number,
             tokens=list(tokens),
             params=SamplingParams(),
             max_tokens=max_tokens,
             sampler=_rust.SamplerState(),
-            tokenizer=NoEnds(),  # type: ignore[arg-type]
+            tokenizer=Ends(end_ids),  # type: ignore[arg-type]
             detokenizer=Numbers(),  # type: ignore[arg-type]
             grammar=None,
             on_output=self.news.append,
@@ -99,7 +119,7 @@ class Client:
     @property
     def is_well(self) -> bool:
         drawn = self.expected[self.request.num_prompt_tokens :]
-        return self.text == "".join(f"{token} " for token in drawn) and self.news[-1].finish_reason == "length"
+        return self.text == "".join(f"{token} " for token in drawn) and self.news[-1].finish_reason == self.reason
 
 
 def run_to_end(engine: Engine) -> None:

@@ -2,87 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.counting_runner import Client, CountingRunner, run_to_end
 
+from pyagent.core.messages import SamplingParams
 from pyagent.core.scheduling import Queued
-from pyagent.infrastructure.engine.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.prefixes import common_blocks
 from pyagent.infrastructure.engine.queues import ClassQueue, QueueOptions, RequestQueues, make_queues
-from pyagent.infrastructure.engine.request import Output, Status
-from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS, Scheduler, SchedulerLimits
-
-arrivals = st.lists(
-    st.tuples(
-        st.integers(0, 30),  # step it arrives at
-        st.integers(1, 90),  # tokens of the prompt
-        st.integers(0, 40),  # of these, tokens every prompt begins with
-        st.integers(1, 40),  # tokens to draw
-        st.none() | st.integers(0, 40),  # steps after which it is aborted
-    ),
-    min_size=1,
-    max_size=14,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(arrivals, st.integers(9, 24), st.integers(1, 64), st.integers(1, 8))
-def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
-    plan: list[tuple[int, int, int, int, int | None]], num_blocks: int, token_budget: int, max_num_seqs: int
-) -> None:
-    """Whatever arrives when, with memory far too small for all: no step exceeds the budget, every text is the one a
-    request has alone, preempted or not, and at the end no block is held."""
-    runner = CountingRunner(num_blocks)
-    engine = Engine(runner, SchedulerLimits(max_num_seqs, token_budget))
-    clients: dict[int, tuple[Client, int, int | None]] = {}
-    for number, (when, length, num_shared, max_tokens, patience) in enumerate(plan):
-        tokens = [
-            *range(min(num_shared, length)),
-            *(5000 + number * 100 + place for place in range(num_shared, length)),
-        ]
-        clients[number] = (Client(number, tokens, max_tokens), when, patience)
-    for step in range(20_000):
-        for client, when, patience in clients.values():
-            if when == step:
-                engine.scheduler.add(client.request)
-            if patience is not None and when + patience == step and client.request.status is not Status.FINISHED:
-                engine.scheduler.remove(client.request)
-                client.request.finish("abort")
-        assert len(engine.scheduler.running) <= max_num_seqs
-        if not engine.step() and step > 80:
-            break
-    else:
-        pytest.fail("requests were left waiting")
-    assert not engine.scheduler.has_work
-    assert all(sum(len(segment.tokens) for segment in batch.segments) <= token_budget for batch in runner.batches)
-    for client, _, _ in clients.values():
-        assert client.request.finish_reason == "abort" or client.is_well
-    assert runner.pool.stats().active == 0
-
-
-def test_oldest_waiting_request_is_admitted_first_and_newest_running_one_yields() -> None:
-    """When memory runs out the request admitted last goes back to wait, before those that never ran."""
-    runner = CountingRunner(num_blocks=6)
-    scheduler = Scheduler(runner, SchedulerLimits(max_num_seqs=8, token_budget=256))
-    clients = [Client(number, [number * 100 + place for place in range(30)], 60) for number in range(3)]
-    for client in clients:
-        scheduler.add(client.request)
-    works = scheduler.schedule()
-    assert [work.request.id for work in works] == [0, 1]
-    for work in works:
-        request = work.request
-        runner.pool.commit(request.id, request.tokens)
-        request.num_computed = len(request.tokens)
-        request.tokens += range(3 * BLOCK_TOKENS + 1 - len(request.tokens))
-    works = scheduler.schedule()
-    assert [work.request.id for work in works] == [0]
-    assert [request.id for request in scheduler.queues.ordered(0.0)] == [1, 2]
-    assert clients[1].request.num_preemptions == 1
+from pyagent.infrastructure.engine.request import Output
+from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.stops import StopTexts
 
 
 def test_requests_with_a_common_prefix_compute_it_once() -> None:
@@ -94,7 +31,88 @@ def test_requests_with_a_common_prefix_compute_it_once() -> None:
         engine.scheduler.add(client.request)
     run_to_end(engine)
     assert all(client.is_well for client in clients)
-    assert sum(len(segment.tokens) for batch in runner.batches for segment in batch.segments) == 64 + 10 * (1 + 3)
+    assert sum(len(batch.tokens) for batch in runner.batches) == 64 + 10 * (1 + 3)
+
+
+@given(st.lists(st.integers(0, 1), max_size=200), st.lists(st.integers(0, 1), max_size=200), st.integers(0, 200))
+def test_common_blocks_are_those_a_comparison_token_by_token_finds(left: list[int], right: list[int], cut: int) -> None:
+    """Whole blocks both logs begin with, the last token of the first log never counted."""
+    right = left[:cut] + right
+    common = next((place for place, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), None)
+    common = min(len(left), len(right)) if common is None else common
+    assert common_blocks(left, right) == max(0, min(common, len(left) - 1)) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_short_prompts_pass_a_long_one_under_way() -> None:
+    """A prompt of many steps does not hold up one that is done in a step, and is not held up by many of these."""
+    runner = CountingRunner(num_blocks=1000)
+    engine = Engine(runner, SchedulerLimits(token_budget=64))
+    long = Client(0, list(range(2000)), 1)
+    engine.scheduler.add(long.request)
+    engine.step()
+    shorts = [Client(number, [5000 + number] * 20, 1) for number in range(1, 60)]
+    for short in shorts:
+        engine.scheduler.add(short.request)
+    engine.step()
+    assert shorts[0].is_well
+    num_before = len(runner.batches)
+    while long.request.finish_reason is None:
+        engine.step()
+    assert len(runner.batches) - num_before <= 2000 / 32
+    run_to_end(engine)
+    assert all(client.is_well for client in [long, *shorts])
+
+
+def test_chunks_keep_decoding_requests_within_their_latency() -> None:
+    """With a millisecond for each prompt token and 50 to wait at most, prompts go in chunks of 48 while one decodes."""
+    runner = CountingRunner(num_blocks=1000)
+    engine = Engine(runner, SchedulerLimits(token_budget=512, decode_latency=0.05))
+    costs = engine.scheduler.costs
+    costs.note(0.1, 100, 0)
+    costs.note(0.001, 0, 1)
+    for number, length in enumerate([10, 600]):
+        engine.scheduler.add(Client(number, [number] * length, 50).request)
+        engine.step()
+        costs.decode_seconds, costs.prompt_token_seconds = 0.001, 0.001
+    assert len(runner.batches[-1].tokens) == 48 + 1
+    alone = Engine(CountingRunner(num_blocks=1000), SchedulerLimits(token_budget=512, decode_latency=0.05))
+    alone.scheduler.costs.note(0.1, 100, 0)
+    alone.scheduler.add(Client(3, [3] * 600, 50).request)
+    alone.step()
+    assert len(alone.runner.batches[-1].tokens) == 512  # type: ignore[attr-defined]
+
+
+def test_preemptions_are_rare_when_nobody_names_a_limit() -> None:
+    """Answers of many lengths; each may fill the context, in memory for a few: fewer than one in a hundred yield."""
+    draw = random.Random(5)
+    engine = Engine(CountingRunner(num_blocks=300), SchedulerLimits(max_num_seqs=64))
+    ends: dict[int, int] = {}
+    for number in range(300):
+        client = Client(number, [number] * draw.randint(10, 100), 1)
+        client.request.max_tokens = 4000
+        ends[number] = min(600, int(draw.lognormvariate(4, 0.7)) + 1)
+        client.request.params = SamplingParams(stop=("never",))
+        client.request.stops = StopTexts(("never",))
+        engine.scheduler.add(client.request)
+        client.request.detokenizer = Stopper(ends[number])  # type: ignore[assignment]
+    run_to_end(engine)
+    assert engine.counts.num_finished == 300
+    assert engine.counts.num_preemptions < 3
+    assert engine.counts.drawn_tokens / engine.counts.num_steps > 10  # and memory is used
+
+
+class Stopper:
+    """Says the stop text after so many tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_left = num_tokens
+
+    def push(self, token: int) -> str:
+        self.num_left -= 1
+        return "never" if self.num_left == 0 else "x"
+
+    def flush(self) -> str:
+        return ""
 
 
 @dataclass
@@ -146,9 +164,9 @@ def test_client_that_cannot_be_told_loses_only_its_own_request() -> None:
 
 
 class BrokenPoolRunner(CountingRunner):
-    """Cannot even start a sequence."""
+    """Cannot reserve anything."""
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
+    def reserve(self, sequence_id: int, num_tokens: int) -> bool:
         raise RuntimeError("the pool is broken")
 
 
@@ -169,6 +187,27 @@ def test_loop_that_fails_ends_every_request_and_says_so_to_later_ones() -> None:
     engine.close()
 
 
+class PickyRunner(CountingRunner):
+    """Cannot start one of its sequences."""
+
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
+        if sequence_id == 2:
+            raise ValueError("a token is out of range")
+        return super().add(sequence_id, tokens, key)
+
+
+def test_request_that_cannot_be_started_ends_alone() -> None:
+    """When the pool refuses a sequence, that request ends with its words; the others are served."""
+    engine = Engine(PickyRunner(num_blocks=10))
+    clients = [Client(number, [number], 5) for number in range(4)]
+    for client in clients:
+        engine.scheduler.add(client.request)
+    run_to_end(engine)
+    assert [client.is_well for client in clients] == [True, True, False, True]
+    assert clients[2].news[-1].error == "a token is out of range"
+    assert engine.scheduler.queues.num_waiting == 0
+
+
 def test_submit_refuses_when_too_many_wait_or_the_engine_is_closed() -> None:
     """A full queue says when to try again; a closed engine says so."""
     from pyagent.core.errors import CapacityError
@@ -176,7 +215,7 @@ def test_submit_refuses_when_too_many_wait_or_the_engine_is_closed() -> None:
     engine = Engine(CountingRunner(num_blocks=4), SchedulerLimits(max_num_waiting=0))
     with pytest.raises(CapacityError, match="0 requests wait already") as caught:
         engine.submit(Client(1, [1], 1).request)
-    assert caught.value.retry_after_seconds == 1.0
+    assert caught.value.retry_after_seconds == 0.5
     engine.close()
     engine.close()
     with pytest.raises(CapacityError, match="stopping"):

@@ -50,6 +50,7 @@ Count = Annotated[int, BeforeValidator(_no_bool), Field(gt=0, le=2**31 - 1)]
 Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=10**9, allow_inf_nan=False)]
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0, le=2**62)]
 AutoCount = Annotated[Count | None, _word("auto")]
+AutoNumber = Annotated[Seconds | None, _word("auto")]
 AutoSize = Annotated[Size | None, _word("auto")]
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 SecretReference = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
@@ -114,6 +115,12 @@ class Engine(_Section):
     )
     max_num_seqs: Count = _setting(64, "Sequences computed in one step.")
     token_budget: Count = _setting(512, "Tokens computed in one step; longer prompts go in chunks of this.")
+    decode_latency_ms: AutoNumber = _setting(
+        None,
+        "Time between two tokens of an answer, in milliseconds, that prompts of others may cost; `auto` is ten times "
+        "what a token takes without prompts, at least 100.",
+        none="auto",
+    )
     max_context: AutoCount = _setting(None, "Tokens of context for each sequence; `auto` is the model's.", none="auto")
     process: bool = _setting(
         False, "Run the engine in a process of its own: a crash there is mended, and answers go on where they stopped."

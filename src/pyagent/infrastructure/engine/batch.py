@@ -1,15 +1,19 @@
-"""What crosses between the engine and a runner: a batch of work, and what came out of it.
+"""What crosses between the engine and a runner: a step's work in columns, and what came out of it.
 
-Runners for any device take the same `Batch` and give the same `StepOutput`.
+Runners for any device take the same `Batch` and give the same `StepOutput`. Columns, because most steps are one token
+for each of many sequences, and a column of numbers crosses into Rust at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pyagent._rust import PoolStats, SamplerState
+
+BLOCK_TOKENS = 16
+"""Tokens of a KV block: the unit in which memory is reserved and prefixes are shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,46 +32,36 @@ class PrefixKey:
 PLAIN_KEY = PrefixKey()
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Draw the next token of a segment: with which parameters, from which allowed tokens, as its how-many-eth."""
-
-    sampler: SamplerState
-    mask: bytes | None
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The next tokens of one sequence; `draw` is set when the last of them gives the sequence's next token."""
-
-    sequence_id: int
-    tokens: list[int]
-    draw: Draw | None
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A drawn token, or the fault that prevented it."""
-
-    token: int
-    logprob: float | None
-    top_logprobs: list[tuple[int, float]]
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """One step's work."""
+    """Segments: the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]`, one segment for a sequence.
 
-    segments: list[Segment] = field(default_factory=list[Segment])
+    The first `len(samplers)` segments draw the sequence's next token after their last: with `samplers[i]`, as its
+    `steps[i]`-th, from the tokens that `masks[i]` allows where there is one.
+    """
+
+    sequence_ids: list[int] = field(default_factory=list[int])
+    lengths: list[int] = field(default_factory=list[int])
+    tokens: list[int] = field(default_factory=list[int])
+    samplers: list[SamplerState] = field(default_factory=list["SamplerState"])
+    steps: list[int] = field(default_factory=list[int])
+    masks: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
 
-@dataclass(frozen=True, slots=True)
+class Likelihood(NamedTuple):
+    """A drawn token's log probability, and the likeliest tokens with theirs."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
 class StepOutput:
-    """What was drawn, in the order of the segments that asked for it."""
+    """The tokens drawn, in the order of the segments that draw; likelihoods and faults for those that have any."""
 
-    drawn: list[Drawn]
+    tokens: list[int]
+    likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
+    errors: dict[int, str] = field(default_factory=dict[int, str])
 
 
 class Runner(Protocol):
@@ -81,6 +75,20 @@ class Runner(Protocol):
     @property
     def vocab_size(self) -> int:
         """Rows of logits are this long."""
+        ...
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be had now, those of unused prefixes included."""
+        ...
+
+    @property
+    def pages_per_block(self) -> int:
+        """Pages that the next `BLOCK_TOKENS` tokens of a sequence take."""
+        ...
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds: fewer than its blocks take where layers see a window only."""
         ...
 
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:

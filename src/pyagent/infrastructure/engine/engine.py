@@ -11,15 +11,19 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyagent.core.errors import CapacityError
-from pyagent.infrastructure.engine.batch import Batch, Draw, Drawn, Runner, Segment
+from pyagent.infrastructure.engine.batch import Runner, StepOutput
 from pyagent.infrastructure.engine.queues import RequestQueues
 from pyagent.infrastructure.engine.request import Output, Request, Status
-from pyagent.infrastructure.engine.scheduler import Scheduler, SchedulerLimits, Work
+from pyagent.infrastructure.engine.scheduler import Plan, Scheduler, SchedulerLimits
 
 logger = logging.getLogger(__name__)
+
+_SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 60.0
+"""Seconds after which a refused caller is told to try again, at least and at most."""
 
 
 @dataclass(slots=True)
@@ -39,10 +43,14 @@ class Engine:
     """Runs requests through a runner, many at a time."""
 
     def __init__(
-        self, runner: Runner, limits: SchedulerLimits | None = None, queues: RequestQueues | None = None
+        self,
+        runner: Runner,
+        limits: SchedulerLimits | None = None,
+        queues: RequestQueues | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.runner = runner
-        self.scheduler = Scheduler(runner, limits, queues)
+        self.scheduler = Scheduler(runner, limits, queues, clock)
         self.counts = EngineCounts()
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
@@ -50,6 +58,10 @@ class Engine:
         self._is_closing = False
         self._fault: str | None = None
         self._thread: threading.Thread | None = None
+        self._plan: Plan | None = None  # the step being computed
+        self._unreleased: list[int] = []  # sequences that ended during it
+        self._seconds_per_end = 0.0
+        self._last_end: float | None = None
 
     def submit(self, request: Request) -> None:
         """Hand a request over, from any thread. Raises `CapacityError` when too many wait already."""
@@ -58,14 +70,20 @@ class Engine:
                 raise CapacityError(f"the engine stopped: {self._fault}; load the model again")
             if self._is_closing:
                 raise CapacityError("the engine is stopping; send the request elsewhere")
-            num_waiting = len(self._inbox) + self.scheduler.num_waiting
+            num_waiting = len(self._inbox) + self.scheduler.queues.num_waiting
             if num_waiting >= self.scheduler.limits.max_num_waiting:
-                raise CapacityError(f"{num_waiting} requests wait already; try again later", retry_after_seconds=1.0)
+                seconds = self._retry_seconds(num_waiting)
+                text = f"{num_waiting} requests wait already; try again in {seconds:.1f} s"
+                raise CapacityError(text, retry_after_seconds=seconds)
             self._inbox.append(request)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="pyagent-engine", daemon=True)
                 self._thread.start()
             self._wake.notify()
+
+    def _retry_seconds(self, num_waiting: int) -> float:
+        """When a tenth of those who wait will have been served, as requests end now."""
+        return min(_LONGEST_RETRY, max(_SHORTEST_RETRY, self._seconds_per_end * num_waiting / 10))
 
     def abort(self, request: Request) -> None:
         """End a request early, from any thread; does nothing when it has ended."""
@@ -82,84 +100,126 @@ class Engine:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def end(self, request: Request) -> None:
+        """End a request early, from the thread that steps; does nothing when it has ended."""
+        if request.status is not Status.FINISHED:
+            self._end(request, request.finish("abort"))
+
     def step(self) -> bool:
         """One iteration: choose a batch, compute it, hand out what was drawn. False when there was nothing to do."""
         start = time.perf_counter()
-        works = self.scheduler.schedule()
-        if not works:
-            return False
-        segments = [(work, segment) for work in works if (segment := self._segment(work, start)) is not None]
-        drawn = self._compute(segments) if segments else None
-        if drawn is not None:
-            for work, _ in segments:
-                self._note_computed(work)
-            drawing = [work.request for work, segment in segments if segment.draw is not None]
-            for request, result in zip(drawing, drawn, strict=True):
-                self._hand_out(request, result)
-        self.counts.num_steps += 1
-        self.counts.busy_seconds += time.perf_counter() - start
+        plan = self.scheduler.plan()
+        has_failed = self._end_failed()
+        if plan is None:
+            return has_failed
+        faults = self._add_masks(plan) if self.scheduler.has_grammars else {}
+        self._plan = plan
+        try:
+            output = self._compute(plan)
+            if output is not None:
+                self._land(plan, output, faults)
+        finally:
+            self._plan = None
+            self._release_later()
+        self._count(plan, time.perf_counter() - start)
         return True
 
-    def _segment(self, work: Work, now: float) -> Segment | None:
-        """A request's part of the batch; None when its grammar fails, which ends it."""
-        request = work.request
-        self._note_start(request, now)
-        end = request.num_computed + work.num_tokens
-        draw = None
-        if end == len(request.tokens):
+    def _add_masks(self, plan: Plan) -> dict[int, str]:
+        """The tokens that grammars allow; for grammars that fail, the reasons by row."""
+        faults: dict[int, str] = {}
+        for row, request in enumerate(plan.drawing):
+            if request.grammar is None:
+                continue
             try:
-                mask = request.grammar.mask() if request.grammar is not None else None
+                plan.batch.masks[row] = request.grammar.mask()
             except Exception as error:
                 logger.exception("the grammar of request %d failed", request.id)
-                self._end(request, request.finish("error", error=f"its grammar failed: {error}"))
-                return None
-            draw = Draw(request.sampler, mask, request.num_drawn)
-        return Segment(request.id, request.tokens[request.num_computed : end], draw)
+                faults[row] = f"its grammar failed: {error}"
+        return faults
 
-    def _compute(self, segments: list[tuple[Work, Segment]]) -> list[Drawn] | None:
-        num_draws = sum(segment.draw is not None for _, segment in segments)
+    def _compute(self, plan: Plan) -> StepOutput | None:
         try:
-            drawn = self.runner.execute(Batch([segment for _, segment in segments])).drawn
-            if len(drawn) != num_draws:
-                raise RuntimeError(f"the runner drew {len(drawn)} tokens, asked for were {num_draws}")  # noqa: TRY301
+            output = self.runner.execute(plan.batch)
+            if len(output.tokens) != len(plan.drawing):
+                text = f"the runner drew {len(output.tokens)} tokens, asked for were {len(plan.drawing)}"
+                raise RuntimeError(text)  # noqa: TRY301
         except Exception as error:
-            logger.exception("a step of %d requests failed", len(segments))
-            for work, _ in segments:
-                self._end(work.request, work.request.finish("error", error=f"the step failed: {error}"))
+            requests = plan.requests()
+            logger.exception("a step of %d requests failed", len(requests))
+            for request in requests:
+                self._end(request, request.finish("error", error=f"the step failed: {error}"))
             return None
-        return drawn
+        return output
 
-    def _note_computed(self, work: Work) -> None:
-        request = work.request
-        request.num_computed += work.num_tokens
-        if request.status is Status.PREFILLING and request.num_left == 0:
-            request.become(Status.DECODING)
+    def _land(self, plan: Plan, output: StepOutput, faults: Mapping[int, str]) -> None:
+        """Keep the books of a computed step, then tell the news: a token for each request that drew."""
+        for row, reason in {**output.errors, **faults}.items():
+            request = plan.drawing[row]
+            if request.status is not Status.FINISHED:
+                self._end(request, request.finish("error", error=reason))
+        self.scheduler.land(plan, output.tokens)
+        now = time.perf_counter()
+        likelihoods = output.likelihoods
+        for row, (request, token) in enumerate(zip(plan.drawing, output.tokens, strict=True)):
+            if request.status is Status.FINISHED:
+                continue
+            try:
+                if token in request.end_ids:
+                    news = request.stop(now)
+                else:
+                    news = request.accept(token, likelihoods.get(row) if likelihoods else None, now)
+            except Exception as error:
+                logger.exception("request %d failed", request.id)
+                news = request.finish("error", error=str(error))
+            if news is not None:
+                self._pass_on(request, news)
 
-    def _note_start(self, request: Request, now: float) -> None:
-        if request.scheduled is None:
-            request.scheduled = now
-            self.counts.prompt_tokens += request.num_prompt_tokens
-            self.counts.cached_tokens += request.num_cached or 0
-
-    def _hand_out(self, request: Request, drawn: Drawn) -> None:
-        try:
-            output = request.accept(drawn)
-        except Exception as error:
-            logger.exception("request %d failed", request.id)
-            output = request.finish("error", error=str(error))
-        self.counts.drawn_tokens += 1
-        if output is None:
-            return
+    def _pass_on(self, request: Request, news: Output) -> None:
         if request.status is Status.FINISHED:
-            self._end(request, output)
-        elif not self._tell(request, output):
+            self._end(request, news)
+        elif not self._tell(request, news):
             self._end(request, request.finish("abort"))
 
+    def _count(self, plan: Plan, seconds: float) -> None:
+        self.scheduler.costs.note(seconds, plan.num_prompt, plan.num_decoding)
+        counts = self.counts
+        counts.num_steps += 1
+        counts.busy_seconds += seconds
+        counts.drawn_tokens += len(plan.drawing)
+
+    def _end_failed(self) -> bool:
+        """End the requests that the scheduler found cannot go on; False when there are none."""
+        failed, self.scheduler.failed = self.scheduler.failed, []
+        for request, reason in failed:
+            if request.status is not Status.FINISHED:
+                self._end(request, request.finish("error", error=reason))
+        return bool(failed)
+
     def _end(self, request: Request, output: Output) -> None:
-        self.scheduler.remove(request)
-        self.counts.num_finished += 1
-        self.counts.num_preemptions += request.num_preemptions
+        """A request has finished: forget it, give its memory back, tell its client."""
+        if self.scheduler.remove(request):
+            self._unreleased.append(request.id)
+            if self._plan is None:
+                self._release_later()
+            else:
+                self._plan.has_ended = True
+        now = time.perf_counter()
+        if self._last_end is not None:
+            self._seconds_per_end += 0.1 * (now - self._last_end - self._seconds_per_end)
+        self._last_end = now
+        counts = self.counts
+        counts.num_finished += 1
+        counts.num_preemptions += request.num_preemptions
+        if request.scheduled is not None:
+            counts.prompt_tokens += request.num_prompt_tokens
+            counts.cached_tokens += request.num_cached or 0
         self._tell(request, output)
+
+    def _release_later(self) -> None:
+        """Release what was not to be while a step computed with it."""
+        for sequence_id in self._unreleased:
+            self.runner.release(sequence_id)
+        self._unreleased.clear()
 
     def _tell(self, request: Request, output: Output) -> bool:
         """Pass news on; False when the client cannot be reached (its event loop is gone, say)."""
@@ -198,14 +258,7 @@ class Engine:
         if is_closing:
             aborts = self.scheduler.requests()
         for request in aborts:
-            if request.status is not Status.FINISHED:
-                self._end(request, request.finish("abort"))
+            self.end(request)
         if not is_closing and not self.step() and self.scheduler.has_work:
-            self._refuse_first()
+            raise RuntimeError("requests wait, and none of them can run")
         return not is_closing
-
-    def _refuse_first(self) -> None:
-        """Nothing runs, yet the first in line does not fit: it never will."""
-        request = next(self.scheduler.queues.ordered(time.perf_counter()))
-        text = f"{len(request.tokens)} tokens need more KV memory than the engine has; raise engine.memory"
-        self._end(request, request.finish("error", error=text))

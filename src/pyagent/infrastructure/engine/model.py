@@ -23,13 +23,14 @@ from pyagent.core.messages import (
     Timings,
     Usage,
 )
+from pyagent.infrastructure.engine.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request, TokenLog
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
-from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS, SchedulerLimits
+from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.volatile import Settled, settle

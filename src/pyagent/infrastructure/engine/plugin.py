@@ -82,7 +82,11 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             kv_type="f16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             isa=None if engine.isa == "auto" else engine.isa,
         ),
-        limits=SchedulerLimits(max_num_seqs=engine.max_num_seqs, token_budget=engine.token_budget),
+        limits=SchedulerLimits(
+            max_num_seqs=engine.max_num_seqs,
+            token_budget=engine.token_budget,
+            decode_latency=None if engine.decode_latency_ms is None else engine.decode_latency_ms / 1000,
+        ),
         max_context=engine.max_context,
         queues=make,
         session_scope=engine.sessions,

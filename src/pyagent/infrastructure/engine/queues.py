@@ -65,7 +65,9 @@ class ClassQueue:
         self.running[request.id] = request
 
     def remove(self, request: Request, now: float) -> None:
-        """A request ended, waiting or running."""
+        """A request ended, waiting or running; nothing happens when that is known."""
+        if request.id not in self.waiting and request.id not in self.running:
+            return
         self.settle(request, now)
         if request.id in self.waiting:
             self._leave(request, now)
@@ -86,10 +88,11 @@ class ClassQueue:
 
     def settle(self, request: Request, now: float) -> None:
         """Charge what the request was served since the last time; what is computed again costs nothing."""
-        served = request.num_computed - request.num_charged
+        reached = len(request.tokens) if request.num_drawn else request.num_computed
+        served = reached - request.num_charged
         if served <= 0:
             return
-        num_prompt = max(0, min(request.num_computed, request.num_prompt_tokens) - request.num_charged)
+        num_prompt = max(0, min(reached, request.num_prompt_tokens) - request.num_charged)
         request.num_charged += served
         self.clock += served / self._share
         self._ask(lambda policy: policy.served(request, num_prompt, served - num_prompt, now), now)

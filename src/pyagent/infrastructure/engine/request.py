@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob
-from pyagent.infrastructure.engine.batch import PLAIN_KEY, Drawn, PrefixKey
+from pyagent.infrastructure.engine.batch import PLAIN_KEY, Likelihood, PrefixKey
 from pyagent.infrastructure.engine.sessions import NO_PROMPT, Prompt
 from pyagent.infrastructure.engine.stops import StopTexts
 
@@ -93,6 +93,10 @@ class Request:
 
     Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
     prefix may be shared.
+
+    The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_landed` of them done,
+    `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it holds and
+    `num_expected` it is expected to hold.
     """
 
     id: int
@@ -114,7 +118,11 @@ class Request:
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0
     num_computed: int = 0
+    num_landed: int = 0
     num_charged: int = 0
+    num_reserved: int = 0
+    num_pages: int = 0
+    num_expected: int = 0
     num_cached: int | None = None
     num_preemptions: int = 0
     num_told: int = 0
@@ -125,11 +133,13 @@ class Request:
     finished: float | None = None
     finish_reason: FinishReason | None = None
     stops: StopTexts = field(init=False)
+    end_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
         self.num_told = len(self.tokens)
         self.stops = StopTexts(self.params.stop)
+        self.end_ids = frozenset() if self.params.ignore_eos else frozenset(self.tokenizer.end_ids)
 
     @property
     def num_drawn(self) -> int:
@@ -139,7 +149,7 @@ class Request:
     @property
     def num_left(self) -> int:
         """Tokens still to compute before the next draw."""
-        return len(self.tokens) - self.num_computed
+        return 1 if self.status is Status.DECODING else len(self.tokens) - self.num_computed
 
     def resume(self, log: TokenLog) -> Output:
         """Go on after tokens drawn and told elsewhere, in the state that drawing them here would have led to.
@@ -165,27 +175,33 @@ class Request:
             raise TransitionError(self, status)
         self.status = status
 
-    def accept(self, drawn: Drawn) -> Output | None:
-        """Take a drawn token in; returns news for the client, None when there is none to tell yet."""
-        if drawn.error is not None:
-            return self.finish("error", error=drawn.error)
-        self.last_token = time.perf_counter()
-        self.first_token = self.first_token or self.last_token
-        token = drawn.token
-        is_end = token in self.tokenizer.end_ids and not self.params.ignore_eos
-        if is_end:
-            return self.finish("stop", self.stops.flush(self.detokenizer.flush()))
-        self.tokens.append(token)
+    def accept(self, token: int, likelihood: Likelihood | None, now: float) -> Output | None:
+        """Take a drawn token in that is no end; returns news for the client, None when there is none to tell yet.
+
+        The token is in the log already.
+        """
+        self.last_token = now
+        if self.first_token is None:
+            self.first_token = now
         if self.grammar is not None:
             self.grammar.accept(token)
-        text, is_stopped = self.stops.push(self.detokenizer.push(token))
-        logprobs = self._logprobs(drawn)
+        text = self.detokenizer.push(token)
+        is_stopped = False
+        if self.params.stop:
+            text, is_stopped = self.stops.push(text)
+        logprobs = () if likelihood is None else self._logprobs(token, likelihood)
         if is_stopped or (self.grammar is not None and self.grammar.is_finished):
             tail = "" if is_stopped else self.stops.flush(self.detokenizer.flush())
             return self.finish("stop", text + tail, logprobs)
-        if self.num_drawn >= self.max_tokens:
+        if len(self.tokens) - self.num_prompt_tokens >= self.max_tokens:
             return self.finish("length", text + self.stops.flush(self.detokenizer.flush()), logprobs)
         return self._news(text, logprobs) if text or logprobs else None
+
+    def stop(self, now: float) -> Output:
+        """An end token was drawn, which is no part of the log."""
+        self.last_token = now
+        self.first_token = self.first_token or now
+        return self.finish("stop", self.stops.flush(self.detokenizer.flush()))
 
     def finish(
         self,
@@ -211,9 +227,9 @@ class Request:
         self.num_told = len(self.tokens)
         return Output(text, logprobs, reason, error, tokens, self.index)
 
-    def _logprobs(self, drawn: Drawn) -> tuple[TokenLogprob, ...]:
-        if self.params.top_logprobs is None or drawn.logprob is None:
+    def _logprobs(self, token: int, likelihood: Likelihood) -> tuple[TokenLogprob, ...]:
+        if self.params.top_logprobs is None:
             return ()
         name = self.tokenizer.token_text
-        top = [(name(token), logprob) for token, logprob in drawn.top_logprobs[: self.params.top_logprobs]]
-        return (TokenLogprob(name(drawn.token), drawn.logprob, top),)
+        top = [(name(other), logprob) for other, logprob in likelihood.top[: self.params.top_logprobs]]
+        return (TokenLogprob(name(token), likelihood.logprob, top),)

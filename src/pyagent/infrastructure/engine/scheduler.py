@@ -1,156 +1,355 @@
-"""Decides which tokens the next step computes. Pure bookkeeping: it never computes, draws or waits.
+"""Decides what the next step computes. Pure bookkeeping: it never computes, draws or waits.
 
-One token budget holds for a step. Running requests come first, one token each when they decode and a chunk when they
-still prefill, in order of admission; then waiting requests are admitted, in the order of their queues, while there is
-budget, a place and KV memory. When memory runs out a running request, chosen by its queue's policy, is put back to
-wait: its token log is kept and computed again later, so that its text does not change.
+One token budget holds for a step. Decoding requests come first, a token each. What is left, or what the decode latency
+allows, goes to prompts: half of it to waiting requests short enough to be done with in this step, so that a long prompt
+holds nobody up; the rest to prompts under way, then to other waiting requests, in the order of their queues. When
+memory runs out a running request, chosen by its queue's policy, is put back to wait: its token log is kept and computed
+again later, so that its text does not change.
+
+Invariants: no step exceeds the budget; a request is in one place (waiting, prefilling, decoding or in its last step);
+it holds memory only while it runs.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
 
-from pyagent.infrastructure.engine.batch import Runner
+from pyagent.infrastructure.engine.batch import Batch, Runner
+from pyagent.infrastructure.engine.kv_memory import KvMemory
+from pyagent.infrastructure.engine.lanes import Lanes
+from pyagent.infrastructure.engine.pacing import StepCosts
+from pyagent.infrastructure.engine.prefixes import ComingPrefixes
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
-from pyagent.infrastructure.engine.request import RUNNING, Request, Status
+from pyagent.infrastructure.engine.request import Request, Status, TransitionError
 
-BLOCK_TOKENS = 16
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The next `num_tokens` tokens of a request."""
-
-    request: Request
-    num_tokens: int
+_MAX_LOOKED_AT = 64
+"""Waiting requests looked at for one that need not wait for its prefix."""
+_MAX_PREEMPTIONS = 4
+"""A request put back this often yields no more while others can."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Requests that run at once, tokens computed in a step, and requests that may wait."""
+    """Requests that run at once, tokens computed in a step, requests that may wait, and how long decoding ones wait.
+
+    `decode_latency` is the time in seconds between two tokens that prompts may cost decoding requests; None is `auto`.
+    """
 
     max_num_seqs: int = 64
     token_budget: int = 1024
     max_num_waiting: int = 4096
+    decode_latency: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `num_tokens` tokens of a request that prefills, up to `end`."""
+
+    request: Request
+    num_tokens: int
+    end: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """A step: what is computed, who draws (in the batch's order), and for whom the draw is the last there may be."""
+
+    batch: Batch
+    drawing: list[Request]
+    logs: list[list[int]]
+    num_decoding: int
+    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    ending: list[Request] = field(default_factory=list[Request])
+    has_ended: bool = False
+    """Whether a request of the step ended while it was computed."""
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of prompts in the step."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    def add_chunks(self) -> None:
+        """Put the chunks into the batch: those that reach the end of their log draw, and come first."""
+        batch = self.batch
+        for draws in (True, False):
+            for chunk in self.chunks:
+                request = chunk.request
+                if (chunk.end == len(request.tokens)) is not draws:
+                    continue
+                batch.sequence_ids.append(request.id)
+                batch.lengths.append(chunk.num_tokens)
+                batch.tokens += request.tokens[chunk.end - chunk.num_tokens : chunk.end]
+                if draws:
+                    batch.samplers.append(request.sampler)
+                    batch.steps.append(request.num_drawn)
+                    self.drawing.append(request)
+                    self.logs.append(request.tokens)
+
+    def requests(self) -> set[Request]:
+        """All that the step computes for."""
+        return {*self.drawing, *(chunk.request for chunk in self.chunks)}
 
 
 class Scheduler:
     """Requests that wait and run, and the choice among them."""
 
     def __init__(
-        self, runner: Runner, limits: SchedulerLimits | None = None, queues: RequestQueues | None = None
+        self,
+        runner: Runner,
+        limits: SchedulerLimits | None = None,
+        queues: RequestQueues | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.runner = runner
+        self._clock = clock
         self.limits = limits or SchedulerLimits()
         self.queues = make_queues({}) if queues is None else queues
-        self.running: list[Request] = []
+        self.memory = KvMemory(runner)
+        self.costs = StepCosts(self.limits.decode_latency)
+        self.lanes = Lanes()
+        self.prefilling: dict[int, Request] = {}
+        self.ending: dict[int, Request] = {}
+        self.failed: list[tuple[Request, str]] = []
+        """Requests that cannot go on, with the reason; the engine ends them and empties the list."""
+        self._prefixes = ComingPrefixes()
+        self._max_running = min(self.limits.max_num_seqs, self.limits.token_budget)
+        self._num_grammars = 0  # of running requests
+        self._end_ids: frozenset[int] = frozenset()  # of any request so far
+        self._long: tuple[Request | None, int] = (None, 0)  # one not short enough last time, and its tokens
+        self._shut_at: int | None = None  # spare pages when admission failed for memory; None: it may succeed
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a place."""
+        return len(self.lanes) + len(self.prefilling) + len(self.ending)
 
     @property
     def has_work(self) -> bool:
         """Whether anything waits or runs."""
-        return bool(self.running) or self.queues.num_waiting > 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait."""
-        return self.queues.num_waiting
+        return self.num_running > 0 or self.queues.num_waiting > 0
 
     def requests(self) -> list[Request]:
         """All that wait and run."""
-        return [*self.queues.waiting, *self.running]
+        return [*self.queues.waiting, *self.running()]
+
+    def running(self) -> list[Request]:
+        """All that run."""
+        return [*self.lanes.requests, *self.prefilling.values(), *self.ending.values()]
 
     def add(self, request: Request) -> None:
         """Let a request wait its turn."""
-        self.queues.add(request, time.perf_counter())
+        self._shut_at = None
+        self.queues.add(request, self._clock())
 
-    def remove(self, request: Request) -> None:
-        """Forget a request, wherever it is, and give its memory back."""
-        self.queues.remove(request, time.perf_counter())
-        if request in self.running:
-            self.running.remove(request)
-            self.runner.release(request.id)
+    @property
+    def has_grammars(self) -> bool:
+        """Whether any running request's draws are held to a grammar."""
+        return self._num_grammars > 0
 
-    def schedule(self) -> list[Work]:
-        """The next step's work; empty when nothing can run."""
-        now = time.perf_counter()
-        works: list[Work] = []
-        budget = self.limits.token_budget
-        for request in list(self.running):
-            if request.status not in RUNNING or budget == 0:
-                continue
-            num_tokens = min(request.num_left, budget)
-            if self._make_room(request, request.num_computed + num_tokens, now):
-                works.append(Work(request, num_tokens))
-                budget -= num_tokens
-        works = [work for work in works if work.request.status in RUNNING]
-        while budget > 0 and self.queues.num_waiting and len(self.running) < self.limits.max_num_seqs:
-            work = self._admit(budget, now)
-            if work is None:
-                break
-            works.append(work)
-            budget -= work.num_tokens
-        return works
+    def remove(self, request: Request) -> bool:
+        """Forget a request that ended, wherever it is; True when it holds blocks, which are the caller's to release."""
+        was_running = self._stop_running(request)
+        if request.finish_reason in {"stop", "length"}:
+            self.memory.lengths.note(request)
+        self.queues.remove(request, self._clock())
+        self._shut_at = None
+        return was_running
 
-    def _make_room(self, request: Request, num_tokens: int, now: float) -> bool:
-        """Room for a running request, at the cost of others; False when it had to yield itself."""
-        while not self.runner.reserve(request.id, num_tokens):
-            victim = self.queues.victim(self.running, now)
-            self._preempt(victim, now)
-            if victim is request:
-                return False
-        return True
+    def plan(self) -> Plan | None:
+        """The next step; None when nothing can run."""
+        now = self._clock()
+        self._reserve_for_lanes(now)
+        batch = Batch(
+            sequence_ids=self.lanes.ids.copy(),
+            lengths=[1] * len(self.lanes),
+            tokens=[log[-1] for log in self.lanes.logs],
+            samplers=self.lanes.samplers.copy(),
+            steps=self.lanes.steps.copy(),
+        )
+        plan = Plan(batch, self.lanes.requests.copy(), self.lanes.logs.copy(), len(self.lanes))
+        plan.ending = self.lanes.advance()
+        for request in plan.ending:
+            self.ending[request.id] = request
+        if self.prefilling or self.queues.num_waiting:
+            self._plan_prompts(plan, now)
+        return plan if batch.sequence_ids else None
+
+    def land(self, plan: Plan, tokens: list[int]) -> None:
+        """A step was computed: logs grow by what was drawn, and what others may share they find from now on."""
+        for chunk in plan.chunks:
+            request = chunk.request
+            request.num_landed = chunk.end
+            if request.id not in self.prefilling:
+                self._prefixes.discard(request)
+        if self._end_ids.isdisjoint(tokens) and not plan.has_ended:
+            for log, token in zip(plan.logs, tokens, strict=True):
+                log.append(token)
+            return
+        for request, token in zip(plan.drawing, tokens, strict=True):
+            if request.status is not Status.FINISHED and token not in request.end_ids:
+                request.tokens.append(token)
+
+    # -- decoding -----------------------------------------------------------------------------------------------------
+
+    def _reserve_for_lanes(self, now: float) -> None:
+        for request in self.lanes.need_memory():
+            while request in self.lanes and not self.memory.reserve(request, self.lanes.num_tokens(request)):
+                self._yield_memory(request, now)
+
+    def _yield_memory(self, request: Request, now: float) -> None:
+        """Somebody goes back to wait, so that `request` can go on: perhaps itself."""
+        running = [*self.lanes.requests, *self.prefilling.values()]
+        if len(running) == 1:
+            text = f"{len(request.tokens)} tokens need more KV memory than the engine has; raise engine.memory"
+            self._fail(request, text)
+            return
+        open_to = [other for other in running if other.num_preemptions < _MAX_PREEMPTIONS]
+        # When all were put back often, all but the oldest yield: somebody always gets done.
+        victim = self.queues.victim(open_to, now) if open_to else max(running, key=_age)
+        self._preempt(victim, now)
 
     def _preempt(self, request: Request, now: float) -> None:
-        self.running.remove(request)
-        self.runner.release(request.id)
         self.queues.settle(request, now)
-        request.become(Status.WAITING)
-        request.num_computed = 0
+        self._stop_running(request)
+        self.runner.release(request.id)
+        if not self._become(request, Status.WAITING):
+            return
+        request.num_computed = request.num_landed = 0
         request.num_preemptions += 1
         self.queues.add(request, now)
 
-    def _admit(self, budget: int, now: float) -> Work | None:
-        """Start the first in line of those not about to find their prefix computed."""
-        request = next((request for request in self.queues.ordered(now) if not self._is_prefix_coming(request)), None)
-        if request is None:
+    # -- prompts ------------------------------------------------------------------------------------------------------
+
+    def _plan_prompts(self, plan: Plan, now: float) -> None:
+        budget = self.costs.chunk(self.limits.token_budget - plan.num_decoding, plan.num_decoding)
+        under_way = list(self.prefilling.values())
+        if under_way:
+            budget -= self._admit_some(plan, budget // 2, now, is_short=True)
+        for request in under_way:
+            budget -= self._take_chunk(plan, request, budget)
+        self._admit_some(plan, budget, now, is_short=False)
+        while not plan.num_decoding and not plan.chunks and self.prefilling:
+            request = next(iter(self.prefilling.values()))
+            if not self._take_chunk(plan, request, budget):
+                self._yield_memory(request, now)
+        for chunk in plan.chunks:
+            if chunk.request.num_left == 0:
+                self._start_decoding(plan, chunk.request)
+        plan.add_chunks()
+
+    def _take_chunk(self, plan: Plan, request: Request, budget: int) -> int:
+        """Put the request's next tokens into the step, as many as budget and memory allow; returns how many."""
+        wanted = min(request.num_left, budget)
+        num_tokens = self.memory.reserve_most(request, request.num_computed, wanted) if wanted > 0 else 0
+        if num_tokens:
+            request.num_computed += num_tokens
+            plan.chunks.append(Chunk(request, num_tokens, request.num_computed))
+        return num_tokens
+
+    def _start_decoding(self, plan: Plan, request: Request) -> None:
+        """The step computes the last of a request's log: it draws, and from the next step on it is a lane."""
+        if not self._become(request, Status.DECODING):
+            plan.chunks = [chunk for chunk in plan.chunks if chunk.request is not request]
+            return
+        del self.prefilling[request.id]
+        if request.num_drawn + 1 < request.max_tokens:
+            self.lanes.add(request, request.num_drawn + 1)
+        else:
+            plan.ending.append(request)
+            self.ending[request.id] = request
+
+    def _admit_some(self, plan: Plan, budget: int, now: float, *, is_short: bool) -> int:
+        """Start waiting requests within the budget; with `is_short` only such as are done with in this step."""
+        used = 0
+        while used < budget and self._may_admit():
+            candidates = islice(self.queues.ordered(now), _MAX_LOOKED_AT)
+            request = next((one for one in candidates if not self._prefixes.has_more_for(one)), None)
+            if request is None or (is_short and request is self._long[0] and self._long[1] > budget - used):
+                break
+            num_tokens = self._admit(plan, request, budget - used, now, is_short=is_short)
+            if num_tokens is None:
+                break
+            used += num_tokens
+        return used
+
+    def _may_admit(self) -> bool:
+        """Whether there is anyone waiting, a place, and memory: not when it ran short and no more is there since."""
+        if self.queues.num_waiting == 0 or self.num_running >= self._max_running:
+            return False
+        return self._shut_at is None or self.num_running == 0 or self.memory.spare_pages > self._shut_at
+
+    def _admit(self, plan: Plan, request: Request, budget: int, now: float, *, is_short: bool) -> int | None:
+        """Start a request if it fits; returns its tokens in this step, None when it has to wait and others with it."""
+        try:
+            num_cached = self.runner.add(request.id, request.tokens, request.key)
+        except Exception as error:
+            logger.exception("request %d cannot be started", request.id)
+            self.failed.append((request, str(error)))
             return None
-        num_cached = self.runner.add(request.id, request.tokens, request.key)
-        num_tokens = min(len(request.tokens) - num_cached, budget)
-        # Room for the whole log and one block more, so that nobody is admitted only to be preempted at once.
-        whole = len(request.tokens) + (BLOCK_TOKENS if self.running else 1)
-        if not self.runner.reserve(request.id, whole):
+        request.num_reserved = num_cached
+        num_left = len(request.tokens) - num_cached
+        is_long = is_short and num_left > budget
+        has_room = self.num_running == 0 or self.memory.has_room(request)
+        if is_long or not has_room or not self._become(request, Status.PREFILLING):
+            if is_long:
+                self._long = (request, num_left)
+            elif not has_room:
+                self._shut_at = self.memory.spare_pages
+            request.num_reserved = 0
             self.runner.release(request.id)
             return None
-        request.become(Status.PREFILLING)
+        self._start(request, num_cached, now)
+        return self._take_chunk(plan, request, budget)
+
+    def _start(self, request: Request, num_cached: int, now: float) -> None:
+        self._shut_at = None
         self.queues.start(request, now)
-        self.running.append(request)
-        request.num_computed = num_cached
+        self.memory.hold(request)
+        self._end_ids |= request.end_ids
+        self._num_grammars += request.grammar is not None
+        self.prefilling[request.id] = request
+        request.num_computed = request.num_landed = num_cached
         request.num_charged = max(request.num_charged, num_cached)
         if request.num_cached is None:
             request.num_cached = num_cached
-        return Work(request, num_tokens)
+        if request.scheduled is None:
+            request.scheduled = now
+        self._prefixes.add(request)
 
-    def _is_prefix_coming(self, request: Request) -> bool:
-        """Whether a running request is computing a block this one will need too: waiting a step is cheaper."""
-        first = request.tokens[:BLOCK_TOKENS]
-        if len(request.tokens) <= BLOCK_TOKENS:
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    def _stop_running(self, request: Request) -> bool:
+        """Take a request from where it runs; False when it does not. Its blocks are the caller's to release."""
+        if request in self.lanes:
+            self.lanes.remove(request)
+        elif self.prefilling.pop(request.id, None) is None and self.ending.pop(request.id, None) is None:
             return False
-        return any(
-            other.num_computed < len(other.tokens) - 1
-            and other.num_computed < _common_blocks(request.tokens, other.tokens)
-            for other in self.running
-            if other.tokens[:BLOCK_TOKENS] == first and other.key == request.key
-        )
+        self._prefixes.discard(request)
+        self.memory.drop(request)
+        self._num_grammars -= request.grammar is not None
+        return True
+
+    def _fail(self, request: Request, reason: str) -> None:
+        self._stop_running(request)
+        self.runner.release(request.id)
+        self.failed.append((request, reason))
+
+    def _become(self, request: Request, status: Status) -> bool:
+        """A change of state; one that is wrong is a bug of ours, and ends that request alone."""
+        try:
+            request.become(status)
+        except TransitionError as error:
+            logger.exception("a request is in the wrong state")
+            self.failed.append((request, str(error)))
+            return False
+        return True
 
 
-def _common_blocks(left: list[int], right: list[int]) -> int:
-    """Tokens in the whole blocks both begin with, leaving at least one token of `left`."""
-    limit = min(len(left) - 1, len(right))
-    common = 0
-    while common + BLOCK_TOKENS <= limit:
-        block = slice(common, common + BLOCK_TOKENS)
-        if left[block] != right[block]:
-            break
-        common += BLOCK_TOKENS
-    return common
+def _age(request: Request) -> tuple[float, int]:
+    return request.arrived, request.id

@@ -41,7 +41,9 @@ class Fair:
         self._options = options
         self._counters: dict[str, float] = {}
         self._waiting: dict[str, SortedQueue] = {}
-        self._order: list[tuple[float, str]] = []  # of those who have requests waiting
+        self._order: list[tuple[float, int, str]] = []  # of those who have requests waiting; ties by who waits longer
+        self._since: dict[str, int] = {}
+        self._num_come = 0
         self._last_left = ""
 
     def add(self, request: Queued, now: float) -> None:
@@ -50,7 +52,9 @@ class Fair:
         if name not in self._waiting:
             self._lift(name)
             self._waiting[name] = SortedQueue()
-            insort(self._order, (self._counters[name], name))
+            self._num_come += 1
+            self._since[name] = self._num_come
+            insort(self._order, self._place(name))
         self._waiting[name].add((request.arrived,), request)
 
     def remove(self, request: Queued) -> None:
@@ -58,14 +62,14 @@ class Fair:
         name = self._name(request)
         self._waiting[name].remove(request)
         if not self._waiting[name]:
-            del self._waiting[name]
-            del self._order[bisect_left(self._order, (self._counters[name], name))]
+            del self._order[bisect_left(self._order, self._place(name))]
+            del self._waiting[name], self._since[name]
             self._last_left = name
             self._forget_idle()
 
     def ordered(self, now: float) -> Iterator[Queued]:
         """Waiting requests: all of the client served least, then of the next."""
-        for _, name in self._order:
+        for _, _, name in self._order:
             yield from self._waiting[name]
 
     def served(self, request: Queued, num_prompt: int, num_drawn: int, now: float) -> None:
@@ -73,11 +77,12 @@ class Fair:
         name = self._name(request)
         options = self._options
         cost = num_prompt * options.prompt_weight + num_drawn * options.drawn_weight
-        before = self._counters.get(name, 0.0)
-        after = self._counters[name] = before + cost / options.shares.get(name, 1.0)
-        if name in self._waiting:
-            del self._order[bisect_left(self._order, (before, name))]
-            insort(self._order, (after, name))
+        is_waiting = name in self._waiting
+        if is_waiting:
+            del self._order[bisect_left(self._order, self._place(name))]
+        self._counters[name] = self._counters.get(name, 0.0) + cost / options.shares.get(name, 1.0)
+        if is_waiting:
+            insort(self._order, self._place(name))
 
     def finished(self, request: Queued, now: float) -> None:
         """Changes nothing: what was served stays served."""
@@ -89,6 +94,9 @@ class Fair:
     def counter(self, request: Queued) -> float:
         """What the request's client was served, in weighted tokens."""
         return self._counters.get(self._name(request), 0.0)
+
+    def _place(self, name: str) -> tuple[float, int, str]:
+        return self._counters[name], self._since[name], name
 
     def _name(self, request: Queued) -> str:
         return request.origin.agent if self._options.per == "agent" else request.origin.client

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
-from pyagent.infrastructure.engine.batch import PLAIN_KEY, Batch, Drawn, PrefixKey, StepOutput
-from pyagent.infrastructure.engine.scheduler import BLOCK_TOKENS
+from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
 
 DEFAULT_KV_BYTES = 1 << 30
 
@@ -49,7 +49,7 @@ class CpuRunner:
             raise ConfigError(f"{path} cannot be loaded: {error}", key="engine.memory") from error
         self.info = self.model.info()
         self.pool = _rust.BlockPool(self.info["num_pages"], groups=self.info["kv_groups"])
-        self._pages_per_block = sum(pages for _, _, pages in self.info["kv_groups"])
+        self.pages_per_block = sum(pages for _, _, pages in self.info["kv_groups"])
 
     @property
     def context_length(self) -> int:
@@ -64,7 +64,16 @@ class CpuRunner:
     @property
     def kv_tokens(self) -> int:
         """Tokens whose keys and values fit in memory at once."""
-        return self.info["num_pages"] // self._pages_per_block * BLOCK_TOKENS
+        return self.info["num_pages"] // self.pages_per_block * BLOCK_TOKENS
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be had now, those of unused prefixes included."""
+        return self.pool.stats().free
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds, when it goes on a token at a time."""
+        return self.pool.most_pages(num_tokens, 1)
 
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
@@ -95,11 +104,26 @@ class CpuRunner:
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and draw the tokens it asks for; the pool learns what was computed."""
-        segments = [(s.sequence_id, s.tokens, 1 if s.draw else 0) for s in batch.segments]
-        asked = [segment.draw for segment in batch.segments if segment.draw]
-        draws = [(row, draw.sampler, draw.mask, draw.step) for row, draw in enumerate(asked)]
-        drawn = self.model.execute(self.pool, segments, draws)
-        return StepOutput([Drawn(d.token, d.logprob, d.top_logprobs, d.error) for d in drawn])
+        num_draws = len(batch.samplers)
+        ends = list(accumulate(batch.lengths))
+        segments = [
+            (sequence_id, batch.tokens[end - length : end], 1 if place < num_draws else 0)
+            for place, (sequence_id, length, end) in enumerate(
+                zip(batch.sequence_ids, batch.lengths, ends, strict=True)
+            )
+        ]
+        draws = [
+            (row, sampler, batch.masks.get(row), step)
+            for row, (sampler, step) in enumerate(zip(batch.samplers, batch.steps, strict=True))
+        ]
+        output = StepOutput([])
+        for row, drawn in enumerate(self.model.execute(self.pool, segments, draws)):
+            output.tokens.append(drawn.token)
+            if drawn.error is not None:
+                output.errors[row] = drawn.error
+            elif drawn.logprob is not None:
+                output.likelihoods[row] = Likelihood(drawn.logprob, drawn.top_logprobs)
+        return output
 
 
 def available_cores() -> int:

@@ -1,0 +1,175 @@
+"""Random loads under every policy: nobody is left waiting, nothing is exceeded, every text is the one given alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.counting_runner import Client, CountingRunner
+
+from pyagent.core.messages import Origin
+from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.kv_memory import DrawnLengths
+from pyagent.infrastructure.engine.policies import BUILT_IN
+from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
+from pyagent.infrastructure.engine.request import Request
+from pyagent.infrastructure.engine.scheduler import Scheduler, SchedulerLimits
+
+ENDS = frozenset(range(0, 1009, 25))
+
+
+class Arrival(NamedTuple):
+    """A request of a random load."""
+
+    step: int
+    num_prompt: int
+    num_shared: int
+    max_tokens: int
+    patience: int | None
+    priority: int
+    may_stop: bool
+
+
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        step=st.integers(0, 30),
+        num_prompt=st.integers(1, 90),
+        num_shared=st.integers(0, 40),
+        max_tokens=st.integers(1, 120),
+        patience=st.none() | st.integers(0, 40),
+        priority=st.integers(-2, 2),
+        may_stop=st.booleans(),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+class Load:
+    """An engine with memory far too small for its load, a clock that ticks once a step, and the clients."""
+
+    def __init__(self, engine: Engine, plan: list[Arrival]) -> None:
+        self.engine = engine
+        self.now = 0
+        self.clients = [self._client(number, arrival) for number, arrival in enumerate(plan)]
+        self.plan = plan
+
+    def _client(self, number: int, arrival: Arrival) -> Client:
+        own = range(5000 + number * 100 + arrival.num_shared, 5000 + number * 100 + arrival.num_prompt)
+        tokens = [*range(min(arrival.num_shared, arrival.num_prompt)), *own]
+        client = Client(number, tokens, arrival.max_tokens, ENDS if arrival.may_stop else frozenset())
+        client.request.arrived = float(arrival.step)
+        client.request.priority = arrival.priority
+        client.request.deadline = arrival.step + 100.0 if arrival.priority > 0 else None
+        client.request.origin = Origin(client=str(arrival.priority))
+        client.request.request_class = "bulk" if number % 3 == 0 else "default"
+        return client
+
+    def step(self) -> bool:
+        """Arrivals and aborts of this tick, then one step."""
+        for client, arrival in zip(self.clients, self.plan, strict=True):
+            if arrival.step == self.now:
+                self.engine.scheduler.add(client.request)
+            if arrival.patience is not None and arrival.step + arrival.patience == self.now:
+                self.engine.end(client.request)
+        has_worked = self.engine.step()
+        self.now += 1
+        return has_worked or self.now < 80
+
+
+def check_books(scheduler: Scheduler) -> None:
+    """What the scheduler counts is what there is."""
+    running = scheduler.running()
+    assert len({request.id for request in running}) == scheduler.num_running
+    growth = sum(request.num_expected - request.num_pages for request in running)
+    assert scheduler.memory.spare_pages == scheduler.runner.free_pages - growth
+    held = {request.id for request in scheduler.queues.waiting}
+    assert not held & {request.id for request in running}
+
+
+class Hopeful(DrawnLengths):
+    """Expects everybody to stop after one token."""
+
+    def expected(self, request: Request) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+@settings(max_examples=60, deadline=None)
+@given(
+    plan=arrivals,
+    blocks=st.integers(15, 30),
+    token_budget=st.integers(1, 64),
+    max_num_seqs=st.integers(1, 8),
+    is_hopeful=st.booleans(),
+)
+def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
+    policy: str, plan: list[Arrival], blocks: int, token_budget: int, max_num_seqs: int, is_hopeful: bool
+) -> None:
+    """Whatever arrives, stops or is aborted when: no step exceeds the budget, every text is the one a request has
+    alone, preempted or not, each ends once, and at the end no block is held."""
+    runner = CountingRunner(blocks)
+    queues = make_queues({"default": QueueOptions(policy), "bulk": QueueOptions(policy, share=0.5)})
+    load: Load
+    engine = Engine(runner, SchedulerLimits(max_num_seqs, token_budget), queues, clock=lambda: load.now)
+    load = Load(engine, plan)
+    if is_hopeful:  # short answers are expected, so that too many are admitted
+        engine.scheduler.memory.lengths = Hopeful()
+    for _ in range(20_000):
+        if not load.step():
+            break
+        assert engine.scheduler.num_running <= max_num_seqs
+        check_books(engine.scheduler)
+    else:
+        pytest.fail("requests were left waiting")
+    assert not engine.scheduler.has_work
+    assert all(len(batch.tokens) <= token_budget for batch in runner.batches)
+    for client in load.clients:
+        assert client.request.finish_reason == "abort" or client.is_well
+        assert [output.finish_reason for output in client.news].count(None) == len(client.news) - 1
+        assert [token for output in client.news for token in output.tokens] == client.request.tokens[
+            client.request.num_prompt_tokens :
+        ]
+    assert runner.pool.stats().active == 0
+
+
+def favoured(policy: str) -> Iterator[Client]:
+    """Requests that each policy puts before the one that waits, without end."""
+    number = 1
+    while True:
+        client = Client(number, [number], 2)
+        client.request.priority = -5
+        client.request.origin = Origin(client=f"new {number}")
+        yield client
+        number += 1
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_no_policy_starves_a_request_however_many_others_come(policy: str) -> None:
+    """One place, a less urgent request that waits, and a more urgent one arriving at every step: it is done in time."""
+    now = 0.0
+    options: dict[str, object] = {"ageing_seconds": 10} if policy == "priority" else {}
+    engine = Engine(
+        CountingRunner(num_blocks=20),
+        SchedulerLimits(max_num_seqs=1),
+        make_queues({"default": QueueOptions(policy, options)}),
+        clock=lambda: now,
+    )
+    waiting = Client(0, list(range(100)), 20)
+    waiting.request.arrived = 0.0
+    waiting.request.origin = Origin(client="z")
+    engine.scheduler.add(waiting.request)
+    others = favoured(policy)
+    while waiting.request.finish_reason is None:
+        now += 1.0
+        client = next(others)
+        client.request.arrived = now
+        client.request.deadline = now + 1
+        engine.scheduler.add(client.request)
+        engine.step()
+        assert now < 500
+    assert waiting.is_well
