@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +107,14 @@ async def run_probe(chain: Chain, number: int, tally: Tally) -> None:
         tally.faults.append(f"probe {number} said {text!r}, before {tally.probe_texts[number]!r}")
 
 
+def random_work(chain: Chain, draw: random.Random, tally: Tally) -> Coroutine[object, object, object]:
+    """A probe, or a random request that may be broken off."""
+    if draw.random() < 1 / 20:
+        return run_probe(chain, draw.randrange(3), tally)
+    broken_after = draw.uniform(0, 5) if draw.random() < 1 / 6 else None
+    return run_one(chain, random_request(draw), broken_after, tally)
+
+
 async def soak(chain: Chain, seconds: float, seed: int) -> Tally:
     """Random requests for so long, and the end of all of them."""
     draw, tally = random.Random(seed), Tally()
@@ -118,20 +126,12 @@ async def soak(chain: Chain, seconds: float, seed: int) -> Tally:
         while (now := time.monotonic()) - start < seconds:
             tasks = {task for task in tasks if not task.done()}
             if len(tasks) < MAX_AT_ONCE:
-                work = run_one(
-                    chain, random_request(draw), draw.uniform(0, 5) if draw.random() < 1 / 6 else None, tally
-                )
-                if draw.random() < 1 / 20:
-                    work.close()
-                    work = run_probe(chain, draw.randrange(3), tally)
-                tasks.add(group.create_task(work))
+                tasks.add(group.create_task(random_work(chain, draw, tally)))
             if now - shown > 30:
                 shown = now
                 held = resident_bytes() / 1e6
-                print(
-                    f"{now - start:.0f} s: {dict(tally.ends)}, {tally.num_tokens} tokens, {held:.0f} MB",
-                    file=sys.stderr,
-                )
+                done = f"{dict(tally.ends)}, {tally.num_tokens} tokens"
+                print(f"{now - start:.0f} s: {done}, {held:.0f} MB", file=sys.stderr)
             await asyncio.sleep(draw.expovariate(ARRIVALS_PER_SECOND))
     return tally
 
