@@ -30,7 +30,7 @@ COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()"]
 
 
 class Talker:
-    """Says what it was asked, or goes on for ever when the question holds `forever`."""
+    """Says what it was asked, goes on for a second (`slowly`) or for ever (`forever`) when the question holds that."""
 
     name = "talker"
 
@@ -41,6 +41,9 @@ class Talker:
         text = request.messages[-1].text
         for word in ("You", " said: ", text):
             yield ChatDelta(content=word)
+        for number in range(100 if "slowly" in text else 0):
+            yield ChatDelta(content=f" {number}")
+            await asyncio.sleep(0.01)
         while "forever" in text:
             yield ChatDelta(content=" and")
             await asyncio.sleep(0.01)
@@ -323,7 +326,7 @@ def serving(env: dict[str, str], *arguments: str) -> tuple[subprocess.Popen[str]
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_cli_serve_answers_and_ends_cleanly(sent: signal.Signals, chain: str, environment: dict[str, str]) -> None:
     """The server answers for its chain and its agents, and a signal ends it with code 0, also in mid-answer."""
-    process, url = serving(environment, "--chain", chain)
+    process, url = serving(environment | {"PYAGENT_SERVER__DRAIN_SECONDS": "0.5"}, "--chain", chain)
     with httpx.Client(verify=False, timeout=20) as http:
         models = [model["id"] for model in http.get(f"{url}/v1/models").json()["data"]]
         assert {"talker", "agent:math"} <= set(models)
@@ -342,6 +345,32 @@ def test_cli_serve_answers_and_ends_cleanly(sent: signal.Signals, chain: str, en
             next(lines)
             process.send_signal(sent)
             assert "the server is shutting down" in list(lines)[-4]
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_cli_serve_drains_on_sigterm(chain: str, environment: dict[str, str]) -> None:
+    """On SIGTERM `/ready` says no at once and new requests are turned away; the running answer is whole."""
+    process, url = serving(environment, "--chain", chain)
+    slowly = {"stream": True, "messages": [{"role": "user", "content": "slowly"}]}
+    with (
+        httpx.Client(verify=False, timeout=20) as http,
+        http.stream("POST", f"{url}/v1/chat/completions", json=slowly) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        assert http.get(f"{url}/ready").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert http.get(f"{url}/ready").status_code == 503
+        assert http.get(f"{url}/health").status_code == 200
+        refused = http.post(f"{url}/v1/chat/completions", json=slowly)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutdown")
+        assert refused.headers["retry-after"] == "5"
+        rest = list(lines)
+        assert any('" 99"' in line for line in rest)
+        assert "data: [DONE]" in rest
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors

@@ -57,7 +57,7 @@ def serve(
                 f"PyAgent answers on {address(listening)} ({', '.join(settings.chain)}); Ctrl+C stops it\n"
             )
             sys.stdout.flush()
-            await serve_app(server, listening)
+            await serve_app(server, listening, drain_seconds=settings.server.drain_seconds)
             if loading:
                 loading.cancel()
                 await asyncio.gather(loading, return_exceptions=True)

@@ -161,6 +161,7 @@ class Server(_Section):
         None, "File with one accepted API key a line; `none` accepts everybody.", none="none"
     )
     max_body_bytes: Size = _setting(32_000_000, "Largest request body, such as `32MB`.")
+    drain_seconds: Seconds = _setting(30.0, "Longest that SIGTERM waits for running answers; Ctrl+C waits 3 s.")
 
 
 class Plugins(_Section):

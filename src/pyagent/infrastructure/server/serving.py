@@ -1,6 +1,7 @@
 """Listening, and ending cleanly: a bound socket, uvicorn on it, SIGINT and SIGTERM.
 
-The first signal stops accepting and gives running answers a few seconds; the second cuts them.
+SIGTERM drains: new requests are turned away, and running answers may finish within a time. Ctrl+C gives them a few
+seconds. A second signal cuts them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ import contextlib
 import errno
 import signal
 import socket
+import time
 from collections.abc import Generator
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from pyagent.core.errors import ConfigError
+from pyagent.infrastructure.server.draining import Draining
 
-_GRACE_SECONDS = 3
+_INTERRUPT_SECONDS = 3.0
+"""What Ctrl+C leaves to running answers."""
+_CUT_SECONDS = 1
+"""What answers that are cut have to say so."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,7 +66,28 @@ def address(listening: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, except that a signal ends `serve` by returning, not by dying of the signal afterwards."""
+    """uvicorn, except that a signal drains first, and ends `serve` by returning, not by dying of it afterwards."""
+
+    def __init__(self, config: uvicorn.Config, draining: Draining, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._draining = draining
+        self._drain_seconds = drain_seconds
+        self._until = 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins to drain, the second cuts what runs."""
+        if self._draining.is_draining:
+            self.should_exit = True
+            return
+        patience = self._drain_seconds if sig == signal.SIGTERM else min(self._drain_seconds, _INTERRUPT_SECONDS)
+        self._until = time.monotonic() + patience
+        self._draining.is_draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; true ends the server."""
+        if self._draining.is_draining:
+            self.should_exit |= self._draining.num_running == 0 or time.monotonic() > self._until
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -71,15 +99,16 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-async def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Answer on the socket until a signal comes. Call it from the main thread."""
+async def serve(app: ASGIApp, listening: socket.socket, *, drain_seconds: float) -> None:
+    """Answer on the socket until a signal comes, then at most `drain_seconds` more. Call it from the main thread."""
+    draining = Draining(app)
     config = uvicorn.Config(
-        app,
+        draining,
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
+        timeout_graceful_shutdown=_CUT_SECONDS,
     )
-    await _Server(config).serve(sockets=[listening])
+    await _Server(config, draining, drain_seconds).serve(sockets=[listening])
