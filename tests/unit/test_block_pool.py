@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -179,3 +181,168 @@ def test_threads_share_one_pool() -> None:
         list(threads.map(work, range(4)))
     pool.check()
     assert (pool.stats().free, pool.stats().active) == (256, 0)
+
+
+class Newest:
+    """An eviction policy in Python: what was released last goes first."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+        self.inserted: list[tuple[int, int, int]] = []
+        self.hits: list[int] = []
+
+    def insert(self, block: int, key: int, priority: int) -> None:
+        self.inserted.append((block, key, priority))
+
+    def hit(self, block: int) -> None:
+        self.hits.append(block)
+
+    def release(self, block: int) -> None:
+        self.released.append(block)
+
+    def hold(self, block: int) -> None:
+        self.released.remove(block)
+
+    def evict(self) -> int | None:
+        return self.released.pop() if self.released else None
+
+    def forget(self, block: int) -> None:
+        if block in self.released:
+            self.released.remove(block)
+
+
+def cached(pool: BlockPool, prompts: list[list[int]]) -> list[int]:
+    return [pool.num_cached_tokens([*prompt, 99]) for prompt in prompts]
+
+
+def test_python_policy_orders_eviction() -> None:
+    """A policy written in Python decides what goes, and is told of contents, hits and priorities."""
+    policy = Newest()
+    pool = BlockPool(3, eviction=policy, block_tokens=2)
+    prompts = [[first, 0] for first in range(4)]
+    for prompt in prompts:
+        compute(pool, 1, prompt)
+    assert cached(pool, prompts) == [2, 2, 0, 2]
+    pool.add(2, [0, 0, 1], priority=5)
+    assert policy.hits == [0]
+    assert [(block, priority) for block, _, priority in policy.inserted] == [(0, 0), (1, 0), (2, 0), (2, 0)]
+    assert len({key for _, key, _ in policy.inserted}) == 4
+    pool.check()
+
+
+class Failing(Newest):
+    """Fails when it is asked."""
+
+    def __init__(self, pool_of: list[BlockPool]) -> None:
+        super().__init__()
+        self.pool_of = pool_of
+
+    def evict(self) -> int | None:
+        if self.pool_of:
+            self.pool_of[0].stats()
+        raise KeyError("no order")
+
+
+@pytest.mark.parametrize("calls_pool", [False, True])
+def test_failing_python_policy_is_replaced(calls_pool: bool) -> None:
+    """An exception in a policy, or a call back into the pool, costs the policy its place and nothing else."""
+    pools: list[BlockPool] = []
+    pool = BlockPool(3, eviction=Failing(pools), block_tokens=2)
+    if calls_pool:
+        pools.append(pool)
+    prompts = [[first, 0] for first in range(4)]
+    for prompt in prompts:
+        compute(pool, 1, prompt)
+    assert cached(pool, prompts) == [0, 2, 2, 2]
+    error = pool.stats().policy_error or ""
+    assert ("called the block pool" if calls_pool else "evict() raised KeyError: 'no order'") in error
+    pool.check()
+
+
+def test_threads_share_pool_with_python_policy() -> None:
+    """A policy in Python and threads that hold the interpreter's lock never wait for each other in a circle."""
+    pool = BlockPool(24, eviction=Newest(), block_tokens=4)
+
+    def work(thread: int) -> None:
+        for turn in range(50):
+            compute(pool, thread * 1000 + turn, [thread, turn % 7, *range(15)])
+            pool.stats()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    pool.check()
+    assert (pool.stats().active, pool.stats().policy_error) == (0, None)
+
+
+@pytest.mark.parametrize("name", ["lru", "lfu", "fifo", "arc", "slru", "tlru", "priority"])
+def test_policies_have_names(name: str) -> None:
+    """Each built-in policy is made by its name and keeps the pool sound under pressure."""
+    pool = BlockPool(5, eviction=name, block_tokens=2)
+    for turn in range(40):
+        compute(pool, turn, [turn * turn % 7, 1, turn % 3, 2, 3])
+        pool.check()
+    assert pool.stats().evictions_by_cause["policy"] > 0
+
+
+def test_unknown_names_are_refused() -> None:
+    """An unknown policy or hash is refused with the names there are."""
+    with pytest.raises(ValueError, match="no eviction policy is called 'mru'; there are lru, lfu"):
+        BlockPool(5, eviction="mru")
+    with pytest.raises(ValueError, match="no hash is called 'md5'; there are siphash, sha256, xxh3"):
+        BlockPool(5, prefix_hash="md5")
+
+
+def test_hints_are_followed() -> None:
+    """Pinned prefixes stay, retained ones go last, demoted ones first; a bound on pins is told."""
+    pool = BlockPool(8, block_tokens=2)
+    prompts = [[first, 0, first, 0] for first in range(4)]
+    for prompt in prompts:
+        compute(pool, 1, prompt)
+    assert pool.pin("system", prompts[0]) == 4
+    assert pool.retain("waits", prompts[1], expected_seconds=60) == 4
+    assert pool.demote(prompts[3]) == 4
+    assert [(stats := pool.stats()).pinned, stats.retained, stats.demoted] == [2, 2, 2]
+    pool.set_limit(6)
+    assert cached(pool, prompts) == [4, 4, 4, 0]
+    pool.set_limit(4)
+    assert cached(pool, prompts) == [4, 4, 0, 0]
+    with pytest.raises(ValueError, match="pinning 'more' makes 4 pages pinned, at most 2 may be"):
+        pool.pin("more", prompts[1])
+    assert pool.demote("waits") == 4
+    pool.set_limit(2)
+    assert cached(pool, prompts) == [4, 0, 0, 0]
+    assert [pool.unpin("system"), pool.unpin("system"), pool.forget("waits")] == [True, False, False]
+    for seconds in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="expected_seconds"):
+            pool.retain("waits", prompts[0], expected_seconds=seconds)
+    pool.check()
+
+
+def test_explain_and_prefixes_report() -> None:
+    """What is cached is listed, and a miss is explained."""
+    pool = BlockPool(8, block_tokens=2)
+    compute(pool, 1, [1, 2, 3, 4], tenant="red")
+    assert pool.explain([1, 2, 3, 5, 6], tenant="red") == (2, 3, "changed")
+    assert pool.explain([1, 2, 3, 4, 5], tenant="red") == (4, 4, "complete")
+    assert pool.explain([1, 2, 3, 4, 5]) == (0, 0, "salt")
+    assert pool.explain([9, 2, 3], tenant="red") == (0, 0, "cold")
+    [prefix] = pool.prefixes()
+    assert (prefix.tokens, prefix.tenant, prefix.num_pages, prefix.state) == ([1, 2, 3, 4], "red", 2, "cached")
+    assert (prefix.hits, prefix.adapter_id, len(prefix.key)) == (0, 0, 16)
+    assert 0 <= prefix.idle_seconds < 60
+    pool.set_limit(0)
+    assert pool.explain([1, 2, 3, 4, 5], tenant="red") == (0, 4, "evicted")
+
+
+def test_sha256_keys_are_the_same_everywhere() -> None:
+    """A prefix's key under `sha256` can be computed from its tokens and salt in any language."""
+    pool = BlockPool(8, prefix_hash="sha256", block_tokens=2)
+    compute(pool, 1, [1, 2, 3, 4], tenant="red")
+
+    def key(data: bytes) -> bytes:
+        return hashlib.sha256(data).digest()[:8]
+
+    chain = key(struct.pack("<QQQ", 0, 0, 3) + b"red")
+    for block in ((1, 2), (3, 4)):
+        chain = key(chain + struct.pack("<II", *block))
+    assert pool.prefixes()[0].key == chain.hex()

@@ -125,6 +125,7 @@ impl Store {
 
     fn check_units(&self, uses: &Uses, users: &mut [u32]) -> Result<(), CacheError> {
         let mut tally = Tally::default();
+        let (pins, retains) = self.marks.counts();
         for (number, unit) in (0..).zip(&self.units) {
             let (entry, class) = self.place_of(number);
             let counted = uses.get(&number).copied().unwrap_or(0);
@@ -132,6 +133,11 @@ impl Store {
                 unit.refs == counted,
                 "unit {number} counts {} users, has {counted}",
                 unit.refs
+            );
+            let marks = [&pins, &retains].map(|counts| counts.get(&number).copied().unwrap_or(0));
+            ensure!(
+                [unit.pins, unit.retains] == marks,
+                "unit {number} counts other marks than {marks:?}: {unit:?}"
             );
             let row = &self.layout.classes[class].row;
             let pages = self.entries.pages(entry, row);

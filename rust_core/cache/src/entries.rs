@@ -35,7 +35,7 @@ pub(crate) struct Entry {
     pub(crate) hits: u32,
     /// When it was last held or let go, on the pool's clock.
     pub(crate) last_use: u64,
-    /// The most urgent (lowest) of those who used it.
+    /// The highest of those who used it.
     pub(crate) priority: i64,
     /// Tokens of the longest sequence that ended on or after it.
     pub(crate) reach: usize,
@@ -154,7 +154,7 @@ impl Entries {
             depth,
             hits: 0,
             last_use: 0,
-            priority: i64::MAX,
+            priority: i64::MIN,
             reach: 0,
             first_child: NO_ENTRY,
             next_sibling: NO_ENTRY,

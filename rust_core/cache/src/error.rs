@@ -56,6 +56,16 @@ pub enum CacheError {
         /// Pages in the pool.
         num_pages: usize,
     },
+    /// More would be pinned than may be.
+    #[error("pinning '{name}' makes {pinned} pages pinned, at most {limit} may be; unpin something first")]
+    PinLimit {
+        /// Name of the pin.
+        name: String,
+        /// Pages that would be pinned then.
+        pinned: usize,
+        /// Pages that may be.
+        limit: usize,
+    },
     /// The integrity check failed: a bug in the pool, not in its use.
     #[error("the block pool is inconsistent: {0}")]
     Inconsistent(String),

@@ -1,4 +1,4 @@
-//! What goes when memory is short: demoted units, then the policy's choice, each after its children.
+//! What goes when memory is short: demoted units, then the policy's choice, last retained ones; all after their children.
 
 use crate::entries::NO_ENTRY;
 use crate::error::CacheError;
@@ -9,6 +9,7 @@ use crate::store::{NO_UNIT, State, Store};
 pub(crate) enum Cause {
     Demoted,
     Policy,
+    Retained,
 }
 
 impl Store {
@@ -33,6 +34,9 @@ impl Store {
         if needed > free {
             return Err(CacheError::OutOfPages { needed, free });
         }
+        if self.num_used() + needed > self.limit {
+            self.tick();
+        }
         while self.num_used() + needed > self.limit {
             if !self.evict() {
                 return Err(CacheError::OutOfPages {
@@ -46,6 +50,7 @@ impl Store {
 
     /// Gives up the least valuable unit; false when none may go.
     pub(crate) fn evict(&mut self) -> bool {
+        self.expire_marks();
         if self.evict_doomed() {
             return true;
         }
@@ -59,7 +64,7 @@ impl Store {
                 self.set_state(unit, State::Doomed);
                 self.doom(unit, Cause::Policy)
             }
-            None => false,
+            None => self.pop_retained().is_some_and(|unit| self.doom(unit, Cause::Retained)),
         }
     }
 
@@ -77,12 +82,12 @@ impl Store {
     fn push_doomed(&mut self, unit: u32) {
         let block = self.first_page(unit);
         match self.units[unit as usize].state {
-            State::Released => self.policy.forget(block),
+            State::Released | State::Kept => self.policy.forget(block),
             State::Demoted => {
                 self.demoted.remove(block);
                 self.policy.forget(block);
             }
-            State::Doomed | State::Kept | State::Absent => {}
+            State::Doomed | State::Absent => {}
         }
         self.set_state(unit, State::Doomed);
         self.doomed.push(unit);

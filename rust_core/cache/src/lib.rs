@@ -20,19 +20,29 @@ mod entries;
 mod error;
 mod evict;
 mod eviction;
+mod ghosts;
 mod group;
+mod hashers;
+mod hints;
 mod identity;
 mod lists;
+mod marks;
 mod memory;
 mod pages;
 mod pool;
+mod report;
 mod sequence;
 mod stats;
 mod store;
 
 pub use error::CacheError;
-pub use eviction::{Content, EvictionPolicy, Lru, POLICY_NAMES, Place, make_policy};
+pub use eviction::{
+    AdaptiveReplacement, Content, EvictionPolicy, ForeignPolicy, Lru, Ordered, POLICY_NAMES, Place, Rank, Slru,
+    Supervised, TailLru, make_policy,
+};
 pub use group::{Group, GroupKind, NO_PAGE};
+pub use hashers::{HASHER_NAMES, make_hasher};
 pub use identity::{BlockHasher, KeyedHasher, Salt};
 pub use pool::{AddOptions, BlockPool, Clock, PoolOptions};
+pub use report::{CachedPrefix, Explanation, Reason};
 pub use stats::PoolStats;

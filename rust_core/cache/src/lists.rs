@@ -48,7 +48,8 @@ impl<const N: usize> Lists<N> {
 
     /// Whether `number` is in one of the lists.
     pub(crate) fn contains(&self, number: u32) -> bool {
-        self.links[number as usize].next != OUTSIDE
+        let bound = self.links.len() - N;
+        (number as usize) < bound && self.links[number as usize].next != OUTSIDE
     }
 
     /// Makes `number`, which must be in no list, the last of `list`.

@@ -7,9 +7,11 @@ use std::time::Instant;
 use crate::entries::Entries;
 use crate::error::CacheError;
 use crate::eviction::{EvictionPolicy, Lru};
+use crate::ghosts::Ghosts;
 use crate::group::{Group, Layout, NO_PAGE};
 use crate::identity::{BlockHasher, KeyedHasher, Salt};
 use crate::lists::Lists;
+use crate::marks::Marks;
 use crate::pages::EmptyPages;
 use crate::sequence::Sequence;
 use crate::store::{NO_UNIT, Store, Tally};
@@ -51,7 +53,7 @@ impl PoolOptions {
 /// How a prompt is added.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AddOptions {
-    /// How urgent its request is, for policies that ask; lower is more urgent.
+    /// How long its content is worth keeping, for policies that ask; higher is longer.
     pub priority: i64,
     /// Whether the request was added before, so that its hits do not count again.
     pub is_resumed: bool,
@@ -106,7 +108,9 @@ impl BlockPool {
             policy: options.policy.unwrap_or_else(|| Box::new(Lru::new(num_pages))),
             demoted: Lists::new(num_pages),
             doomed: Vec::new(),
-            evictions: [0; 2],
+            evictions: [0; 3],
+            marks: Marks::default(),
+            ghosts: Ghosts::new(num_pages),
             hasher: options.hasher,
             clock: options.clock,
             now: 0,
@@ -135,6 +139,9 @@ impl BlockPool {
         self.check_new(seq, prompt)?;
         let usable = &prompt[..prompt.len() - 1];
         let sequence = self.start(prompt, usable, salt, options.priority);
+        if self.store.policy.learns_from_misses() {
+            self.store.report_misses(prompt, &sequence);
+        }
         let num_cached = sequence.tokens.len();
         if !options.is_resumed {
             self.hits_tokens += num_cached as u64;

@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use crate::entries::{Entries, Key, NO_ENTRY};
 use crate::eviction::{Content, EvictionPolicy, Place};
+use crate::ghosts::Ghosts;
 use crate::group::{Layout, NO_PAGE};
 use crate::identity::{BlockHasher, Salt};
 use crate::lists::Lists;
+use crate::marks::Marks;
 use crate::pages::EmptyPages;
 use crate::pool::Clock;
+use crate::sequence::Sequence;
 
 /// In place of a unit: the owner of a page that is empty, private, or not its unit's first.
 pub(crate) const NO_UNIT: u32 = u32::MAX;
@@ -99,7 +102,9 @@ pub(crate) struct Store {
     pub(crate) policy: Box<dyn EvictionPolicy>,
     pub(crate) demoted: Lists<1>,
     pub(crate) doomed: Vec<u32>,
-    pub(crate) evictions: [u64; 2], // by cause
+    pub(crate) evictions: [u64; 3], // by cause
+    pub(crate) marks: Marks,
+    pub(crate) ghosts: Ghosts,
     pub(crate) hasher: Box<dyn BlockHasher>,
     pub(crate) clock: Clock,
     pub(crate) now: u64,
@@ -132,7 +137,7 @@ impl Store {
         self.entries.pages(entry, &self.layout.classes[class].row)[0]
     }
 
-    fn num_pages_of(&self, unit: u32) -> usize {
+    pub(crate) fn num_pages_of(&self, unit: u32) -> usize {
         self.layout.classes[self.place_of(unit).1].row.len()
     }
 
@@ -198,12 +203,17 @@ impl Store {
 
     /// Changes who uses a unit, and moves it to where it then belongs.
     pub(crate) fn adjust(&mut self, unit: u32, change: impl FnOnce(&mut Unit)) {
+        self.adjust_in_place(unit, change);
+        self.settle(unit);
+    }
+
+    /// As [`Store::adjust`], for a unit that is about to be evicted.
+    pub(crate) fn adjust_in_place(&mut self, unit: u32, change: impl FnOnce(&mut Unit)) {
         let num_pages = self.num_pages_of(unit);
         let state = &mut self.units[unit as usize];
         self.tally.subtract(state, num_pages);
         change(state);
         self.tally.add(state, num_pages);
-        self.settle(unit);
     }
 
     /// Moves a unit to the state that follows from who uses it.
@@ -305,6 +315,9 @@ impl Store {
                 return;
             }
             let parent = entry.key.parent;
+            if entry.is_listed {
+                self.ghosts.push(entry.key.hash);
+            }
             self.entries.remove(next);
             next = parent;
         }
@@ -312,6 +325,8 @@ impl Store {
 
     /// Makes all entries unfindable; what no sequence uses is emptied.
     pub(crate) fn unlist_all(&mut self) {
+        self.clear_marks();
+        self.ghosts.clear();
         self.doomed.clear();
         for unit in 0..self.units.len() as u32 {
             let (entry, _) = self.place_of(unit);
@@ -359,7 +374,7 @@ impl Store {
         let now = self.now;
         if let Some(entry) = self.entries.get_mut(entry) {
             entry.last_use = now;
-            entry.priority = entry.priority.min(priority);
+            entry.priority = entry.priority.max(priority);
         }
     }
 
@@ -390,6 +405,15 @@ impl Store {
             (key.parent, known_hash) = (entry, key.hash);
         }
         chain
+    }
+
+    /// Tells the policy which whole blocks of a new sequence's prompt are not there.
+    pub(crate) fn report_misses(&mut self, prompt: &[u32], sequence: &Sequence) {
+        let (chain, mut hash) = (self.layout.chain, sequence.hash);
+        for tokens in prompt[sequence.tokens.len()..].chunks_exact(self.layout.block_tokens) {
+            hash = self.hasher.block(hash, tokens);
+            self.policy.miss(unit_key(hash, chain));
+        }
     }
 
     /// The hash that the block after this chain follows.

@@ -1,24 +1,15 @@
 //! Random histories of a block pool against an obvious model of it, with simulated KV memory behind the tables.
 
+#[path = "support/narrow.rs"]
+mod narrow;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use narrow::Narrow;
 use proptest::prelude::*;
 use pyagent_cache::{AddOptions, BlockHasher, BlockPool, CacheError, KeyedHasher, PoolOptions, Salt};
 
 const BLOCK: usize = 3;
-
-/// Hashes into `self.0` values: 1 makes everything collide, 3 nearly everything.
-struct Narrow(u64);
-
-impl BlockHasher for Narrow {
-    fn root(&self, salt: &Salt) -> u64 {
-        salt.adapter_id % self.0
-    }
-
-    fn block(&self, parent: u64, tokens: &[u32]) -> u64 {
-        (parent + tokens.iter().map(|&token| u64::from(token)).sum::<u64>()) % self.0
-    }
-}
 
 #[derive(Debug, Clone)]
 enum Step {

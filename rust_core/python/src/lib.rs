@@ -13,7 +13,7 @@ mod _rust {
     use super::*;
 
     #[pymodule_export]
-    use crate::cache::{BlockPool, OutOfBlocks, PoolStats};
+    use crate::cache::{BlockPool, CachedPrefix, OutOfBlocks, PoolStats};
 
     #[pymodule_export]
     use crate::text::analyse_code;

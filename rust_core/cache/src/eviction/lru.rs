@@ -16,6 +16,16 @@ impl Lru {
             released: Lists::new(num_pages),
         }
     }
+
+    /// Whether `block` may be evicted.
+    pub(crate) fn is_released(&self, block: u32) -> bool {
+        self.released.contains(block)
+    }
+
+    /// Whether none may.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.released.len(0) == 0
+    }
 }
 
 impl EvictionPolicy for Lru {

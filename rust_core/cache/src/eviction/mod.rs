@@ -4,16 +4,31 @@
 //! each from its insertion until it is evicted or forgotten. It never sees what is pinned, retained or demoted as
 //! evictable: such blocks are held as far as it knows. [`make_policy`] makes one by name.
 
+mod arc;
 mod lru;
+mod ordered;
+mod slru;
+mod supervised;
+mod tlru;
 
+pub use arc::AdaptiveReplacement;
 pub use lru::Lru;
+pub use ordered::{Ordered, Rank};
+pub use slru::Slru;
+pub use supervised::{ForeignPolicy, Supervised};
+pub use tlru::TailLru;
+
+/// What `tlru` takes the next turn of a conversation to be, in tokens.
+const NEXT_TURN_TOKENS: usize = 256;
+/// What `tlru` takes to be computed before anybody minds, in tokens.
+const IN_TIME_TOKENS: usize = 1024;
 
 /// What a block computed, as far as a policy may know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Content {
     /// The same for the same content, also after it was evicted and computed again.
     pub key: u64,
-    /// Of the request that computed it; lower is more urgent.
+    /// Of the request that computed it; higher is worth keeping longer.
     pub priority: i64,
 }
 
@@ -63,12 +78,18 @@ pub trait EvictionPolicy: Send {
 }
 
 /// Names that [`make_policy`] knows.
-pub const POLICY_NAMES: [&str; 1] = ["lru"];
+pub const POLICY_NAMES: [&str; 7] = ["lru", "lfu", "fifo", "arc", "slru", "tlru", "priority"];
 
 /// The built-in policy of this name, for a pool of so many pages.
 pub fn make_policy(name: &str, num_pages: u32) -> Option<Box<dyn EvictionPolicy>> {
-    match name {
-        "lru" => Some(Box::new(Lru::new(num_pages))),
-        _ => None,
-    }
+    Some(match name {
+        "lru" => Box::new(Lru::new(num_pages)),
+        "lfu" => Box::new(Ordered::new(Rank::Frequency, num_pages)),
+        "fifo" => Box::new(Ordered::new(Rank::Age, num_pages)),
+        "arc" => Box::new(AdaptiveReplacement::new(num_pages)),
+        "slru" => Box::new(Slru::new(num_pages)),
+        "tlru" => Box::new(TailLru::new(num_pages, NEXT_TURN_TOKENS, IN_TIME_TOKENS)),
+        "priority" => Box::new(Ordered::new(Rank::Priority, num_pages)),
+        _ => return None,
+    })
 }

@@ -1,15 +1,21 @@
 //! `BlockPool`: the paged KV cache's bookkeeping, for the scheduler in Python and the runners in Rust.
 //!
-//! One mutex guards the pool. It is taken without the GIL and held for a table's length of work; a runner that
-//! locks it must not wait for the GIL before letting go.
+//! One mutex guards the pool. It is taken without the GIL, and held for a table's length of work; an eviction policy
+//! written in Python takes the GIL meanwhile.
 
-use std::collections::BTreeMap;
+mod policy;
+mod reports;
+
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use pyagent_cache::{AddOptions, CacheError, Group, GroupKind, PoolOptions, Salt};
+use pyagent_cache::{AddOptions, CacheError, Group, GroupKind, HASHER_NAMES, PoolOptions, Salt, make_hasher};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+
+use policy::{Eviction, check_not_in_policy};
+pub use reports::{CachedPrefix, PoolStats};
 
 create_exception!(
     pyagent._rust,
@@ -37,67 +43,6 @@ fn to_python(py: Python<'_>, error: &CacheError) -> PyErr {
     }
 }
 
-/// Counts of a block pool at one moment, and since it was made.
-#[pyclass(frozen, get_all, eq, module = "pyagent._rust")]
-#[derive(PartialEq, Eq)]
-pub struct PoolStats {
-    num_pages: usize,
-    limit: usize,
-    free: usize,
-    cached: usize,
-    active: usize,
-    hits_tokens: u64,
-    queried_tokens: u64,
-    evictions: u64,
-    evictions_by_cause: BTreeMap<&'static str, u64>,
-}
-
-#[pymethods]
-impl PoolStats {
-    fn __repr__(&self) -> String {
-        format!(
-            "PoolStats(num_pages={}, limit={}, free={}, cached={}, active={}, hits_tokens={}, queried_tokens={}, \
-             evictions_by_cause={:?})",
-            self.num_pages,
-            self.limit,
-            self.free,
-            self.cached,
-            self.active,
-            self.hits_tokens,
-            self.queried_tokens,
-            self.evictions_by_cause
-        )
-    }
-}
-
-impl From<pyagent_cache::PoolStats> for PoolStats {
-    fn from(stats: pyagent_cache::PoolStats) -> Self {
-        let evictions = stats.evictions();
-        let pyagent_cache::PoolStats {
-            num_pages,
-            limit,
-            free,
-            cached,
-            active,
-            hits_tokens,
-            queried_tokens,
-            evicted_demoted,
-            evicted_policy,
-        } = stats;
-        Self {
-            num_pages,
-            limit,
-            free,
-            cached,
-            active,
-            hits_tokens,
-            queried_tokens,
-            evictions,
-            evictions_by_cause: BTreeMap::from([("demoted", evicted_demoted), ("policy", evicted_policy)]),
-        }
-    }
-}
-
 /// Reference-counted KV pages, the sequences that hold them, and the prefixes that can be used again.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct BlockPool {
@@ -105,12 +50,13 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// The pool itself, for runners that follow its tables. Do not wait for the GIL while holding it.
+    /// The pool itself, for runners that follow its tables. Call it without the GIL.
     ///
     /// # Errors
     /// `RuntimeError` when a thread panicked in the pool: it must not be trusted with memory any more.
     pub(crate) fn lock(&self) -> PyResult<MutexGuard<'_, pyagent_cache::BlockPool>> {
-        let poisoned = |_| PyRuntimeError::new_err("the block pool failed in another thread; make a new one");
+        check_not_in_policy()?;
+        let poisoned = |_| PyRuntimeError::new_err("the block pool failed in an earlier call; make a new one");
         self.inner.lock().map_err(poisoned)
     }
 
@@ -147,14 +93,34 @@ fn group((kind, size, pages_per_block): (String, usize, usize)) -> PyResult<Grou
     Ok(Group { kind, pages_per_block })
 }
 
+#[derive(FromPyObject)]
+enum NameOrTokens {
+    Name(String),
+    Tokens(Vec<u32>),
+}
+
 #[pymethods]
 impl BlockPool {
     #[new]
-    #[pyo3(signature = (num_pages, *, groups = vec![("full".to_owned(), 0, 1)], block_tokens = 16))]
-    fn new(py: Python<'_>, num_pages: u32, groups: Vec<(String, usize, usize)>, block_tokens: usize) -> PyResult<Self> {
+    #[pyo3(signature = (num_pages, *, groups = vec![("full".to_owned(), 0, 1)],
+        eviction = Eviction::Name("lru".to_owned()), prefix_hash = "siphash", block_tokens = 16))]
+    fn new(
+        py: Python<'_>,
+        num_pages: u32,
+        groups: Vec<(String, usize, usize)>,
+        eviction: Eviction,
+        prefix_hash: &str,
+        block_tokens: usize,
+    ) -> PyResult<Self> {
+        let hasher = make_hasher(prefix_hash).ok_or_else(|| {
+            let names = HASHER_NAMES.join(", ");
+            PyValueError::new_err(format!("no hash is called '{prefix_hash}'; there are {names}"))
+        })?;
         let options = PoolOptions {
             block_tokens,
             groups: groups.into_iter().map(group).collect::<PyResult<_>>()?,
+            policy: Some(eviction.make(num_pages)?),
+            hasher,
             ..PoolOptions::new(num_pages)
         };
         let pool = pyagent_cache::BlockPool::new(options);
@@ -294,6 +260,97 @@ impl BlockPool {
     /// Starts `child` as a copy of `parent`; returns the (source, destination) pages whose KV must be copied.
     fn fork(&self, py: Python<'_>, parent: u64, child: u64) -> PyResult<Vec<(u32, u32)>> {
         self.call(py, |pool| pool.fork(parent, child))
+    }
+
+    /// Keeps the cached prefix of `tokens` until it is unpinned; returns its number of tokens. A pin of this name ends.
+    #[pyo3(signature = (name, tokens, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = ""))]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        tokens: Vec<u32>,
+        adapter_id: u64,
+        media_hash: &[u8],
+        tenant: &str,
+    ) -> PyResult<usize> {
+        let salt = salt(adapter_id, media_hash, tenant);
+        self.call(py, |pool| pool.pin(name, &tokens, &salt))
+    }
+
+    /// Ends a pin; whether there was one.
+    fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.call(py, |pool| Ok(pool.unpin(name)))
+    }
+
+    /// Keeps the cached prefix of `tokens` longer than others until it is overdue; returns its number of tokens.
+    #[expect(clippy::too_many_arguments, reason = "one keyword for each part of the key")]
+    #[pyo3(signature = (name, tokens, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = "",
+        expected_seconds = None))]
+    fn retain(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        tokens: Vec<u32>,
+        adapter_id: u64,
+        media_hash: &[u8],
+        tenant: &str,
+        expected_seconds: Option<f64>,
+    ) -> PyResult<usize> {
+        let salt = salt(adapter_id, media_hash, tenant);
+        let expected = expected_seconds.map(Duration::try_from_secs_f64).transpose();
+        let expected = expected.map_err(|error| PyValueError::new_err(format!("expected_seconds: {error}")))?;
+        self.call(py, |pool| Ok(pool.retain(name, &tokens, &salt, expected)))
+    }
+
+    /// Makes what is retained under this name ordinary; whether there was any.
+    fn forget(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.call(py, |pool| Ok(pool.forget(name)))
+    }
+
+    /// Lets cached blocks that nothing else goes on from go first; returns their number of tokens. `prefix` is the
+    /// name of something retained, or tokens.
+    #[pyo3(signature = (prefix, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = ""))]
+    fn demote(
+        &self,
+        py: Python<'_>,
+        prefix: NameOrTokens,
+        adapter_id: u64,
+        media_hash: &[u8],
+        tenant: &str,
+    ) -> PyResult<usize> {
+        let salt = salt(adapter_id, media_hash, tenant);
+        self.call(py, |pool| {
+            Ok(match &prefix {
+                NameOrTokens::Name(name) => pool.demote_retained(name),
+                NameOrTokens::Tokens(tokens) => pool.demote(tokens, &salt),
+            })
+        })
+    }
+
+    /// How many tokens of `prompt` are cached, how many are known, and why not more are cached.
+    #[pyo3(signature = (prompt, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = ""))]
+    fn explain(
+        &self,
+        py: Python<'_>,
+        prompt: Vec<u32>,
+        adapter_id: u64,
+        media_hash: &[u8],
+        tenant: &str,
+    ) -> PyResult<(usize, usize, &'static str)> {
+        let salt = salt(adapter_id, media_hash, tenant);
+        let explained = self.call(py, |pool| Ok(pool.explain(&prompt, &salt)))?;
+        Ok((
+            explained.cached_tokens,
+            explained.known_tokens,
+            reports::reason(explained.reason),
+        ))
+    }
+
+    /// The prefixes that can be found and that nothing goes on from, last used first.
+    #[pyo3(signature = (limit = 20))]
+    fn prefixes(&self, py: Python<'_>, limit: usize) -> PyResult<Vec<CachedPrefix>> {
+        let prefixes = self.call(py, |pool| Ok(pool.prefixes(limit)))?;
+        Ok(prefixes.into_iter().map(CachedPrefix::from).collect())
     }
 
     /// Makes everything computed so far unfindable; running sequences go on.

@@ -1,0 +1,332 @@
+//! What the fleet says about prefixes, case by case; and what the pool says back.
+
+#[path = "support/faulty.rs"]
+mod faulty;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use faulty::{Fault, Faulty};
+use pyagent_cache::{AddOptions, BlockPool, CacheError, Explanation, PoolOptions, Reason, Salt, Supervised};
+
+const BLOCK: usize = 4;
+
+struct Clocked {
+    pool: BlockPool,
+    seconds: Arc<AtomicU64>,
+}
+
+impl Clocked {
+    fn new(num_pages: u32) -> Self {
+        let seconds = Arc::new(AtomicU64::new(0));
+        let now = Arc::clone(&seconds);
+        let pool = BlockPool::new(PoolOptions {
+            block_tokens: BLOCK,
+            clock: Box::new(move || now.load(Ordering::Relaxed) * 1_000_000),
+            ..PoolOptions::new(num_pages)
+        });
+        let pool = pool.expect("a small pool");
+        Self { pool, seconds }
+    }
+
+    fn wait(&self, seconds: u64) {
+        self.seconds.fetch_add(seconds, Ordering::Relaxed);
+    }
+
+    /// Runs a sequence of whole blocks.
+    fn run(&mut self, tokens: &[u32]) {
+        let cached = self.pool.add(
+            9,
+            &[tokens, &[u32::MAX]].concat(),
+            &Salt::default(),
+            AddOptions::default(),
+        );
+        self.pool.reserve(9, tokens.len()).expect("room");
+        self.pool.commit(9, &tokens[cached.expect("new")..]).expect("reserved");
+        self.pool.release(9).expect("there");
+        self.pool.check().expect("consistent");
+    }
+
+    fn cached(&self, tokens: &[u32]) -> usize {
+        self.pool
+            .num_cached_tokens(&[tokens, &[u32::MAX]].concat(), &Salt::default())
+    }
+
+    fn explain(&self, tokens: &[u32]) -> Explanation {
+        self.pool.explain(tokens, &Salt::default())
+    }
+}
+
+/// So many blocks of text that start with `first`.
+fn text(first: u32, num_blocks: usize) -> Vec<u32> {
+    (first * 1000..).take(num_blocks * BLOCK).collect()
+}
+
+/// A pinned prefix outlives any pressure, and goes like others once it is unpinned.
+#[test]
+fn pin_outlives_pressure() {
+    let mut clocked = Clocked::new(8);
+    let (system, others) = (text(1, 3), [text(2, 5), text(3, 5)]);
+    clocked.run(&system);
+    assert_eq!(
+        clocked
+            .pool
+            .pin("system", &[&system[..], &[5, 6]].concat(), &Salt::default()),
+        Ok(12)
+    );
+    others.iter().for_each(|other| clocked.run(other));
+    assert_eq!(
+        (
+            clocked.cached(&system),
+            clocked.pool.stats().pinned,
+            clocked.pool.stats().free
+        ),
+        (12, 3, 5)
+    );
+    clocked
+        .pool
+        .add(1, &[7], &Salt::default(), AddOptions::default())
+        .expect("new");
+    assert_eq!(
+        clocked.pool.reserve(1, 24),
+        Err(CacheError::OutOfPages { needed: 6, free: 5 })
+    );
+    assert!(clocked.pool.unpin("system") && !clocked.pool.unpin("system"));
+    clocked.run(&text(4, 8));
+    assert_eq!(clocked.cached(&system), 0);
+}
+
+/// More than half of the memory cannot be pinned; the refusal names the pin and changes nothing.
+#[test]
+fn pins_have_a_bound() {
+    let mut clocked = Clocked::new(8);
+    let (first, second) = (text(1, 3), text(2, 2));
+    clocked.run(&first);
+    clocked.run(&second);
+    clocked.pool.pin("first", &first, &Salt::default()).expect("3 of 8");
+    let refused = clocked.pool.pin("second", &second, &Salt::default());
+    let (name, pinned, limit) = ("second".to_owned(), 5, 4);
+    assert_eq!(refused, Err(CacheError::PinLimit { name, pinned, limit }));
+    assert_eq!(clocked.pool.stats().pinned, 3);
+    assert_eq!(
+        clocked.pool.pin("first", &second, &Salt::default()),
+        Ok(8),
+        "it takes the other's place"
+    );
+    assert_eq!(clocked.pool.stats().pinned, 2);
+    clocked.pool.check().expect("consistent");
+}
+
+/// Demoted prefixes go first, then others, then retained ones: the one expected latest before the one expected soon.
+#[test]
+fn hints_order_eviction() {
+    let mut clocked = Clocked::new(10);
+    let texts: Vec<Vec<u32>> = (1..6).map(|first| text(first, 2)).collect();
+    texts.iter().for_each(|text| clocked.run(text));
+    let salt = Salt::default();
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    assert_eq!(clocked.pool.retain("soon", &texts[0], &salt, seconds(10)), 8);
+    assert_eq!(clocked.pool.retain("later", &texts[1], &salt, seconds(60)), 8);
+    assert_eq!(clocked.pool.retain("some day", &texts[2], &salt, None), 8);
+    assert_eq!(clocked.pool.demote(&texts[4], &salt), 8);
+    let stats = clocked.pool.stats();
+    assert_eq!((stats.retained, stats.demoted), (6, 2));
+    for (limit, gone) in [(8, 4), (6, 3), (4, 2), (2, 1), (0, 0)] {
+        clocked.pool.set_limit(limit).expect("less than there are");
+        let is_cached: Vec<bool> = texts.iter().map(|text| clocked.cached(text) > 0).collect();
+        assert!(
+            !is_cached[gone] && is_cached.iter().filter(|&&is| is).count() == limit / 2,
+            "{limit}: {is_cached:?}"
+        );
+        clocked.pool.check().expect("consistent");
+    }
+    let stats = clocked.pool.stats();
+    assert_eq!(
+        (stats.evicted_demoted, stats.evicted_policy, stats.evicted_retained),
+        (2, 2, 6)
+    );
+}
+
+/// What is overdue, or forgotten, is ordinary again; what is retained anew is expected anew.
+#[test]
+fn retaining_ends() {
+    let mut clocked = Clocked::new(6);
+    let texts: Vec<Vec<u32>> = (1..4).map(|first| text(first, 2)).collect();
+    let salt = Salt::default();
+    texts.iter().for_each(|text| clocked.run(text));
+    for (name, text) in ["0", "1"].into_iter().zip(&texts) {
+        clocked.pool.retain(name, text, &salt, Some(Duration::from_secs(5)));
+    }
+    clocked.wait(4);
+    clocked.pool.retain("1", &texts[1], &salt, Some(Duration::from_secs(5)));
+    clocked.wait(4);
+    clocked.run(&text(7, 2));
+    assert_eq!(
+        (clocked.cached(&texts[2]), clocked.cached(&texts[0])),
+        (0, 8),
+        "overdue is as if used just now"
+    );
+    clocked.run(&text(8, 2));
+    assert_eq!((clocked.cached(&texts[0]), clocked.cached(&texts[1])), (0, 8));
+    assert!(clocked.pool.forget("1") && !clocked.pool.forget("1"));
+    assert_eq!(clocked.pool.stats().retained, 0);
+}
+
+/// Demoting a conversation spares what others go on from, and using it again ends it.
+#[test]
+fn demote_spares_shared_blocks() {
+    let mut clocked = Clocked::new(20);
+    let system = text(1, 2);
+    let (ended, other) = ([&system[..], &text(2, 2)].concat(), [&system[..], &text(3, 2)].concat());
+    clocked.run(&ended);
+    clocked.run(&other);
+    assert_eq!(clocked.pool.demote(&ended, &Salt::default()), 8);
+    assert_eq!(clocked.pool.stats().demoted, 2);
+    clocked.run(&ended);
+    assert_eq!(clocked.pool.stats().demoted, 0);
+    clocked.pool.retain("ended", &ended, &Salt::default(), None);
+    assert_eq!(
+        (
+            clocked.pool.demote_retained("ended"),
+            clocked.pool.demote_retained("ended")
+        ),
+        (8, 0)
+    );
+    assert_eq!((clocked.pool.stats().demoted, clocked.pool.stats().retained), (2, 0));
+    clocked.pool.check().expect("consistent");
+}
+
+/// A conversation demoted while it runs goes first once it ends.
+#[test]
+fn demote_waits_for_the_end() {
+    let mut clocked = Clocked::new(20);
+    let tokens = text(1, 2);
+    clocked
+        .pool
+        .add(1, &tokens, &Salt::default(), AddOptions::default())
+        .expect("new");
+    clocked.pool.reserve(1, 8).expect("room");
+    clocked.pool.commit(1, &tokens).expect("reserved");
+    assert_eq!(clocked.pool.demote(&tokens, &Salt::default()), 8);
+    assert_eq!(clocked.pool.stats().demoted, 0);
+    clocked.pool.release(1).expect("there");
+    assert_eq!(clocked.pool.stats().demoted, 2);
+}
+
+/// A prompt's explanation names how far it is cached and known, and why not further.
+#[test]
+fn explain_names_the_reason() {
+    let mut clocked = Clocked::new(6);
+    let tokens = text(1, 3);
+    let explained = |cached_tokens, known_tokens, reason| Explanation {
+        cached_tokens,
+        known_tokens,
+        reason,
+    };
+    assert_eq!(clocked.explain(&tokens), explained(0, 0, Reason::Cold));
+    clocked.run(&tokens);
+    assert_eq!(
+        clocked.explain(&[&tokens[..], &[1]].concat()),
+        explained(12, 12, Reason::Complete)
+    );
+    assert_eq!(clocked.explain(&tokens), explained(8, 12, Reason::Complete));
+    assert_eq!(
+        clocked.explain(&[&tokens[..], &text(5, 2)].concat()),
+        explained(12, 12, Reason::Cold)
+    );
+    let mut changed = [&tokens[..], &tokens].concat();
+    changed[6] = 0;
+    assert_eq!(clocked.explain(&changed), explained(4, 6, Reason::Changed));
+    changed[2] = 0;
+    assert_eq!(clocked.explain(&changed), explained(0, 2, Reason::Changed));
+    let tenant = Salt {
+        tenant: [1].into(),
+        ..Salt::default()
+    };
+    assert_eq!(clocked.pool.explain(&tokens, &tenant), explained(0, 0, Reason::Salt));
+    clocked.run(&text(2, 5));
+    assert_eq!(
+        clocked.explain(&[&tokens[..], &[1]].concat()),
+        explained(4, 12, Reason::Evicted)
+    );
+    assert_eq!(clocked.explain(&[]), explained(0, 0, Reason::Complete));
+}
+
+/// The list of prefixes has one for each end, last used first, with who keeps it and how often it was found.
+#[test]
+fn prefixes_are_listed() {
+    let mut clocked = Clocked::new(20);
+    let system = text(1, 1);
+    let (first, second) = ([&system[..], &text(2, 1)].concat(), [&system[..], &text(3, 2)].concat());
+    clocked.run(&first);
+    clocked.wait(3);
+    clocked.run(&second);
+    clocked.wait(2);
+    clocked.run(&second);
+    clocked.pool.pin("first", &first, &Salt::default()).expect("2 of 20");
+    let prefixes = clocked.pool.prefixes(9);
+    let told: Vec<_> = prefixes
+        .iter()
+        .map(|one| (one.tokens.len(), one.num_pages, one.is_pinned, one.hits))
+        .collect();
+    assert_eq!(told, [(12, 3, false, 1), (8, 2, true, 0)]);
+    assert_eq!((&prefixes[0].tokens, prefixes[1].idle_micros), (&second, 5_000_000));
+    assert_eq!(clocked.pool.prefixes(1).len(), 1);
+}
+
+/// Hits of a request put back are not counted again.
+#[test]
+fn resumed_requests_count_once() {
+    let mut clocked = Clocked::new(20);
+    let tokens = text(1, 2);
+    clocked.run(&tokens);
+    let before = clocked.pool.stats();
+    let options = AddOptions {
+        is_resumed: true,
+        ..AddOptions::default()
+    };
+    assert_eq!(clocked.pool.add(1, &tokens, &Salt::default(), options), Ok(4));
+    let after = clocked.pool.stats();
+    assert_eq!(
+        (after.hits_tokens, after.queried_tokens),
+        (before.hits_tokens, before.queried_tokens)
+    );
+}
+
+/// A policy that fails is put out of use with its reason; nothing is lost, and the oldest goes first from then on.
+#[test]
+fn failing_policy_is_replaced() {
+    let faults = [
+        (Fault::Raises, "out of calls"),
+        (Fault::ChoosesHeld, "not among those released"),
+        (Fault::ChoosesNothing, "chose nothing although"),
+    ];
+    for (fault, text_of_error) in faults {
+        let calls_left = if matches!(fault, Fault::Raises) { 12 } else { 0 };
+        let faulty = Faulty {
+            calls_left,
+            fault,
+            released: vec![],
+        };
+        let pool = BlockPool::new(PoolOptions {
+            block_tokens: BLOCK,
+            policy: Some(Box::new(Supervised::new(Box::new(faulty), 6))),
+            ..PoolOptions::new(6)
+        });
+        let mut clocked = Clocked {
+            pool: pool.expect("a small pool"),
+            seconds: Arc::default(),
+        };
+        let texts: Vec<Vec<u32>> = (1..5).map(|first| text(first, 2)).collect();
+        texts[..3].iter().for_each(|text| clocked.run(text));
+        assert_eq!(clocked.pool.stats().policy_error, None);
+        clocked.run(&texts[3]);
+        let error = clocked.pool.stats().policy_error.expect("it failed");
+        assert!(error.contains(text_of_error), "{error}");
+        assert_eq!(
+            texts.iter().map(|text| clocked.cached(text)).collect::<Vec<_>>(),
+            [0, 8, 8, 8]
+        );
+    }
+}

@@ -1,0 +1,609 @@
+//! Random histories of a block pool with simulated KV memory behind it: whatever happens, every table leads to exactly
+//! the content that its sequence computed, nothing leaks, and what is pinned can be found.
+
+#[path = "support/faulty.rs"]
+mod faulty;
+#[path = "support/narrow.rs"]
+mod narrow;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use faulty::{Fault, Faulty};
+use narrow::Narrow;
+use proptest::prelude::*;
+use pyagent_cache::{
+    AddOptions, BlockPool, CacheError, EvictionPolicy, Group, GroupKind, KeyedHasher, NO_PAGE, PoolOptions, Reason,
+    Salt, Supervised, TailLru, make_policy,
+};
+
+#[derive(Debug, Clone)]
+enum Step {
+    Add {
+        seq: u64,
+        adapter: u64,
+        prompt: Prompt,
+        priority: i64,
+    },
+    Reserve {
+        seq: u64,
+        extra: usize,
+    },
+    Compute {
+        seq: u64,
+        drawn: Vec<u32>,
+    },
+    Fork {
+        parent: u64,
+        child: u64,
+    },
+    Release {
+        seq: u64,
+    },
+    SwapOut {
+        seq: u64,
+    },
+    SwapIn {
+        seq: u64,
+    },
+    Pin {
+        name: u8,
+        adapter: u64,
+        prompt: Prompt,
+    },
+    Unpin {
+        name: u8,
+    },
+    Retain {
+        name: u8,
+        adapter: u64,
+        prompt: Prompt,
+        seconds: Option<u64>,
+    },
+    Demote {
+        adapter: u64,
+        prompt: Prompt,
+    },
+    DemoteRetained {
+        name: u8,
+    },
+    Forget {
+        name: u8,
+    },
+    SetLimit {
+        share: usize,
+    },
+    GiveBack,
+    Wait {
+        seconds: u64,
+    },
+    ClearIndex,
+}
+
+/// Tokens after the start of one of the texts so far, as turns of a conversation are.
+#[derive(Debug, Clone)]
+struct Prompt {
+    text: usize,
+    share: usize, // of the text's length, in eighths
+    more: Vec<u32>,
+}
+
+fn prompt() -> impl Strategy<Value = Prompt> {
+    let words = prop::collection::vec(0..2u32, 0..9);
+    (0..20usize, 0..12usize, words).prop_map(|(text, share, more)| Prompt { text, share, more })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let seq = || 0..5u64;
+    let (adapter, name) = (0..2u64, 0..3u8);
+    let drawn = prop::collection::vec(0..2u32, 0..9);
+    prop_oneof![
+        8 => (seq(), adapter.clone(), prompt(), 0..3i64)
+            .prop_map(|(seq, adapter, prompt, priority)| Step::Add { seq, adapter, prompt, priority }),
+        2 => (seq(), 0..12usize).prop_map(|(seq, extra)| Step::Reserve { seq, extra }),
+        14 => (seq(), drawn).prop_map(|(seq, drawn)| Step::Compute { seq, drawn }),
+        2 => (seq(), seq()).prop_map(|(parent, child)| Step::Fork { parent, child }),
+        6 => seq().prop_map(|seq| Step::Release { seq }),
+        2 => seq().prop_map(|seq| Step::SwapOut { seq }),
+        2 => seq().prop_map(|seq| Step::SwapIn { seq }),
+        1 => (name.clone(), adapter.clone(), prompt()).prop_map(|(name, adapter, prompt)| Step::Pin { name, adapter, prompt }),
+        1 => name.clone().prop_map(|name| Step::Unpin { name }),
+        2 => (name.clone(), adapter.clone(), prompt(), prop::option::of(0..9u64))
+            .prop_map(|(name, adapter, prompt, seconds)| Step::Retain { name, adapter, prompt, seconds }),
+        1 => (adapter, prompt()).prop_map(|(adapter, prompt)| Step::Demote { adapter, prompt }),
+        1 => name.clone().prop_map(|name| Step::DemoteRetained { name }),
+        1 => name.prop_map(|name| Step::Forget { name }),
+        1 => (0..=8usize).prop_map(|share| Step::SetLimit { share }),
+        1 => Just(Step::GiveBack),
+        1 => (0..5u64).prop_map(|seconds| Step::Wait { seconds }),
+        1 => prop::bool::weighted(0.2).prop_map(|clear| if clear { Step::ClearIndex } else { Step::GiveBack }),
+    ]
+}
+
+/// What a slot of a page holds: group, page of the block, adapter, and all tokens up to the slot's. KV depends on these.
+type Kv = (usize, usize, u64, Arc<Vec<u32>>);
+
+#[derive(Debug, Clone)]
+struct Running {
+    adapter: u64,
+    log: Vec<u32>,
+    /// Of the prompt, what is not computed yet.
+    rest: Vec<u32>,
+    /// Whether it was added since the index was cleared.
+    is_findable: bool,
+}
+
+struct Swapped {
+    running: Running,
+    pages: Vec<Vec<Option<Kv>>>,
+}
+
+struct Machine {
+    pool: BlockPool,
+    block_tokens: usize,
+    groups: Vec<Group>,
+    memory: HashMap<(u32, usize), Kv>,
+    running: BTreeMap<u64, Running>,
+    swapped: BTreeMap<u64, Swapped>,
+    pins: BTreeMap<u8, (u64, Vec<u32>)>,
+    /// Every sequence there was since the index was cleared.
+    texts: Vec<(u64, Vec<u32>)>,
+    seconds: Arc<AtomicU64>,
+}
+
+fn salt(adapter_id: u64) -> Salt {
+    Salt {
+        adapter_id,
+        ..Salt::default()
+    }
+}
+
+impl Machine {
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Add {
+                seq,
+                adapter,
+                prompt,
+                priority,
+            } => self.add(seq, adapter, self.prompt(&prompt), priority),
+            Step::Reserve { seq, extra } => {
+                self.reserve(seq, extra);
+            }
+            Step::Compute { seq, drawn } => self.compute(seq, &drawn),
+            Step::Fork { parent, child } => self.fork(parent, child),
+            Step::Release { seq } => self.release(seq),
+            Step::SwapOut { seq } => self.swap_out(seq),
+            Step::SwapIn { seq } => self.swap_in(seq),
+            Step::GiveBack => self.give_back(),
+            Step::Wait { seconds } => drop(self.seconds.fetch_add(seconds, Ordering::Relaxed)),
+            Step::SetLimit { share } => {
+                let limit = self.pool.stats().num_pages * share.max(2) / 8;
+                let active = self.pool.stats().active;
+                let excess = self.pool.set_limit(limit).expect("not more than there are");
+                assert!(excess >= active.saturating_sub(limit));
+            }
+            Step::ClearIndex => {
+                self.pool.clear_index();
+                self.texts.clear();
+                self.pins.clear();
+                self.swapped.clear();
+                self.running
+                    .values_mut()
+                    .for_each(|running| running.is_findable = false);
+            }
+            hint => self.hint(hint),
+        }
+        self.compare();
+    }
+
+    fn hint(&mut self, step: Step) {
+        let name = |name: u8| name.to_string();
+        match step {
+            Step::Pin {
+                name: pin,
+                adapter,
+                prompt,
+            } => {
+                let mut tokens = self.prompt(&prompt);
+                match self.pool.pin(&name(pin), &tokens, &salt(adapter)) {
+                    Ok(covered) => {
+                        tokens.truncate(covered);
+                        self.pins.insert(pin, (adapter, tokens));
+                    }
+                    Err(error) => assert!(matches!(error, CacheError::PinLimit { .. })),
+                }
+            }
+            Step::Unpin { name: pin } => assert_eq!(self.pool.unpin(&name(pin)), self.pins.remove(&pin).is_some()),
+            Step::Retain {
+                name: retained,
+                adapter,
+                prompt,
+                seconds,
+            } => {
+                let tokens = self.prompt(&prompt);
+                let covered = self.pool.retain(
+                    &name(retained),
+                    &tokens,
+                    &salt(adapter),
+                    seconds.map(Duration::from_secs),
+                );
+                assert!(covered <= tokens.len());
+            }
+            Step::Demote { adapter, prompt } => {
+                let tokens = self.prompt(&prompt);
+                assert!(self.pool.demote(&tokens, &salt(adapter)) <= tokens.len());
+            }
+            Step::DemoteRetained { name: retained } => drop(self.pool.demote_retained(&name(retained))),
+            Step::Forget { name: retained } => drop(self.pool.forget(&name(retained))),
+            other => unreachable!("{other:?} is no hint"),
+        }
+    }
+
+    fn prompt(&self, prompt: &Prompt) -> Vec<u32> {
+        let old: &[u32] = self.texts.get(prompt.text).map_or(&[], |(_, text)| text);
+        let start = old.len() * prompt.share.min(8) / 8;
+        [&old[..start], &prompt.more].concat()
+    }
+
+    /// The longest common run of whole blocks with anything computed.
+    fn naive_hits(&self, adapter: u64, prompt: &[u32]) -> usize {
+        let usable = prompt.len().saturating_sub(1) / self.block_tokens;
+        let common = |tokens: &Vec<u32>| {
+            let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+            (same / self.block_tokens).min(usable)
+        };
+        let of_adapter = self.texts.iter().filter(|(other, _)| *other == adapter);
+        of_adapter.map(|(_, tokens)| common(tokens)).max().unwrap_or(0) * self.block_tokens
+    }
+
+    fn add(&mut self, seq: u64, adapter: u64, prompt: Vec<u32>, priority: i64) {
+        let (salt, options) = (
+            salt(adapter),
+            AddOptions {
+                priority,
+                is_resumed: false,
+            },
+        );
+        if prompt.is_empty() || self.running.contains_key(&seq) {
+            assert!(self.pool.add(seq, &prompt, &salt, options).is_err());
+            return;
+        }
+        let naive = self.naive_hits(adapter, &prompt);
+        let expected = self.pool.num_cached_tokens(&prompt, &salt);
+        let explained = self.pool.explain(&prompt, &salt);
+        assert_eq!(explained.cached_tokens, expected);
+        assert!(explained.known_tokens >= expected && explained.known_tokens <= prompt.len());
+        assert!(expected <= naive && (expected == naive || explained.reason != Reason::Complete));
+        assert!(
+            expected == naive || self.pool.stats().evictions() > 0,
+            "nothing was evicted: all is found"
+        );
+        assert_eq!(self.pool.add(seq, &prompt, &salt, options), Ok(expected));
+        let (log, rest) = (prompt[..expected].to_vec(), prompt[expected..].to_vec());
+        self.running.insert(
+            seq,
+            Running {
+                adapter,
+                log,
+                rest,
+                is_findable: true,
+            },
+        );
+    }
+
+    fn num_blocks(&self, seq: u64) -> usize {
+        self.pool.table(seq).expect("there").len() / self.groups[0].pages_per_block
+    }
+
+    fn reserve(&mut self, seq: u64, extra: usize) -> bool {
+        let Some(running) = self.running.get(&seq) else {
+            assert_eq!(self.pool.reserve(seq, extra), Err(CacheError::UnknownSequence(seq)));
+            return false;
+        };
+        let num_tokens = running.log.len() + extra;
+        let missing = num_tokens
+            .div_ceil(self.block_tokens)
+            .saturating_sub(self.num_blocks(seq));
+        let needed = missing * self.groups.iter().map(|group| group.pages_per_block).sum::<usize>();
+        let free = self.pool.stats().free;
+        let result = self.pool.reserve(seq, num_tokens);
+        if needed > free {
+            assert_eq!(result, Err(CacheError::OutOfPages { needed, free }));
+        } else {
+            assert_eq!(result, Ok(()));
+        }
+        result.is_ok()
+    }
+
+    /// Computes the rest of the prompt, as much of it as `drawn` is long, or else the drawn tokens.
+    fn compute(&mut self, seq: u64, drawn: &[u32]) {
+        if !self.reserve(seq, drawn.len()) {
+            return;
+        }
+        let mut running = self.running.remove(&seq).expect("it has room");
+        let num_prompt = running.rest.len().min(drawn.len());
+        let tokens: Vec<u32> = running
+            .rest
+            .drain(..num_prompt)
+            .chain(drawn[num_prompt..].iter().copied())
+            .collect();
+        for &token in &tokens {
+            running.log.push(token);
+            self.write(seq, &running);
+            self.read(seq, &running, running.log.len() - 1);
+        }
+        assert_eq!(self.pool.commit(seq, &tokens), Ok(()));
+        if running.is_findable {
+            self.texts.push((running.adapter, running.log.clone()));
+        }
+        self.running.insert(seq, running);
+    }
+
+    /// The pages of the token at `position`, by group; `None` where it is out of sight.
+    fn pages(&self, seq: u64, group: usize, position: usize) -> Option<Vec<u32>> {
+        let num_pages = self.groups[group].pages_per_block;
+        let start = position / self.block_tokens * num_pages;
+        let pages = self.pool.tables(seq).expect("there")[group][start..start + num_pages].to_vec();
+        (!pages.contains(&NO_PAGE)).then_some(pages)
+    }
+
+    fn write(&mut self, seq: u64, running: &Running) {
+        let position = running.log.len() - 1;
+        let history = Arc::new(running.log.clone());
+        for group in 0..self.groups.len() {
+            let pages = self.pages(seq, group, position).expect("reserved");
+            for (part, page) in pages.into_iter().enumerate() {
+                let kv = (group, part, running.adapter, Arc::clone(&history));
+                self.memory.insert((page, position % self.block_tokens), kv);
+            }
+        }
+    }
+
+    /// What the token at `position` sees is what was computed for the sequence.
+    fn read(&self, seq: u64, running: &Running, position: usize) {
+        for (group, Group { kind, .. }) in self.groups.iter().enumerate() {
+            for seen in kind.first_visible(position)..running.log.len().min(position + 1) {
+                let pages = self
+                    .pages(seq, group, seen)
+                    .unwrap_or_else(|| panic!("token {seen} of {seq} is out of sight"));
+                for (part, page) in pages.into_iter().enumerate() {
+                    let found = self
+                        .memory
+                        .get(&(page, seen % self.block_tokens))
+                        .expect("something was computed");
+                    let expected = (group, part, running.adapter, &running.log[..=seen]);
+                    assert_eq!(
+                        (found.0, found.1, found.2, &found.3[..]),
+                        expected,
+                        "token {seen} of {seq}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn copy(&mut self, from: u32, to: u32) {
+        for slot in 0..self.block_tokens {
+            match self.memory.get(&(from, slot)).cloned() {
+                Some(kv) => self.memory.insert((to, slot), kv),
+                None => self.memory.remove(&(to, slot)),
+            };
+        }
+    }
+
+    fn fork(&mut self, parent: u64, child: u64) {
+        let result = self.pool.fork(parent, child);
+        let Some(source) = self.running.get(&parent).cloned() else {
+            assert_eq!(result, Err(CacheError::UnknownSequence(parent)));
+            return;
+        };
+        if self.running.contains_key(&child) {
+            assert_eq!(result, Err(CacheError::DuplicateSequence(child)));
+            return;
+        }
+        let Ok(copies) = result else {
+            assert!(matches!(result, Err(CacheError::OutOfPages { .. })));
+            return;
+        };
+        copies.into_iter().for_each(|(from, to)| self.copy(from, to));
+        self.running.insert(child, source);
+    }
+
+    fn release(&mut self, seq: u64) {
+        let is_there = self.running.remove(&seq).is_some();
+        assert_eq!(self.pool.release(seq).is_ok(), is_there);
+    }
+
+    fn swap_out(&mut self, seq: u64) {
+        let Some(running) = self.running.get(&seq).cloned() else {
+            return;
+        };
+        if running.log.is_empty() || !running.is_findable || self.swapped.contains_key(&seq) {
+            return;
+        }
+        let slots = 0..self.block_tokens;
+        let saved = |page: u32| {
+            slots
+                .clone()
+                .map(|slot| self.memory.get(&(page, slot)).cloned())
+                .collect()
+        };
+        let pages = self
+            .pool
+            .pages_in_use(seq)
+            .expect("there")
+            .into_iter()
+            .map(saved)
+            .collect();
+        self.release(seq);
+        self.swapped.insert(seq, Swapped { running, pages });
+    }
+
+    fn swap_in(&mut self, seq: u64) {
+        let Some(swapped) = self.swapped.remove(&seq).filter(|_| !self.running.contains_key(&seq)) else {
+            return;
+        };
+        let (log, salt) = (&swapped.running.log, salt(swapped.running.adapter));
+        let before = self.pool.stats();
+        match self.pool.restore(seq, log, &salt, AddOptions::default()) {
+            Ok((num_cached, slots)) => {
+                assert_eq!(slots.len(), swapped.pages.len());
+                for (&page, saved) in slots.iter().zip(swapped.pages).filter(|(page, _)| **page != NO_PAGE) {
+                    for (slot, kv) in saved.into_iter().enumerate() {
+                        self.memory.remove(&(page, slot));
+                        kv.and_then(|kv| self.memory.insert((page, slot), kv));
+                    }
+                }
+                self.pool.commit(seq, &log[num_cached..]).expect("room");
+                self.texts.push((swapped.running.adapter, log.clone()));
+                self.running.insert(seq, swapped.running);
+            }
+            Err(error) => {
+                assert!(matches!(error, CacheError::OutOfPages { .. }));
+                assert_eq!(self.pool.stats().active, before.active);
+            }
+        }
+    }
+
+    /// The memory behind these pages is lost, as the system is free to make it.
+    fn give_back(&mut self) {
+        let freed: BTreeSet<u32> = self.pool.take_freed().into_iter().collect();
+        self.memory.retain(|(page, _), _| !freed.contains(page));
+    }
+
+    fn compare(&self) {
+        self.pool.check().expect("consistent");
+        let stats = self.pool.stats();
+        let tables = self
+            .running
+            .keys()
+            .flat_map(|&seq| self.pool.tables(seq).expect("there"));
+        let held: BTreeSet<u32> = tables
+            .flat_map(|table| table.iter().copied())
+            .filter(|&page| page != NO_PAGE)
+            .collect();
+        assert_eq!(stats.active, held.len());
+        assert!(stats.free + stats.active <= stats.limit.max(stats.active));
+        assert!(stats.pinned > 0 || stats.free == stats.limit.saturating_sub(stats.active));
+        assert!(stats.active + stats.cached <= stats.num_pages);
+        for (&seq, running) in &self.running {
+            assert_eq!(self.pool.tokens(seq).expect("there"), running.log);
+            self.read(seq, running, running.log.len());
+        }
+        for (adapter, tokens) in self.pins.values() {
+            let prompt = [&tokens[..], &[7]].concat();
+            assert_eq!(
+                self.pool.num_cached_tokens(&prompt, &salt(*adapter)),
+                tokens.len(),
+                "pinned"
+            );
+        }
+        for prefix in self.pool.prefixes(usize::MAX) {
+            assert!(prefix.tokens.len().is_multiple_of(self.block_tokens));
+        }
+    }
+
+    fn drain(&mut self) {
+        for seq in self.running.keys().copied().collect::<Vec<_>>() {
+            self.apply(Step::Release { seq });
+        }
+        for name in 0..3 {
+            self.apply(Step::Unpin { name });
+            self.apply(Step::Forget { name });
+        }
+        self.pool.set_limit(0).expect("less than there are");
+        let stats = self.pool.stats();
+        assert_eq!((stats.active, stats.cached, stats.pinned, stats.retained), (0, 0, 0, 0));
+        self.pool.check().expect("consistent");
+        assert!(self.pool.prefixes(1).is_empty(), "no entry is left without pages");
+    }
+}
+
+fn groups() -> impl Strategy<Value = Vec<Group>> {
+    let group = |kind, pages_per_block| Group { kind, pages_per_block };
+    prop_oneof![
+        Just(vec![Group::FULL]),
+        Just(vec![group(GroupKind::Full, 2)]),
+        (1..9usize, 1..3usize).prop_map(move |(size, pages)| vec![Group::FULL, group(GroupKind::Window(size), pages)]),
+        (1..9usize, 1..3usize).prop_map(move |(size, pages)| vec![group(GroupKind::Chunk(size), pages), Group::FULL]),
+        (1..9usize).prop_map(move |size| vec![group(GroupKind::Window(size), 1)]),
+        (1..9usize, 1..9usize).prop_map(move |(window, chunk)| vec![
+            group(GroupKind::Window(window), 1),
+            group(GroupKind::Chunk(chunk), 2)
+        ]),
+        (1..9usize, 1..9usize).prop_map(move |(small, large)| vec![
+            group(GroupKind::Window(small), 1),
+            Group::FULL,
+            group(GroupKind::Window(large), 1)
+        ]),
+    ]
+}
+
+/// A policy by number: the built-in ones, and one that fails.
+fn policy(number: usize, num_pages: u32, calls_left: usize) -> Box<dyn EvictionPolicy> {
+    let faulty = |fault| {
+        let released = Vec::new();
+        Supervised::new(
+            Box::new(Faulty {
+                calls_left,
+                fault,
+                released,
+            }),
+            num_pages,
+        )
+    };
+    match number {
+        0 => Box::new(TailLru::new(num_pages, 2, 5)),
+        1 => Box::new(faulty(Fault::Raises)),
+        2 => Box::new(faulty(Fault::ChoosesHeld)),
+        3 => Box::new(faulty(Fault::ChoosesNothing)),
+        other => make_policy(pyagent_cache::POLICY_NAMES[other - 4], num_pages).expect("a name"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Under any policy, groups, hints, limits and collisions: tables lead to the right content, nothing leaks, what is
+    /// pinned stays, and what was never evicted is found.
+    #[test]
+    fn tables_lead_to_right_content(
+        steps in prop::collection::vec(step(), 1..120),
+        num_pages in 4..40u32,
+        block_tokens in 1..4usize,
+        groups in groups(),
+        policy_number in 0..11usize,
+        calls_left in 0..60usize,
+        width in prop_oneof![2 => Just(None), 1 => Just(Some(1)), 1 => Just(Some(3))],
+    ) {
+        let seconds = Arc::new(AtomicU64::new(0));
+        let now = Arc::clone(&seconds);
+        let pool = BlockPool::new(PoolOptions {
+            block_tokens,
+            groups: groups.clone(),
+            policy: Some(policy(policy_number, num_pages, calls_left)),
+            hasher: match width {
+                None => Box::new(KeyedHasher::default()),
+                Some(width) => Box::new(Narrow(width)),
+            },
+            clock: Box::new(move || now.load(Ordering::Relaxed) * 1_000_000),
+            ..PoolOptions::new(num_pages)
+        });
+        let mut machine = Machine {
+            pool: pool.expect("a small pool"),
+            block_tokens,
+            groups,
+            memory: HashMap::new(),
+            running: BTreeMap::new(),
+            swapped: BTreeMap::new(),
+            pins: BTreeMap::new(),
+            texts: Vec::new(),
+            seconds,
+        };
+        steps.into_iter().for_each(|step| machine.apply(step));
+        machine.drain();
+    }
+}
