@@ -178,7 +178,7 @@ def test_preempted_answers_are_unchanged(tiny_model_path: Path) -> None:
         async with running(tiny_model_path, options(blocks=32)) as backend:
             await at_once(backend, [chat("the", max_tokens=1)] * 4)  # so that short answers are expected
             assert [answer.text for answer in await at_once(backend, seeded)] == expected
-            assert (await backend.load()).engine.counts.num_preemptions > 0
+            assert (await backend.load()).engine.scheduler.num_preemptions.total() > 0
             await assert_idle(backend)
 
     run(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.model import timings_of
 from pyagent.infrastructure.engine.request import Status, TransitionError
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.stats import EngineStats
 
 
 @given(st.lists(st.sampled_from(Status), max_size=12))
@@ -64,3 +66,44 @@ def test_news_carry_every_drawn_token_once(num_blocks: int) -> None:
         told = [token for output in client.news for token in output.tokens]
         assert client.request.tokens == [client.request.id] * 2 + told
         assert len(told) == 30
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_request_past_its_deadline_ends_and_says_where_it_was(is_running: bool) -> None:
+    """Waiting or running, a request ends when its caller's time is over; the other's text is whole."""
+    now = 0.0
+    runner = CountingRunner(num_blocks=20)
+    engine = Engine(runner, SchedulerLimits(max_num_seqs=2 if is_running else 1), clock=lambda: now)
+    well, late = Client(1, [1, 2], 30), Client(2, [3, 4], 30)
+    late.request.deadline = 10.0
+    for client in (well, late):
+        engine.scheduler.add(client.request)
+    while engine.step():
+        now += 1.0
+    assert well.is_well
+    assert late.request.finish_reason == "abort"
+    assert late.news[-1].error == f"its deadline passed {'with 10 tokens drawn' if is_running else 'in the queue'}"
+    assert runner.pool.stats().active == 0
+
+
+def test_stats_add_up() -> None:
+    """Counts of what was done are those of the requests; percentiles are of what was measured."""
+    engine = Engine(CountingRunner(num_blocks=100))
+    clients = [Client(number, list(range(20)), 10) for number in range(5)]
+    for client in clients:
+        engine.scheduler.add(client.request)
+    engine.step()
+    stats = engine.stats()
+    assert stats.num_running + sum(stats.waiting.values()) == 5
+    run_to_end(engine)
+    stats = engine.stats()
+    assert stats.drawn_tokens == 50
+    assert stats.prompt_tokens == 100
+    assert stats.cached_tokens == 4 * 16
+    assert stats.finished == {"length": 5}
+    assert stats.waiting == {"default": 0}
+    assert stats.pool.active == 0
+    assert 0 < stats.step_seconds.p50 <= stats.step_seconds.p95 <= stats.step_seconds.p99 < 1
+    assert 0 < stats.planning_micros.p50 < 100_000
+    assert stats.first_token_seconds.p50 > 0
+    assert msgspec.json.decode(msgspec.json.encode(stats), type=EngineStats) == stats

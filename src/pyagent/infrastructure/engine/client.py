@@ -215,6 +215,8 @@ async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _
 def _delta(output: Output, request: Request, name: str) -> ChatDelta:
     if output.finish_reason in {"error", "abort"}:
         reason = output.error or "the engine stopped"
+        if request.deadline is not None and request.deadline <= time.perf_counter():
+            raise DeadlineError(f"{name} did not finish before the deadline: {reason}")
         raise BackendError(f"{name}: {reason}", backend=name, retryable=False)
     return ChatDelta(
         index=output.index,

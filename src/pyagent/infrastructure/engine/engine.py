@@ -12,31 +12,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from pyagent.core.errors import CapacityError
 from pyagent.infrastructure.engine.batch import Runner, StepOutput
 from pyagent.infrastructure.engine.queues import RequestQueues
 from pyagent.infrastructure.engine.request import Output, Request, Status
 from pyagent.infrastructure.engine.scheduler import Plan, Scheduler, SchedulerLimits
+from pyagent.infrastructure.engine.stats import Counts, EngineStats
 
 logger = logging.getLogger(__name__)
 
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 60.0
 """Seconds after which a refused caller is told to try again, at least and at most."""
-
-
-@dataclass(slots=True)
-class EngineCounts:
-    """What the engine has done since it started."""
-
-    num_steps: int = 0
-    num_finished: int = 0
-    num_preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    drawn_tokens: int = 0
-    busy_seconds: float = 0.0
 
 
 class Engine:
@@ -51,7 +38,7 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
-        self.counts = EngineCounts()
+        self.counts = Counts()
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
         self._wake = threading.Condition()
@@ -60,6 +47,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._plan: Plan | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
+        self._planning = 0.0  # seconds of this step
         self._seconds_per_end = 0.0
         self._last_end: float | None = None
 
@@ -100,6 +88,16 @@ class Engine:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def stats(self) -> EngineStats:
+        """The engine's figures now; may be asked from any thread."""
+        scheduler = self.scheduler
+        return self.counts.snapshot(
+            num_running=scheduler.num_running,
+            waiting=scheduler.queues.depths(),
+            preemptions=scheduler.num_preemptions,
+            pool=self.runner.stats(),
+        )
+
     def end(self, request: Request) -> None:
         """End a request early, from the thread that steps; does nothing when it has ended."""
         if request.status is not Status.FINISHED:
@@ -108,7 +106,9 @@ class Engine:
     def step(self) -> bool:
         """One iteration: choose a batch, compute it, hand out what was drawn. False when there was nothing to do."""
         start = time.perf_counter()
+        self._end_overdue()
         plan = self.scheduler.plan()
+        self._planning = time.perf_counter() - start
         has_failed = self._end_failed()
         if plan is None:
             return has_failed
@@ -157,8 +157,10 @@ class Engine:
             request = plan.drawing[row]
             if request.status is not Status.FINISHED:
                 self._end(request, request.finish("error", error=reason))
+        start = time.perf_counter()
         self.scheduler.land(plan, output.tokens)
         now = time.perf_counter()
+        self._planning += now - start
         likelihoods = output.likelihoods
         for row, (request, token) in enumerate(zip(plan.drawing, output.tokens, strict=True)):
             if request.status is Status.FINISHED:
@@ -182,10 +184,13 @@ class Engine:
 
     def _count(self, plan: Plan, seconds: float) -> None:
         self.scheduler.costs.note(seconds, plan.num_prompt, plan.num_decoding)
-        counts = self.counts
-        counts.num_steps += 1
-        counts.busy_seconds += seconds
-        counts.drawn_tokens += len(plan.drawing)
+        self.counts.note_step(seconds, self._planning, len(plan.batch.tokens), len(plan.drawing))
+
+    def _end_overdue(self) -> None:
+        """End the requests whose callers have stopped waiting."""
+        for request in self.scheduler.overdue():
+            where = "in the queue" if request.scheduled is None else f"with {request.num_drawn} tokens drawn"
+            self._end(request, request.finish("abort", error=f"its deadline passed {where}"))
 
     def _end_failed(self) -> bool:
         """End the requests that the scheduler found cannot go on; False when there are none."""
@@ -207,12 +212,7 @@ class Engine:
         if self._last_end is not None:
             self._seconds_per_end += 0.1 * (now - self._last_end - self._seconds_per_end)
         self._last_end = now
-        counts = self.counts
-        counts.num_finished += 1
-        counts.num_preemptions += request.num_preemptions
-        if request.scheduled is not None:
-            counts.prompt_tokens += request.num_prompt_tokens
-            counts.cached_tokens += request.num_cached or 0
+        self.counts.note_end(request)
         self._tell(request, output)
 
     def _release_later(self) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import islice
 
 from pyagent.infrastructure.engine.batch import Batch, Runner
@@ -119,6 +121,8 @@ class Scheduler:
         """Requests that cannot go on, with the reason; the engine ends them and empties the list."""
         self._prefixes = ComingPrefixes()
         self._max_running = min(self.limits.max_num_seqs, self.limits.token_budget)
+        self.num_preemptions = Counter[str]()
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
         self._num_grammars = 0  # of running requests
         self._end_ids: frozenset[int] = frozenset()  # of any request so far
         self._long: tuple[Request | None, int] = (None, 0)  # one not short enough last time, and its tokens
@@ -145,12 +149,23 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait its turn."""
         self._shut_at = None
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.id, request))
         self.queues.add(request, self._clock())
 
     @property
     def has_grammars(self) -> bool:
         """Whether any running request's draws are held to a grammar."""
         return self._num_grammars > 0
+
+    def overdue(self) -> list[Request]:
+        """Requests whose deadline has passed since the last call."""
+        overdue: list[Request] = []
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            request = heappop(self._deadlines)[2]
+            if request.status is not Status.FINISHED:
+                overdue.append(request)
+        return overdue
 
     def remove(self, request: Request) -> bool:
         """Forget a request that ended, wherever it is; True when it holds blocks, which are the caller's to release."""
@@ -222,6 +237,7 @@ class Scheduler:
             return
         request.num_computed = request.num_landed = 0
         request.num_preemptions += 1
+        self.num_preemptions["recompute"] += 1
         self.queues.add(request, now)
 
     # -- prompts ------------------------------------------------------------------------------------------------------

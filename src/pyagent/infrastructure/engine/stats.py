@@ -1,0 +1,166 @@
+"""The engine's figures: counts since it started, what it holds now, and percentiles over its last steps and requests.
+
+A snapshot is plain numbers, so that it can cross to another process and into any exporter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pyagent._rust import PoolStats
+    from pyagent.infrastructure.engine.request import Request
+
+_WINDOW = 1024
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Half, nineteen in twenty and 99 in 100 of the last values were at most these; zeros before there are any."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+
+
+class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages of KV memory now, prompt tokens looked up and found since the start, and pages given up by cause."""
+
+    num_pages: int = 0
+    limit: int = 0
+    free: int = 0
+    cached: int = 0
+    active: int = 0
+    hits_tokens: int = 0
+    queried_tokens: int = 0
+    evictions: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, stats: PoolStats) -> PoolCounts:
+        """The counts of a pool."""
+        return cls(
+            num_pages=stats.num_pages,
+            limit=stats.limit,
+            free=stats.free,
+            cached=stats.cached,
+            active=stats.active,
+            hits_tokens=stats.hits_tokens,
+            queried_tokens=stats.queried_tokens,
+            evictions=stats.evictions_by_cause,
+        )
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine has done and does. Seconds unless the name says otherwise.
+
+    `planning_micros` is what the scheduler and its books cost a step, in microseconds; `tokens_per_step` counts prompt
+    tokens and draws. `preemptions` are by kind, `finished` by reason, `waiting` by request class.
+    """
+
+    num_running: int = 0
+    waiting: dict[str, int] = {}
+    num_steps: int = 0
+    drawn_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: dict[str, int] = {}
+    finished: dict[str, int] = {}
+    busy_seconds: float = 0.0
+    step_seconds: Percentiles = Percentiles()
+    planning_micros: Percentiles = Percentiles()
+    tokens_per_step: Percentiles = Percentiles()
+    queue_seconds: Percentiles = Percentiles()
+    first_token_seconds: Percentiles = Percentiles()
+    inter_token_seconds: Percentiles = Percentiles()
+    pool: PoolCounts = PoolCounts()
+
+
+class Window:
+    """The last values of a figure."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_WINDOW)
+
+    def add(self, value: float) -> None:
+        """Take a value in; the oldest goes when there are too many."""
+        self._values.append(value)
+
+    def percentiles(self) -> Percentiles:
+        """Of the values now; may be asked from any thread."""
+        values = sorted(self._values)
+        if not values:
+            return Percentiles()
+        return Percentiles(*(values[min(len(values) - 1, len(values) * part // 100)] for part in (50, 95, 99)))
+
+
+@dataclass(slots=True)
+class Counts:
+    """The engine's own running counts; one thread writes them."""
+
+    num_steps: int = 0
+    drawn_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    busy_seconds: float = 0.0
+    finished: Counter[str] = field(default_factory=Counter[str])
+    step_seconds: Window = field(default_factory=Window)
+    planning_micros: Window = field(default_factory=Window)
+    tokens_per_step: Window = field(default_factory=Window)
+    queue_seconds: Window = field(default_factory=Window)
+    first_token_seconds: Window = field(default_factory=Window)
+    inter_token_seconds: Window = field(default_factory=Window)
+
+    @property
+    def num_finished(self) -> int:
+        """Requests that ended, for whatever reason."""
+        return sum(self.finished.values())
+
+    def note_step(self, seconds: float, planning: float, num_tokens: int, num_drawn: int) -> None:
+        """A step was computed."""
+        self.num_steps += 1
+        self.busy_seconds += seconds
+        self.drawn_tokens += num_drawn
+        self.step_seconds.add(seconds)
+        self.planning_micros.add(planning * 1e6)
+        self.tokens_per_step.add(num_tokens)
+
+    def note_end(self, request: Request) -> None:
+        """A request ended."""
+        self.finished[request.finish_reason or "error"] += 1
+        if request.scheduled is None:
+            return
+        self.prompt_tokens += request.num_prompt_tokens
+        self.cached_tokens += request.num_cached or 0
+        self.queue_seconds.add(request.scheduled - request.arrived)
+        if request.first_token is None or request.last_token is None:
+            return
+        self.first_token_seconds.add(request.first_token - request.arrived)
+        if request.num_drawn > 1:
+            self.inter_token_seconds.add((request.last_token - request.first_token) / (request.num_drawn - 1))
+
+    def snapshot(
+        self, *, num_running: int, waiting: dict[str, int], preemptions: Mapping[str, int], pool: PoolStats
+    ) -> EngineStats:
+        """The counts with what the engine holds now."""
+        return EngineStats(
+            num_running=num_running,
+            waiting=waiting,
+            num_steps=self.num_steps,
+            drawn_tokens=self.drawn_tokens,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            preemptions=dict(preemptions),
+            finished=dict(self.finished),
+            busy_seconds=self.busy_seconds,
+            step_seconds=self.step_seconds.percentiles(),
+            planning_micros=self.planning_micros.percentiles(),
+            tokens_per_step=self.tokens_per_step.percentiles(),
+            queue_seconds=self.queue_seconds.percentiles(),
+            first_token_seconds=self.first_token_seconds.percentiles(),
+            inter_token_seconds=self.inter_token_seconds.percentiles(),
+            pool=PoolCounts.of(pool),
+        )
