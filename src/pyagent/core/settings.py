@@ -130,6 +130,11 @@ class Engine(_Section):
         "Request classes, each a table: `policy` (`fcfs`, `priority`, `deadline`, `fair`, `mlfq` or a plugin's), its "
         "`options`, and the class's `share` of the engine (2.0 is twice 1.0). Requests without a class are `default`.",
     )
+    eviction: str = _setting(
+        "lru",
+        "What of the cached KV that nobody uses goes first, after demoted and before retained prompts: `lru`, `lfu`, "
+        "`fifo`, `arc`, `slru`, `tlru`, `priority` or a plugin's.",
+    )
     sessions: Literal["auto", "named", "off"] = _setting(
         "auto",
         "Conversations that continue the tokens computed before: any, those with a `session`, none.",

@@ -67,6 +67,7 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
 
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     """The engine's options from the settings, and what plugins bring for it. Raises `ConfigError`."""
+    from pyagent.infrastructure.engine.kv.evictions import pick_eviction
     from pyagent.infrastructure.engine.model import EngineOptions
     from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
     from pyagent.infrastructure.engine.runners.cpu import CpuOptions
@@ -81,6 +82,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             threads=engine.threads or 0,
             kv_type="f16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             isa=None if engine.isa == "auto" else engine.isa,
+            make_eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
         ),
         limits=SchedulerLimits(
             max_num_seqs=engine.max_num_seqs,

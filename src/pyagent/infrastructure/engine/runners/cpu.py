@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from itertools import accumulate
@@ -10,7 +11,11 @@ from typing import Literal
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
+from pyagent.core.eviction import EvictionPolicyFactory
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.kv.evictions import BUILT_IN, DEFAULT, make_pool
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_KV_BYTES = 1 << 30
 
@@ -19,12 +24,16 @@ KvType = Literal["f32", "f16", "bf16", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """How to load: threads (0 means all cores), bytes of KV memory, its type, and the instruction set (None: best)."""
+    """How to load: threads (0 means all cores), bytes of KV memory, its type, and the instruction set (None: best).
+
+    `make_eviction` makes the order in which cached KV is given up.
+    """
 
     threads: int = 0
     kv_bytes: int = DEFAULT_KV_BYTES
     kv_type: KvType = "f16"
     isa: str | None = None
+    make_eviction: EvictionPolicyFactory = BUILT_IN[DEFAULT]
 
 
 class CpuRunner:
@@ -48,7 +57,8 @@ class CpuRunner:
         except RuntimeError as error:
             raise ConfigError(f"{path} cannot be loaded: {error}", key="engine.memory") from error
         self.info = self.model.info()
-        self.pool = _rust.BlockPool(self.info["num_pages"], groups=self.info["kv_groups"])
+        self.pool = make_pool(self.info["num_pages"], self.info["kv_groups"], options.make_eviction)
+        self._is_policy_error_told = False
         self.pages_per_block = sum(pages for _, _, pages in self.info["kv_groups"])
 
     @property
@@ -69,7 +79,7 @@ class CpuRunner:
     @property
     def free_pages(self) -> int:
         """Pages that can be had now, those of unused prefixes included."""
-        return self.pool.stats().free
+        return self.stats().free
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds, when it goes on a token at a time."""
@@ -97,10 +107,15 @@ class CpuRunner:
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""
         self.pool.release(sequence_id)
+        self.stats()  # an eviction policy that failed meanwhile is named in the log
 
     def stats(self) -> _rust.PoolStats:
-        """What the KV memory holds now."""
-        return self.pool.stats()
+        """What the KV memory holds now. An eviction policy that failed is named in the log, once."""
+        stats = self.pool.stats()
+        if stats.policy_error is not None and not self._is_policy_error_told:
+            self._is_policy_error_told = True
+            logger.error("the eviction policy failed, cached KV goes by last use now: %s", stats.policy_error)
+        return stats
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and draw the tokens it asks for; the pool learns what was computed."""

@@ -1,0 +1,1 @@
+"""What the engine's KV memory is ruled by."""

@@ -1,0 +1,91 @@
+"""An eviction policy from the settings to the engine's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.backends import collect
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError
+from pyagent.core.eviction import EvictionPolicyFactory
+from pyagent.core.hooks import hookimpl
+from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.plugins import PluginHost
+from pyagent.core.settings import Settings
+
+
+class Watching:
+    """Orders nothing, since nothing is evicted here; fails at its third block when told to."""
+
+    def __init__(self, *, is_faulty: bool = False) -> None:
+        self.inserted: list[int] = []
+        self.is_faulty = is_faulty
+
+    def insert(self, block: int, key: int, priority: int) -> None:
+        self.inserted.append(block)
+        if self.is_faulty and len(self.inserted) == 3:
+            raise RuntimeError("three is a crowd")
+
+    def hit(self, block: int) -> None: ...
+    def release(self, block: int) -> None: ...
+    def hold(self, block: int) -> None: ...
+    def evict(self) -> int | None: ...
+    def forget(self, block: int) -> None: ...
+
+
+class Plugin:
+    """Brings the policy `watching`."""
+
+    def __init__(self, policy: Watching) -> None:
+        self.policy = policy
+
+    @hookimpl
+    def pyagent_register_eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
+        return {"watching": lambda num_pages: self.policy}
+
+
+def settings_with(model: Path, eviction: str) -> Settings:
+    return load_settings(overrides={"chain": [f"native:{model}"], "engine.eviction": eviction}).settings
+
+
+def answer(settings: Settings, host: PluginHost) -> str:
+    async def main() -> str:
+        chain = make_chain(settings, host)
+        sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        try:
+            request = ChatRequest(messages=[Message("user", "count " * 20)], sampling=sampling)
+            return (await collect(chain.chat(request))).text
+        finally:
+            await chain.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_plugin_policy_is_told_of_blocks(
+    tiny_model_path: Path, is_faulty: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A policy that a plugin brings sees the engine's blocks; one that fails changes no answer and is logged."""
+    plain = settings_with(tiny_model_path, "lru")
+    expected = answer(plain, make_host(plain))
+    settings = settings_with(tiny_model_path, "watching")
+    policy = Watching(is_faulty=is_faulty)
+    host = make_host(settings)
+    host.register(Plugin(policy), "mine")
+    with caplog.at_level(logging.ERROR):
+        assert answer(settings, host) == expected
+    assert len(policy.inserted) == 3 if is_faulty else len(policy.inserted) > 3
+    assert ("three is a crowd" in caplog.text) == is_faulty
+
+
+def test_unknown_policy_is_refused_before_anything_runs(tiny_model_path: Path) -> None:
+    """A policy that no plugin brings is named when the chain is made."""
+    settings = settings_with(tiny_model_path, "lur")
+    with pytest.raises(ConfigError, match=r"engine\.eviction.*'lur'"):
+        make_chain(settings, make_host(settings))
