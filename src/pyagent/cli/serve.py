@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+import threading
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pyagent.cli.options import Chain, Config, Model, read_settings
+
+if TYPE_CHECKING:
+    from pyagent.core.chain import Chain as BackendChain
 
 app = typer.Typer(add_completion=False)
 
@@ -22,44 +26,57 @@ def serve(
     config: Config = None,
 ) -> None:
     """Answer OpenAI clients over HTTP until Ctrl+C."""
-    import asyncio
-
-    from pyagent import __version__
-    from pyagent.assembly import Fleet
+    from pyagent.assembly import make_chain, make_host
     from pyagent.cli.models import fetch_first_model
-    from pyagent.core.chain import Chain as BackendChain
     from pyagent.core.errors import ConfigError
-    from pyagent.infrastructure.server.agents import AgentBackend
-    from pyagent.infrastructure.server.app import create_app
-    from pyagent.infrastructure.server.guards import read_keys
-    from pyagent.infrastructure.server.serving import address, bind
-    from pyagent.infrastructure.server.serving import serve as serve_app
 
     if runner == "torch":
         raise ConfigError("this version computes on the CPU only; use --runner cpu, or auto", key="runner")
     settings = read_settings(config, chain, model, server__host=host, server__port=port)
+    fetch_first_model(settings)
+    plugins = make_host(settings)
+    backend = make_chain(settings, plugins)
+    # The model loads while the server's modules are imported: each takes about as long as the other.
+    loading = threading.Thread(target=_load, args=(backend,), name="pyagent-first-model", daemon=True)
+
+    import asyncio
+
+    from pyagent import __version__
+    from pyagent.assembly import Fleet
+    from pyagent.infrastructure.server.guards import read_keys
+    from pyagent.infrastructure.server.serving import address, bind
+
     keys = read_keys(settings.server.api_keys_file, settings.server.host)
     listening = bind(settings.server.host, settings.server.port)
+    loading.start()
 
-    fetch_first_model(settings)
+    from pyagent.infrastructure.server.agents import AgentBackend
+    from pyagent.infrastructure.server.app import create_app
+    from pyagent.infrastructure.server.serving import serve as serve_app
 
     async def work() -> None:
-        async with Fleet(settings) as fleet:
-            server = create_app(
-                fleet.backend,
-                agents=AgentBackend(fleet),
-                api_keys=keys,
-                max_body_bytes=settings.server.max_body_bytes,
-                version=__version__,
-            )
-            loading = asyncio.create_task(fleet.backend.load()) if isinstance(fleet.backend, BackendChain) else None
-            sys.stdout.write(
-                f"PyAgent answers on {address(listening)} ({', '.join(settings.chain)}); Ctrl+C stops it\n"
-            )
-            sys.stdout.flush()
-            await serve_app(server, listening, drain_seconds=settings.server.drain_seconds)
-            if loading:
-                loading.cancel()
-                await asyncio.gather(loading, return_exceptions=True)
+        try:
+            async with Fleet(settings, backend=backend, host=plugins) as fleet:
+                server = create_app(
+                    fleet.backend,
+                    agents=AgentBackend(fleet),
+                    api_keys=keys,
+                    max_body_bytes=settings.server.max_body_bytes,
+                    version=__version__,
+                )
+                sys.stdout.write(
+                    f"PyAgent answers on {address(listening)} ({', '.join(settings.chain)}); Ctrl+C stops it\n"
+                )
+                sys.stdout.flush()
+                await serve_app(server, listening, drain_seconds=settings.server.drain_seconds)
+        finally:
+            await backend.close()
 
     asyncio.run(work())
+
+
+def _load(backend: BackendChain) -> None:
+    """Get the first link ready; what goes wrong is told to the request that needs it."""
+    import asyncio
+
+    asyncio.run(backend.load())
