@@ -48,6 +48,9 @@ class IdleRunner:
     def release(self, sequence_id: int) -> None:
         self.pool.release(sequence_id)
 
+    def fork(self, parent: int, child: int) -> bool:
+        return False
+
     def stats(self) -> _rust.PoolStats:
         return self.pool.stats()
 

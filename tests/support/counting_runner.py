@@ -32,6 +32,13 @@ class CountingRunner:
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
         return self.pool.add(sequence_id, tokens, tenant=key.tenant)
 
+    def fork(self, parent: int, child: int) -> bool:
+        try:
+            self.pool.fork(parent, child)
+        except _rust.OutOfBlocks:
+            return False
+        return True
+
     def stats(self) -> _rust.PoolStats:
         return self.pool.stats()
 

@@ -103,6 +103,10 @@ class Runner(Protocol):
         """End a sequence; what it computed may be found again as a prefix."""
         ...
 
+    def fork(self, parent: int, child: int) -> bool:
+        """Start `child` as a copy of `parent`, whole blocks shared; False, and nothing changed, without memory."""
+        ...
+
     def stats(self) -> PoolStats:
         """What the KV memory holds now."""
         ...

@@ -140,10 +140,10 @@ class LocalEngine:
                     output = await within(deadline, news.get(), name)
                     yield Piece(_delta(output, prepared, name), output.tokens, prompt)
                     prompt = b""
-                    if output.finish_reason is not None:
+                    if output.is_last:
                         return
             finally:
-                if prepared.finish_reason is None:
+                if any(answer.finish_reason is None for answer in prepared.answers):
                     model.engine.abort(prepared)
 
     async def state(self) -> EngineState:
@@ -223,7 +223,7 @@ def _delta(output: Output, request: Request, name: str) -> ChatDelta:
         content=output.text,
         logprobs=list(output.logprobs),
         finish_reason=output.finish_reason,
-        usage=usage_of(request) if output.finish_reason else None,
+        usage=usage_of(request) if output.is_last else None,
         model=name.removeprefix("native:"),
         backend=name,
     )

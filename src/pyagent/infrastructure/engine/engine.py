@@ -99,9 +99,10 @@ class Engine:
         )
 
     def end(self, request: Request) -> None:
-        """End a request early, from the thread that steps; does nothing when it has ended."""
-        if request.status is not Status.FINISHED:
-            self._end(request, request.finish("abort"))
+        """End a request and its other answers early, from the thread that steps; what has ended stays as it is."""
+        for answer in request.answers:
+            if answer.status is not Status.FINISHED:
+                self._end(answer, answer.finish("abort"))
 
     def step(self) -> bool:
         """One iteration: choose a batch, compute it, hand out what was drawn. False when there was nothing to do."""
@@ -165,11 +166,11 @@ class Engine:
         for row, (request, token) in enumerate(zip(plan.drawing, output.tokens, strict=True)):
             if request.status is Status.FINISHED:
                 continue
+            likelihood = likelihoods.get(row) if likelihoods else None
             try:
-                if token in request.end_ids:
-                    news = request.stop(now)
-                else:
-                    news = request.accept(token, likelihoods.get(row) if likelihoods else None, now)
+                if likelihood is not None:
+                    request.note(likelihood)
+                news = request.stop(now) if token in request.end_ids else request.accept(token, likelihood, now)
             except Exception as error:
                 logger.exception("request %d failed", request.id)
                 news = request.finish("error", error=str(error))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from pyagent import _rust
 from pyagent.core.errors import ContextOverflowError, RequestError
 from pyagent.core.messages import (
@@ -26,9 +28,10 @@ from pyagent.core.messages import (
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
+from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
-from pyagent.infrastructure.engine.request import Output, Request, TokenLog
+from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
@@ -75,8 +78,8 @@ class LoadedModel:
 
         Raises `RequestError`; nothing has reached the engine's loop then.
         """
-        params = request.sampling
-        params.validate()
+        request.sampling.validate()
+        count = num_samples(request)
         prompt = self._tokenise(request)
         if log is not None:  # the conversation it continued may be lost, or have gone on
             prompt = replace(prompt, tokens=array("I", log.prompt).tolist(), num_log_tokens=0, turn=None)
@@ -89,28 +92,45 @@ class LoadedModel:
                 limit=self.context_length,
             )
         request_class = self.engine.scheduler.queues.check(request.request_class)
+        deadline = None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds
+        members = [
+            Request(
+                id=next(self._ids),
+                tokens=tokens.copy(),
+                params=request.sampling,
+                max_tokens=min(request.sampling.max_tokens or room, room),
+                sampler=self._sampler(request, tokens, index),
+                tokenizer=self.tokenizer,
+                detokenizer=self.tokenizer.detokenizer(),
+                grammar=self._grammar(request),
+                on_output=on_output,
+                origin=request.origin,
+                priority=request.priority,
+                request_class=request_class,
+                deadline=deadline,
+                prompt=prompt,
+                index=index,
+                status=Status.FOLLOWING if index else Status.WAITING,
+            )
+            for index in range(count)
+        ]
+        told = members[0].resume(log) if log is not None and count == 1 else None
+        tell = members[0].on_output = self._logging(prompt, on_output, told)
+        if count > 1:
+            Samples(members, request.n, tell)
+        return members[0]
+
+    def _sampler(self, request: ChatRequest, tokens: list[int], index: int) -> _rust.SamplerState:
+        """The sampler of one answer. The likelihoods of draws are needed where the best are told."""
+        params = request.sampling
+        if params.seed is not None and index:
+            params = replace_fields(params, seed=(params.seed + index) & (2**64 - 1))
+        if request.best_of is not None and params.top_logprobs is None:
+            params = replace_fields(params, top_logprobs=0)
         sampler = make_sampler(params, self.runner.vocab_size)
         if params.repetition_penalty != 1.0:
             sampler.observe_prompt(tokens)
-        prepared = Request(
-            id=next(self._ids),
-            tokens=tokens,
-            params=params,
-            max_tokens=min(params.max_tokens or room, room),
-            sampler=sampler,
-            tokenizer=self.tokenizer,
-            detokenizer=self.tokenizer.detokenizer(),
-            grammar=self._grammar(request),
-            on_output=on_output,
-            origin=request.origin,
-            priority=request.priority,
-            request_class=request_class,
-            deadline=None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds,
-            prompt=prompt,
-        )
-        told = prepared.resume(log) if log is not None else None
-        prepared.on_output = self._logging(prompt, on_output, told)
-        return prepared
+        return sampler
 
     def drop_kv(self) -> None:
         """Forget what is cached; what runs goes on."""
@@ -164,11 +184,12 @@ def _parts(message: Message) -> Sequence[object]:
 
 
 def usage_of(request: Request) -> Usage:
-    """What a finished request used."""
+    """What a finished request used, all its answers together."""
+    num_drawn = sum(answer.num_drawn for answer in request.answers)
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
-        completion_tokens=request.num_drawn,
-        total_tokens=len(request.tokens),
+        completion_tokens=num_drawn,
+        total_tokens=request.num_prompt_tokens + num_drawn,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=request.num_cached or 0),
         timings=timings_of(request),
         cache=_cache_report(request),

@@ -22,6 +22,7 @@ from pyagent.infrastructure.engine.stops import StopTexts
 
 if TYPE_CHECKING:
     from pyagent._rust import SamplerState
+    from pyagent.infrastructure.engine.forks.samples import Samples
     from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.tokens import Detokenizer, ModelTokenizer
 
@@ -34,6 +35,8 @@ class Status(Enum):
 
     WAITING = "waiting"
     """In a queue; holds no KV memory. New, or put back to be computed again."""
+    FOLLOWING = "following"
+    """Waits until another answer's request has computed the prompt they share, to be forked from it."""
     PREFILLING = "prefilling"
     """Runs; more than one token of its log is still to be computed."""
     DECODING = "decoding"
@@ -43,6 +46,7 @@ class Status(Enum):
 
 _NEXT: dict[Status, frozenset[Status]] = {
     Status.WAITING: frozenset({Status.PREFILLING, Status.DECODING, Status.FINISHED}),
+    Status.FOLLOWING: frozenset({Status.WAITING, Status.PREFILLING, Status.FINISHED}),
     Status.PREFILLING: frozenset({Status.DECODING, Status.WAITING, Status.FINISHED}),
     Status.DECODING: frozenset({Status.WAITING, Status.FINISHED}),
     Status.FINISHED: frozenset(),
@@ -76,7 +80,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of a request: more text, and at its end why it ended. `error` goes with finish reason "error".
 
     `tokens` are the ids drawn since the last news, in order: with the prompt, a client's own token log. `index` says
-    which of several answers it belongs to.
+    which of several answers it belongs to, `is_last` that no news of any of them follow.
     """
 
     text: str = ""
@@ -85,6 +89,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     tokens: tuple[int, ...] = ()
     index: int = 0
+    is_last: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -92,7 +97,7 @@ class Request:
     """A request and its state. Only the engine's thread changes it after `Engine.submit`.
 
     Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
-    prefix may be shared.
+    prefix may be shared. `followers` are to be forked from it when its prompt is computed, all but the last token.
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_landed` of them done,
     `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it holds and
@@ -115,6 +120,10 @@ class Request:
     key: PrefixKey = PLAIN_KEY
     index: int = 0
     prompt: Prompt = NO_PROMPT
+    samples: Samples | None = None
+    followers: list[Request] = field(default_factory=list["Request"])
+    logprob: float = 0.0
+    num_likelihoods: int = 0
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0
     num_computed: int = 0
@@ -175,6 +184,21 @@ class Request:
             raise TransitionError(self, status)
         self.status = status
 
+    @property
+    def answers(self) -> list[Request]:
+        """The requests that answer the same prompt for the same caller, this one included."""
+        return [self] if self.samples is None else self.samples.members
+
+    @property
+    def mean_logprob(self) -> float:
+        """The log probability of what was drawn, a token; the end counts as one. Known where likelihoods are asked."""
+        return self.logprob / max(1, self.num_likelihoods)
+
+    def note(self, likelihood: Likelihood) -> None:
+        """Count a drawn token's likelihood."""
+        self.logprob += likelihood.logprob
+        self.num_likelihoods += 1
+
     def accept(self, token: int, likelihood: Likelihood | None, now: float) -> Output | None:
         """Take a drawn token in that is no end; returns news for the client, None when there is none to tell yet.
 
@@ -225,7 +249,7 @@ class Request:
     ) -> Output:
         tokens = tuple(self.tokens[self.num_told :])
         self.num_told = len(self.tokens)
-        return Output(text, logprobs, reason, error, tokens, self.index)
+        return Output(text, logprobs, reason, error, tokens, self.index, reason is not None)
 
     def _logprobs(self, token: int, likelihood: Likelihood) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None:

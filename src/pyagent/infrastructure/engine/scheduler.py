@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 
-from pyagent.infrastructure.engine.batch import Batch, Runner
+from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, Batch, Runner
 from pyagent.infrastructure.engine.kv_memory import KvMemory
 from pyagent.infrastructure.engine.lanes import Lanes
 from pyagent.infrastructure.engine.pacing import StepCosts
@@ -150,7 +150,8 @@ class Scheduler:
         """Let a request wait its turn."""
         self._shut_at = None
         if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, request.id, request))
+            for answer in (request, *request.followers):
+                heappush(self._deadlines, (request.deadline, answer.id, answer))
         self.queues.add(request, self._clock())
 
     @property
@@ -170,6 +171,7 @@ class Scheduler:
     def remove(self, request: Request) -> bool:
         """Forget a request that ended, wherever it is; True when it holds blocks, which are the caller's to release."""
         was_running = self._stop_running(request)
+        self._let_wait(request)
         if request.finish_reason in {"stop", "length"}:
             self.memory.lengths.note(request)
         self.queues.remove(request, self._clock())
@@ -244,6 +246,7 @@ class Scheduler:
 
     def _plan_prompts(self, plan: Plan, now: float) -> None:
         budget = self.costs.chunk(self.limits.token_budget - plan.num_decoding, plan.num_decoding)
+        self._fork_followers(now)
         under_way = list(self.prefilling.values())
         if under_way:
             budget -= self._admit_some(plan, budget // 2, now, is_short=True)
@@ -251,6 +254,7 @@ class Scheduler:
             budget -= self._take_chunk(plan, request, budget)
         self._admit_some(plan, budget, now, is_short=False)
         while not plan.num_decoding and not plan.chunks and self.prefilling:
+            self._fork_followers(now)
             request = next(iter(self.prefilling.values()))
             if not self._take_chunk(plan, request, budget):
                 self._yield_memory(request, now)
@@ -259,9 +263,46 @@ class Scheduler:
                 self._start_decoding(plan, chunk.request)
         plan.add_chunks()
 
+    def _fork_followers(self, now: float) -> None:
+        """Start the answers whose prompt is computed, all but the token that each computes itself to draw."""
+        for request in list(self.prefilling.values()):
+            if request.followers and request.num_landed >= request.num_prompt_tokens - 1:
+                followers, request.followers = request.followers, []
+                for follower in followers:
+                    if follower.status is Status.FOLLOWING:
+                        self._fork(request, follower, now)
+
+    def _fork(self, request: Request, follower: Request, now: float) -> None:
+        """Start an answer from another's prompt; without a place or memory it waits as others do."""
+        is_first = request.num_landed == request.num_prompt_tokens - 1 > 0
+        if not is_first or self.num_running >= self._max_running or not self.runner.fork(request.id, follower.id):
+            self._wait(follower, now)
+            return
+        self.queues.add(follower, now)
+        self.queues.start(follower, now)
+        follower.num_computed = follower.num_landed = follower.num_charged = request.num_landed
+        follower.num_reserved = -(-request.num_landed // BLOCK_TOKENS) * BLOCK_TOKENS
+        follower.num_cached = request.num_landed
+        follower.scheduled = now
+        self._hold(follower)
+        self._become(follower, Status.PREFILLING)
+
+    def _let_wait(self, request: Request) -> None:
+        """The followers of a request that ended before its prompt was computed wait in its place."""
+        followers, request.followers = request.followers, []
+        for follower in followers:
+            if follower.status is Status.FOLLOWING:
+                self._wait(follower, self._clock())
+
+    def _wait(self, follower: Request, now: float) -> None:
+        if self._become(follower, Status.WAITING):
+            self.queues.add(follower, now)
+
     def _take_chunk(self, plan: Plan, request: Request, budget: int) -> int:
         """Put the request's next tokens into the step, as many as budget and memory allow; returns how many."""
         wanted = min(request.num_left, budget)
+        if request.followers:
+            wanted = min(wanted, request.num_prompt_tokens - 1 - request.num_computed)
         num_tokens = self.memory.reserve_most(request, request.num_computed, wanted) if wanted > 0 else 0
         if num_tokens:
             request.num_computed += num_tokens
@@ -326,10 +367,7 @@ class Scheduler:
     def _start(self, request: Request, num_cached: int, now: float) -> None:
         self._shut_at = None
         self.queues.start(request, now)
-        self.memory.hold(request)
-        self._end_ids |= request.end_ids
-        self._num_grammars += request.grammar is not None
-        self.prefilling[request.id] = request
+        self._hold(request)
         request.num_computed = request.num_landed = num_cached
         request.num_charged = max(request.num_charged, num_cached)
         if request.num_cached is None:
@@ -337,6 +375,13 @@ class Scheduler:
         if request.scheduled is None:
             request.scheduled = now
         self._prefixes.add(request)
+
+    def _hold(self, request: Request) -> None:
+        """A request takes a place and memory, and computes its log."""
+        self.memory.hold(request)
+        self._end_ids |= request.end_ids
+        self._num_grammars += request.grammar is not None
+        self.prefilling[request.id] = request
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 

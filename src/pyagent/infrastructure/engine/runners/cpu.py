@@ -109,6 +109,15 @@ class CpuRunner:
         self.pool.release(sequence_id)
         self.stats()  # an eviction policy that failed meanwhile is named in the log
 
+    def fork(self, parent: int, child: int) -> bool:
+        """Start `child` as a copy of `parent`, whole blocks shared; False, and nothing changed, without memory."""
+        try:
+            pairs = self.pool.fork(parent, child)
+        except _rust.OutOfBlocks:
+            return False
+        self.model.copy_pages(pairs)
+        return True
+
     def stats(self) -> _rust.PoolStats:
         """What the KV memory holds now. An eviction policy that failed is named in the log, once."""
         stats = self.pool.stats()

@@ -1,0 +1,79 @@
+"""`n` answers to one prompt, or the best `n` of more: requests that share the prompt and end together.
+
+Each draws with a seed of its own, so that the i-th answer is what seed + i gives alone. The best are those whose log
+probability over the number of tokens drawn is highest; they are told when all have ended, likeliest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from pyagent.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from pyagent.core.messages import ChatRequest, TokenLogprob
+    from pyagent.infrastructure.engine.request import Output, Request
+
+MAX_ANSWERS = 16
+
+
+def num_samples(request: ChatRequest) -> int:
+    """How many answers are drawn. Raises `RequestError` naming the field out of its range."""
+    for name, value in (("n", request.n), ("best_of", request.best_of or request.n)):
+        if not 1 <= value <= MAX_ANSWERS:
+            raise RequestError(f"{name} must be between 1 and {MAX_ANSWERS}, got {value}", param=name)
+    if request.best_of is not None and request.best_of < request.n:
+        raise RequestError(
+            f"best_of must be at least n: the {request.n} likeliest of {request.best_of} cannot be told",
+            param="best_of",
+        )
+    return request.best_of or request.n
+
+
+class Samples:
+    """The requests that answer one prompt, and the order in which their news are told."""
+
+    def __init__(self, members: list[Request], num_told: int, tell: Callable[[Output], None]) -> None:
+        """The first member computes the prompt; the others follow it."""
+        self.members = members
+        self._num_told = num_told
+        self._tell = tell
+        self._num_running = len(members)
+        self._said: dict[int, list[Output]] = {}
+        members[0].followers = members[1:]
+        for member in members:
+            member.samples = self
+            member.on_output = self._hear if num_told == len(members) else self._keep
+
+    def _hear(self, output: Output) -> None:
+        """An answer's news, told as they come."""
+        self._num_running -= output.finish_reason is not None
+        self._tell(replace(output, is_last=self._num_running == 0))
+
+    def _keep(self, output: Output) -> None:
+        """An answer's news, told when it is known to be among the best."""
+        self._said.setdefault(output.index, []).append(output)
+        if output.finish_reason in {"error", "abort"}:
+            self._tell(output)
+        elif output.finish_reason is not None:
+            self._num_running -= 1
+            if self._num_running == 0:
+                self._tell_best()
+
+    def _tell_best(self) -> None:
+        ranked = sorted(self.members, key=lambda member: (-member.mean_logprob, member.index))
+        for index, member in enumerate(ranked[: self._num_told]):
+            news = self._said[member.index]
+            logprobs: list[TokenLogprob] = [logprob for output in news for logprob in output.logprobs]
+            whole = replace(
+                news[-1],
+                text="".join(output.text for output in news),
+                tokens=tuple(token for output in news for token in output.tokens),
+                logprobs=tuple(logprobs),
+                index=index,
+                is_last=index == self._num_told - 1,
+            )
+            self._tell(whole)
