@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Settings
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 
 
 class Watching:
@@ -89,3 +91,25 @@ def test_unknown_policy_is_refused_before_anything_runs(tiny_model_path: Path) -
     settings = settings_with(tiny_model_path, "lur")
     with pytest.raises(ConfigError, match=r"engine\.eviction.*'lur'"):
         make_chain(settings, make_host(settings))
+
+
+def test_engine_answers_while_a_policy_is_asked(tiny_model_path: Path) -> None:
+    """A step that waits for a policy in Python never waits for a thread that asks the model something."""
+    runner = CpuRunner(tiny_model_path, CpuOptions(threads=1, kv_bytes=1 << 20, make_eviction=lambda _: Watching()))
+    is_done = threading.Event()
+
+    def ask() -> None:
+        while not is_done.is_set():
+            runner.model.info()
+            runner.pool.stats()
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    for turn in range(300):
+        runner.pool.add(turn, [turn] * 16)
+        runner.pool.reserve(turn, 16)
+        runner.model.execute(runner.pool, [(turn, [turn] * 16, 1)], [])
+        runner.pool.release(turn)
+    is_done.set()
+    asking.join(10)
+    assert not asking.is_alive()

@@ -13,6 +13,7 @@ use pyagent_kernels::sampling;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::cache::BlockPool;
@@ -145,6 +146,13 @@ impl CpuModel {
             .map_err(|_| PyRuntimeError::new_err("the model failed in another thread; load it again"))
     }
 
+    /// As [`CpuModel::lock`], for callers that have the GIL: they are without it while they wait.
+    fn lock_attached(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, runner::CpuModel>> {
+        self.inner
+            .lock_py_attached(py)
+            .map_err(|_| PyRuntimeError::new_err("the model failed in another thread; load it again"))
+    }
+
     /// Does something with the KV memory, without the GIL.
     fn with_kv<T: Send>(
         &self,
@@ -252,7 +260,7 @@ impl CpuModel {
 
     /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.
     fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let mut model = self.lock()?;
+        let mut model = self.lock_attached(py)?;
         let logits = model.logits();
         PyBytes::new_with(py, size_of_val(logits), |bytes| {
             for (bytes, value) in bytes.chunks_exact_mut(4).zip(logits) {
@@ -293,7 +301,7 @@ impl CpuModel {
 
     /// What was loaded: architecture, sizes, memory, instruction set, seconds it took.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let model = self.lock()?;
+        let model = self.lock_attached(py)?;
         let config = model.config();
         let info = PyDict::new(py);
         info.set_item("architecture", config.architecture.name())?;
@@ -355,6 +363,7 @@ fn compute(model: &mut runner::CpuModel, pool: &BlockPool, segments: &[(u64, Vec
         })
         .collect();
     let num_outputs = model.execute(&batch).map_err(|error| engine_error(&error))?;
+    drop(places); // so that a commit need not copy the tables it changes
     let mut pool = pool.lock()?;
     for (seq, tokens, _) in segments {
         pool.commit(*seq, tokens)
