@@ -170,6 +170,31 @@ def test_killed_process_is_replaced_and_texts_go_on(tiny_model_path: Path) -> No
     run(work())
 
 
+def test_several_answers_are_told_once_over_a_kill(tiny_model_path: Path) -> None:
+    """Three answers to one prompt, and the best of four, are whole and told once each when the process is killed."""
+
+    def by_index(answer: Answer) -> dict[int, tuple[str, int]]:
+        texts: dict[int, tuple[str, int]] = {}
+        for delta in answer.deltas:
+            text, num_ends = texts.get(delta.index, ("", 0))
+            texts[delta.index] = (text + delta.content, num_ends + (delta.finish_reason is not None))
+        return texts
+
+    async def work() -> None:
+        sampling = SamplingParams(seed=5, max_tokens=300, ignore_eos=True, top_logprobs=1)
+        requests = [ChatRequest(prompt="the user", sampling=sampling, n=3)]
+        requests += [ChatRequest(prompt="the end", sampling=sampling, n=2, best_of=4)]
+        expected = [by_index(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
+        assert [len(texts) for texts in expected] == [3, 2]
+        async with engine_of(tiny_model_path) as backend:
+            await backend.load()
+            answers = await killed_in_mid_stream(backend, requests, 60, times=2)
+            assert [by_index(answer) for answer in answers] == expected
+            assert (await backend.engine_state()).num_restarts >= 1
+
+    run(work())
+
+
 @pytest.mark.model
 def test_real_model_goes_on_after_two_kills(smollm2_path: Path) -> None:
     """SmolLM2, killed twice while it talks to eight at once, says what it says undisturbed."""

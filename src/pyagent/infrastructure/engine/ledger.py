@@ -45,6 +45,19 @@ class Reservation:
         """Hold so many bytes from now on. Raises `CapacityError`, and changes nothing, when growing does not fit."""
         self._ledger.resize(self, num_bytes)
 
+    def try_resize(self, num_bytes: int) -> bool:
+        """As `resize`, but asks nobody to give back; False, and nothing changed, when growing does not fit now."""
+        return self._ledger.try_resize(self, num_bytes)
+
+    def ask_others(self, num_bytes: int) -> bool:
+        """Ask other holders to give back until so many bytes are free; whether they are."""
+        return self._ledger.ask_others(self, num_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes it could grow by now."""
+        return self._ledger.free_bytes
+
     def release(self) -> None:
         """Give the bytes back. Safe to call twice; they count once."""
         self._ledger.release(self)
@@ -87,21 +100,23 @@ class Ledger:
         """As `reserve`, but asks nobody to give back; None when the bytes are not free now."""
         reservation = Reservation(self, account, 0, reclaim)
         reservation.touch()
-        return reservation if self._fit(reservation, num_bytes) else None
+        return reservation if self.try_resize(reservation, num_bytes) else None
 
     def resize(self, reservation: Reservation, num_bytes: int) -> None:
         """Change what a reservation holds; see `Reservation.resize`."""
-        if num_bytes < 0:
-            raise ValueError(f"a reservation holds 0 bytes or more, got {num_bytes}")
-        if self._fit(reservation, num_bytes):
+        if self.try_resize(reservation, num_bytes):
             return
-        for holder in self._askable(reservation):
-            missing = num_bytes - reservation.num_bytes - self.free_bytes
-            if missing <= 0:
-                break
-            _ask(holder, missing)
-        if not self._fit(reservation, num_bytes):
+        self.ask_others(reservation, num_bytes - reservation.num_bytes)
+        if not self.try_resize(reservation, num_bytes):
             raise CapacityError(self._refusal(reservation, num_bytes), retry_after_seconds=_RETRY_SECONDS)
+
+    def ask_others(self, asker: Reservation, num_bytes: int) -> bool:
+        """See `Reservation.ask_others`."""
+        for holder in self._askable(asker):
+            if self.free_bytes >= num_bytes:
+                break
+            _ask(holder, num_bytes - self.free_bytes)
+        return self.free_bytes >= num_bytes
 
     def release(self, reservation: Reservation) -> None:
         """Take a reservation back; see `Reservation.release`."""
@@ -116,7 +131,10 @@ class Ledger:
     def _free(self) -> int:
         return self.total_bytes - sum(reservation.num_bytes for reservation in self._held.values())
 
-    def _fit(self, reservation: Reservation, num_bytes: int) -> bool:
+    def try_resize(self, reservation: Reservation, num_bytes: int) -> bool:
+        """See `Reservation.try_resize`."""
+        if num_bytes < 0:
+            raise ValueError(f"a reservation holds 0 bytes or more, got {num_bytes}")
         with self._lock:
             assert not reservation.is_released, f"{reservation.account} was given back already"
             if num_bytes - reservation.num_bytes > max(0, self._free()):

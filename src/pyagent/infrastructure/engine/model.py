@@ -30,6 +30,7 @@ from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
 from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+from pyagent.infrastructure.engine.ledger import Reservation
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
@@ -58,9 +59,9 @@ class EngineOptions:
 class LoadedModel:
     """A model in memory: its runner, its tokenizer, its grammars, its engine."""
 
-    def __init__(self, path: Path, options: EngineOptions) -> None:
+    def __init__(self, path: Path, options: EngineOptions, kv: Reservation | None = None) -> None:
         start = time.perf_counter()
-        self.runner = CpuRunner(path, options.cpu)
+        self.runner = CpuRunner(path, options.cpu, kv)
         self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
         self.engine = Engine(self.runner, options.limits, options.queues())
         self.grammars = GrammarCompiler(self.tokenizer)
@@ -133,8 +134,9 @@ class LoadedModel:
         return sampler
 
     def drop_kv(self) -> None:
-        """Forget what is cached; what runs goes on."""
+        """Forget what is cached and give its memory back; what runs goes on."""
         self.runner.pool.clear_index()
+        self.runner.give_back()
 
     def _logging(
         self, prompt: Prompt, on_output: Callable[[Output], None], told: Output | None
@@ -155,8 +157,9 @@ class LoadedModel:
         return tell
 
     def close(self) -> None:
-        """Abort what runs and stop the engine's thread. Safe to call twice."""
+        """Abort what runs, stop the engine's thread and free the memory. Safe to call twice."""
         self.engine.close()
+        self.runner.close()
 
     def _context_reason(self) -> str:
         if self.context_length == self.runner.kv_tokens < self.runner.context_length:

@@ -20,7 +20,8 @@ from pathlib import Path
 from pyagent.core.errors import CapacityError, ModelError
 from pyagent.infrastructure.engine.ledger import Ledger, Reservation, megabytes
 from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel
-from pyagent.infrastructure.models.describe import describe
+from pyagent.infrastructure.engine.slabs import SLAB_BYTES
+from pyagent.infrastructure.models.describe import ModelDescription, describe
 
 _LEAST_KV_TOKENS = 512
 """A model is not loaded with room for fewer tokens than this, or than its context."""
@@ -134,7 +135,8 @@ class ModelPool:
         path = self._locate(entry.name)
         options = self._options
         about = describe(path, kv_type=options.cpu.kv_type)
-        least_kv = min(options.cpu.kv_bytes, about.kv_bytes_per_token * min(_LEAST_KV_TOKENS, about.context_length))
+        most_kv = _most_kv(about, options, self.ledger.total_bytes)
+        least_kv = min(most_kv, about.kv_bytes_per_token * min(_LEAST_KV_TOKENS, about.context_length))
         if about.weight_bytes + least_kv > self.ledger.total_bytes:
             raise ModelError(
                 f"{entry.name} needs {megabytes(about.weight_bytes)} for its weights and {megabytes(least_kv)} for KV, "
@@ -142,12 +144,11 @@ class ModelPool:
                 "model",
                 model=entry.name,
             )
-        reclaim = partial(self._unload_if_idle, entry)
-        weights = self._reserve(f"weights:{entry.name}", about.weight_bytes, reclaim, held)
-        kv = self._reserve(f"kv:{entry.name}", least_kv, reclaim, held)
-        with contextlib.suppress(CapacityError):  # another model took it meanwhile; the least will do
-            kv.resize(min(options.cpu.kv_bytes, least_kv + max(0, self.ledger.free_bytes)))
-        model = LoadedModel(path, replace(options, cpu=replace(options.cpu, kv_bytes=kv.num_bytes)))
+        # KV memory comes first in `held`, and so is asked before the whole model goes.
+        kv = self._reserve(f"kv:{entry.name}", least_kv, partial(self._shrink_kv, entry), held)
+        weights = self._reserve(f"weights:{entry.name}", about.weight_bytes, partial(self._unload_if_idle, entry), held)
+        kv.try_resize(min(most_kv, max(least_kv, SLAB_BYTES)))
+        model = LoadedModel(path, replace(options, cpu=replace(options.cpu, kv_bytes=most_kv)), kv)
         try:
             weights.resize(model.runner.info["weight_bytes"])  # the header's size is an estimate
         except CapacityError:
@@ -173,6 +174,11 @@ class ModelPool:
             held.append(reservation)
             return reservation
 
+    def _shrink_kv(self, entry: _Entry, num_bytes: int) -> None:
+        model = entry.model
+        if model is not None:
+            model.runner.give_back(num_bytes)
+
     def _unload_if_idle(self, entry: _Entry, num_bytes: int) -> None:
         del num_bytes  # a model goes whole
         self._unload(entry)
@@ -192,3 +198,10 @@ class ModelPool:
             reservation.release()
         with self._lock:
             self._lock.notify_all()
+
+
+def _most_kv(about: ModelDescription, options: EngineOptions, total_bytes: int) -> int:
+    """What KV memory may grow to: twice what all sequences can hold, as far as the ledger and the options go."""
+    whole = about.kv_bytes_per_token * about.context_length * options.limits.max_num_seqs * 2
+    room = max(total_bytes - about.weight_bytes, 1)
+    return min(whole, room) if options.cpu.kv_bytes is None else min(options.cpu.kv_bytes, room)

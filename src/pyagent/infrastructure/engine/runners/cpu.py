@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -14,23 +15,26 @@ from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.eviction import EvictionPolicyFactory
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.kv.evictions import BUILT_IN, DEFAULT, make_pool
+from pyagent.infrastructure.engine.ledger import Reservation
+from pyagent.infrastructure.engine.slabs import KvSlabs
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_KV_BYTES = 1 << 30
+_DEFAULT_KV_BYTES = 1 << 30
 
 KvType = Literal["f32", "f16", "bf16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """How to load: threads (0 means all cores), bytes of KV memory, its type, and the instruction set (None: best).
+    """How to load: threads (0 means all cores), the most KV memory may take (None: what the ledger has), its type, and
+    the instruction set (None: best).
 
     `make_eviction` makes the order in which cached KV is given up.
     """
 
     threads: int = 0
-    kv_bytes: int = DEFAULT_KV_BYTES
+    kv_bytes: int | None = None
     kv_type: KvType = "f16"
     isa: str | None = None
     make_eviction: EvictionPolicyFactory = BUILT_IN[DEFAULT]
@@ -39,14 +43,17 @@ class CpuOptions:
 class CpuRunner:
     """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
 
-    def __init__(self, path: Path, options: CpuOptions | None = None) -> None:
-        """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it."""
+    def __init__(self, path: Path, options: CpuOptions | None = None, kv: Reservation | None = None) -> None:
+        """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it.
+
+        With a reservation, KV memory grows from what it holds as far as its ledger has room; without, it is all there.
+        """
         options = options or CpuOptions()
         try:
             self.model = _rust.CpuModel.load(
                 path,
                 threads=options.threads or available_cores(),
-                kv_bytes=options.kv_bytes,
+                kv_bytes=options.kv_bytes or _DEFAULT_KV_BYTES,
                 kv_type=options.kv_type,
                 isa=options.isa,
             )
@@ -60,6 +67,8 @@ class CpuRunner:
         self.pool = make_pool(self.info["num_pages"], self.info["kv_groups"], options.make_eviction)
         self._is_policy_error_told = False
         self.pages_per_block = sum(pages for _, _, pages in self.info["kv_groups"])
+        page_bytes = self.info["page_bytes"]
+        self._slabs = None if kv is None else KvSlabs(self.pool, page_bytes, self.model.give_back, kv)
 
     @property
     def context_length(self) -> int:
@@ -79,7 +88,7 @@ class CpuRunner:
     @property
     def free_pages(self) -> int:
         """Pages that can be had now, those of unused prefixes included."""
-        return self.stats().free
+        return self.stats().free if self._slabs is None else self._slabs.free_pages
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds, when it goes on a token at a time."""
@@ -98,11 +107,24 @@ class CpuRunner:
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:
         """Make room for so many tokens in all; False, and nothing changed, when there is none."""
+        held = self.num_pages(self.pool.num_tokens(sequence_id)) if self._slabs is not None else 0
+        most = max(self.pages_per_block, self.num_pages(num_tokens) - held)
+        return self._take(most, lambda: self.pool.reserve(sequence_id, num_tokens))
+
+    def _take(self, num_pages: int, take: Callable[[], None]) -> bool:
+        """Do what takes up to so many pages; False, and nothing changed, when there are not enough."""
+        if self._slabs is not None:
+            return self._slabs.take(num_pages, take)
         try:
-            self.pool.reserve(sequence_id, num_tokens)
+            take()
         except _rust.OutOfBlocks:
             return False
         return True
+
+    def give_back(self, num_bytes: int | None = None) -> None:
+        """Free so many bytes, or all, of the KV memory that no sequence holds. From any thread."""
+        if self._slabs is not None:
+            self._slabs.give_back(num_bytes)
 
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""
@@ -111,12 +133,12 @@ class CpuRunner:
 
     def fork(self, parent: int, child: int) -> bool:
         """Start `child` as a copy of `parent`, whole blocks shared; False, and nothing changed, without memory."""
-        try:
-            pairs = self.pool.fork(parent, child)
-        except _rust.OutOfBlocks:
-            return False
-        self.model.copy_pages(pairs)
-        return True
+        return self._take(self.pages_per_block, lambda: self.model.copy_pages(self.pool.fork(parent, child)))
+
+    def close(self) -> None:
+        """Free the weights and the KV memory, whoever still refers to the runner. It computes nothing afterwards."""
+        self._slabs = None
+        self.__dict__.pop("model", None)
 
     def stats(self) -> _rust.PoolStats:
         """What the KV memory holds now. An eviction policy that failed is named in the log, once."""
