@@ -173,6 +173,20 @@ fn retaining_ends() {
     assert_eq!(clocked.pool.stats().retained, 0);
 }
 
+/// What was demoted while something else retained it goes once that is overdue: memory is never short for its sake.
+#[test]
+fn overdue_demoted_prefix_can_go() {
+    let mut clocked = Clocked::new(4);
+    let (tokens, salt) = (text(1, 2), Salt::default());
+    clocked.run(&tokens);
+    clocked.pool.retain("soon", &tokens, &salt, Some(Duration::ZERO));
+    clocked.pool.retain("some day", &tokens, &salt, None);
+    clocked.wait(1);
+    assert_eq!(clocked.pool.demote_retained("some day"), 8);
+    clocked.run(&text(2, 4));
+    assert_eq!((clocked.cached(&tokens), clocked.pool.stats().evicted_demoted), (0, 2));
+}
+
 /// Demoting a conversation spares what others go on from, and using it again ends it.
 #[test]
 fn demote_spares_shared_blocks() {

@@ -153,6 +153,15 @@ struct Machine {
     seconds: Arc<AtomicU64>,
 }
 
+/// Whether a layer of this kind attends from `position` to the earlier (or same) token `seen`.
+fn sees(kind: GroupKind, position: usize, seen: usize) -> bool {
+    match kind {
+        GroupKind::Full => true,
+        GroupKind::Window(size) => position - seen < size,
+        GroupKind::Chunk(size) => position / size == seen / size,
+    }
+}
+
 fn salt(adapter_id: u64) -> Salt {
     Salt {
         adapter_id,
@@ -365,7 +374,7 @@ impl Machine {
     /// What the token at `position` sees is what was computed for the sequence.
     fn read(&self, seq: u64, running: &Running, position: usize) {
         for (group, Group { kind, .. }) in self.groups.iter().enumerate() {
-            for seen in kind.first_visible(position)..running.log.len().min(position + 1) {
+            for seen in (0..running.log.len().min(position + 1)).filter(|&seen| sees(*kind, position, seen)) {
                 let pages = self
                     .pages(seq, group, seen)
                     .unwrap_or_else(|| panic!("token {seen} of {seq} is out of sight"));
