@@ -7,7 +7,8 @@ use crate::error::CacheError;
 use crate::group::NO_PAGE;
 use crate::pool::BlockPool;
 use crate::sequence::Sequence;
-use crate::store::{NO_UNIT, State, Store, Tally};
+use crate::store::{NO_UNIT, State, Store};
+use crate::tally::Tally;
 
 macro_rules! ensure {
     ($holds:expr, $($text:tt)+) => {

@@ -26,6 +26,7 @@ mod hashers;
 mod hints;
 mod identity;
 mod lists;
+mod lookup;
 mod marks;
 mod memory;
 mod pages;
@@ -34,6 +35,7 @@ mod report;
 mod sequence;
 mod stats;
 mod store;
+mod tally;
 
 pub use error::CacheError;
 pub use eviction::{

@@ -14,7 +14,8 @@ use crate::lists::Lists;
 use crate::marks::Marks;
 use crate::pages::EmptyPages;
 use crate::sequence::Sequence;
-use crate::store::{NO_UNIT, Store, Tally};
+use crate::store::{NO_UNIT, Store};
+use crate::tally::Tally;
 
 /// Microseconds since some moment.
 pub type Clock = Box<dyn Fn() -> u64 + Send + Sync>;

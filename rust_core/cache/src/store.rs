@@ -3,18 +3,17 @@
 //! Invariants: a unit with pages is in exactly one [`State`]; [`Store::settle`] alone moves it. Pages are empty, in
 //! a unit, or private to a sequence.
 
-use std::sync::Arc;
-
-use crate::entries::{Entries, Key, NO_ENTRY};
+use crate::entries::{Entries, Key};
 use crate::eviction::{Content, EvictionPolicy, Place};
 use crate::ghosts::Ghosts;
 use crate::group::{Layout, NO_PAGE};
-use crate::identity::{BlockHasher, Salt};
+use crate::identity::BlockHasher;
 use crate::lists::Lists;
+use crate::lookup::unit_key;
 use crate::marks::Marks;
 use crate::pages::EmptyPages;
 use crate::pool::Clock;
-use crate::sequence::Sequence;
+use crate::tally::Tally;
 
 /// In place of a unit: the owner of a page that is empty, private, or not its unit's first.
 pub(crate) const NO_UNIT: u32 = u32::MAX;
@@ -43,50 +42,6 @@ pub(crate) struct Unit {
     pub(crate) retains: u32,
     pub(crate) is_demoted: bool,
     pub(crate) state: State,
-}
-
-/// Pages by use; a page can count more than once.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    /// In units no sequence uses.
-    pub(crate) cached: usize,
-    /// Of those, pinned ones.
-    pub(crate) cached_pinned: usize,
-    pub(crate) pinned: usize,
-    pub(crate) retained: usize,
-    pub(crate) demoted: usize,
-}
-
-impl Tally {
-    pub(crate) fn add(&mut self, unit: &Unit, num_pages: usize) {
-        let [cached, cached_pinned, pinned, retained, demoted] = Self::kinds(unit);
-        self.cached += num_pages * cached;
-        self.cached_pinned += num_pages * cached_pinned;
-        self.pinned += num_pages * pinned;
-        self.retained += num_pages * retained;
-        self.demoted += num_pages * demoted;
-    }
-
-    fn subtract(&mut self, unit: &Unit, num_pages: usize) {
-        let [cached, cached_pinned, pinned, retained, demoted] = Self::kinds(unit);
-        self.cached -= num_pages * cached;
-        self.cached_pinned -= num_pages * cached_pinned;
-        self.pinned -= num_pages * pinned;
-        self.retained -= num_pages * retained;
-        self.demoted -= num_pages * demoted;
-    }
-
-    fn kinds(unit: &Unit) -> [usize; 5] {
-        let is_there = unit.state != State::Absent;
-        [
-            unit.refs == 0,
-            unit.refs == 0 && unit.pins > 0,
-            unit.pins > 0,
-            unit.retains > 0,
-            unit.state == State::Demoted,
-        ]
-        .map(|is| usize::from(is && is_there))
-    }
 }
 
 /// Everything but the sequences.
@@ -386,63 +341,4 @@ impl Store {
             entry.reach = entry.reach.max(num_tokens);
         }
     }
-
-    /// The longest known chain of entries along `tokens`.
-    pub(crate) fn chain(&self, tokens: &[u32], salt: &Arc<Salt>) -> Vec<u32> {
-        let mut chain = Vec::new();
-        let mut key = Key {
-            hash: self.hasher.root(salt),
-            parent: NO_ENTRY,
-            salt: Arc::clone(salt),
-        };
-        let mut known_hash = key.hash;
-        for tokens in tokens.chunks_exact(self.layout.block_tokens) {
-            key.hash = self.hasher.block(known_hash, tokens);
-            let Some(entry) = self.entries.find(&key, tokens) else {
-                break;
-            };
-            chain.push(entry);
-            (key.parent, known_hash) = (entry, key.hash);
-        }
-        chain
-    }
-
-    /// Tells the policy which whole blocks of a new sequence's prompt are not there.
-    pub(crate) fn report_misses(&mut self, prompt: &[u32], sequence: &Sequence) {
-        let (chain, mut hash) = (self.layout.chain, sequence.hash);
-        for tokens in prompt[sequence.tokens.len()..].chunks_exact(self.layout.block_tokens) {
-            hash = self.hasher.block(hash, tokens);
-            self.policy.miss(unit_key(hash, chain));
-        }
-    }
-
-    /// The hash that the block after this chain follows.
-    pub(crate) fn chain_hash(&self, chain: &[u32], salt: &Salt) -> u64 {
-        let last = chain.last().and_then(|&entry| self.entries.get(entry));
-        last.map_or_else(|| self.hasher.root(salt), |entry| entry.key.hash)
-    }
-
-    /// How many blocks of a chain can be used: every class has the pages that the token after them can see.
-    pub(crate) fn usable(&self, chain: &[u32]) -> usize {
-        let mut usable = 0;
-        let mut first_of_run = vec![0; self.layout.classes.len()]; // since then, no page is missing
-        for (block, &entry) in chain.iter().enumerate() {
-            let end = block + 1;
-            for (class, first) in first_of_run.iter_mut().enumerate() {
-                let has_pages = self.layout.classes[class].row.is_empty() || self.pages(entry, class).is_some();
-                *first = if has_pages { *first } else { end };
-            }
-            let position = end * self.layout.block_tokens;
-            let is_seen = |(class, &first): (usize, &usize)| first <= self.layout.first_block(class, position);
-            if first_of_run.iter().enumerate().all(is_seen) {
-                usable = end;
-            }
-        }
-        usable
-    }
-}
-
-/// Names the content of a unit across evictions.
-pub(crate) fn unit_key(hash: u64, class: usize) -> u64 {
-    hash ^ (class as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
