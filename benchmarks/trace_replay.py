@@ -98,11 +98,11 @@ async def replay(settings: Settings, agents: Sequence[Agent], *, is_hinted: bool
                 num_cached += usage.prompt_tokens_details.cached_tokens
                 if is_hinted:
                     is_done = turn + 1 == len(agent.requests)
-                    await chain.hint(Hint(kind="demote" if is_done else "retain", session=agent.name))
+                    chain.hint(Hint(kind="demote" if is_done else "retain", session=agent.name))
                 num_documents += 1
                 await ask(chain, next(texts), f"document-{num_documents}")
                 if is_hinted:
-                    await chain.hint(Hint(kind="demote", session=f"document-{num_documents}"))
+                    chain.hint(Hint(kind="demote", session=f"document-{num_documents}"))
     finally:
         await chain.close()
     return num_cached / num_prompt, time.perf_counter() - start

@@ -153,7 +153,13 @@ class BlockPool:
     ) -> int: ...
     def forget(self, name: str) -> bool: ...
     def demote(
-        self, prefix: str | Sequence[int], *, adapter_id: int = 0, media_hash: bytes = b"", tenant: str = ""
+        self,
+        prefix: str | Sequence[int],
+        *,
+        keep_tokens: int = 0,
+        adapter_id: int = 0,
+        media_hash: bytes = b"",
+        tenant: str = "",
     ) -> int: ...
     def explain(
         self, prompt: Sequence[int], *, adapter_id: int = 0, media_hash: bytes = b"", tenant: str = ""

@@ -467,3 +467,65 @@ def test_private_runs_say_so() -> None:
     fleet = _fleet(Custom("ask", _ask), script=["ok"])
     asyncio.run(fleet.run_agent("ask", "hi", is_private=True))
     assert fleet.backend.requests[0].private is True  # type: ignore[attr-defined]
+
+
+def test_hints_say_who_waits_for_a_tool_and_who_is_done() -> None:
+    """While a tool runs its caller's prompt is retained, for as long as the tool took before; then it is expected."""
+
+    class Nothing(msgspec.Struct):
+        pass
+
+    async def look(_: Nothing) -> str:
+        await asyncio.sleep(0.05)
+        return "seen"
+
+    async def work(context: Context, task: Task) -> object:
+        await context.call_tool("look", Nothing())  # before anything was asked: nothing is worth keeping
+        await context.generate("what?")
+        await context.call_tool("look", Nothing())
+        return await context.generate("and now?")
+
+    backend = ScriptedBackend(lambda request: "that")
+    fleet = Fleet(backend, [Custom("one", work)], [FleetTool("look", "looks", Nothing, look)])
+    asyncio.run(fleet.run_agent("one", "go"))
+    request = backend.requests[0]
+    assert request.session == f"{request.origin.run}/one:one"
+    assert request.origin.agent == "one"
+    assert [hint.kind for hint in backend.hints] == ["retain", "prefetch", "demote", "release"]
+    retain, prefetch, demote, release = backend.hints
+    assert 0.04 < (retain.expected_seconds or 0) < 1
+    assert retain.session == prefetch.session == demote.session == request.session
+    assert release.run == request.origin.run
+
+
+def test_hints_keep_the_beginning_that_spawned_agents_share() -> None:
+    """The system text of spawned agents is retained once for the run; their parent waits for all of them, once."""
+
+    async def child(context: Context, task: Task) -> object:
+        return await context.generate(task.text, system="You are one of many.")
+
+    async def parent(context: Context, task: Task) -> object:
+        await context.generate("plan")
+        return await context.map(lambda number: context.spawn("child", f"part {number}"), range(4))
+
+    backend = ScriptedBackend(lambda request: "done")
+    asyncio.run(Fleet(backend, [Custom("parent", parent), Custom("child", child)]).run_agent("parent", "go"))
+    run = backend.requests[0].origin.run
+    mine = [hint.kind for hint in backend.hints if hint.session == f"{run}/parent:parent"]
+    assert mine == ["retain", "prefetch", "demote"]
+    shared = [(hint.kind, hint.run, hint.messages[0].text) for hint in backend.hints if hint.run and hint.messages]
+    assert shared == [("retain", run, "You are one of many.")]
+    assert all(hint.messages[0].text == "You are one of many." for hint in backend.hints if hint.messages)
+    assert backend.hints[-1].kind == "release"
+    assert sum(hint.kind == "demote" for hint in backend.hints) == 5
+
+
+def test_hints_that_a_backend_cannot_take_hurt_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """A run goes on when a plugin's backend fails at a hint; the fault is logged."""
+
+    class Clumsy(ScriptedBackend):
+        def hint(self, hint: object) -> None:
+            raise RuntimeError("what?")
+
+    assert asyncio.run(Fleet(Clumsy(["fine"]), [Custom("ask", _ask)]).run_agent("ask", "hi")) == "fine"
+    assert "failed to take a hint" in caplog.text

@@ -190,6 +190,16 @@ def test_conversation_that_was_changed_is_rendered_whole(change: str) -> None:
     assert prompt.tokens == encode_chat(tokenizer, messages, TOOLS if change == "tools" else [])
 
 
+def test_answer_that_came_back_trimmed_is_known() -> None:
+    """Clients that strip an answer's outer whitespace go on from its tokens all the same."""
+    tokenizer = tokenizer_of("byte level", "chatml")
+    sessions = Sessions(tokenizer, CONTEXT)
+    messages, first = talked(sessions, tokenizer, "\n is it \n")
+    messages[2] = Message("assistant", "is it")
+    prompt = sessions.prompt(as_it_came(messages))
+    assert prompt.tokens[: prompt.num_log_tokens] == first.tokens + tokenizer.encode_text("\n is it \n")
+
+
 def test_branches_share_what_they_have_in_common() -> None:
     """Two questions after one answer both go on from it, and an earlier turn can be taken up again."""
     tokenizer = tokenizer_of("byte level", "chatml")

@@ -57,11 +57,13 @@ impl BlockPool {
 
     /// Lets the cached blocks of `tokens` that nothing else continues go first; returns their number of tokens.
     ///
-    /// Blocks a sequence uses are demoted when it ends; being found by another prompt makes them ordinary.
-    pub fn demote(&mut self, tokens: &[u32], salt: &Salt) -> usize {
+    /// Those with one of the first `keep_tokens` tokens stay as they are. Blocks a sequence uses are demoted when it
+    /// ends; being found by another prompt makes them ordinary.
+    pub fn demote(&mut self, tokens: &[u32], keep_tokens: usize, salt: &Salt) -> usize {
         self.store.tick();
         let chain = self.store.chain(tokens, &Arc::new(salt.clone()));
-        self.demote_chain(&chain)
+        let kept = keep_tokens.div_ceil(self.block_tokens()).min(chain.len());
+        self.demote_chain(&chain[kept..])
     }
 
     /// As [`BlockPool::demote`], for what is retained under this name, which ends being so.

@@ -129,7 +129,7 @@ fn hints_order_eviction() {
     assert_eq!(clocked.pool.retain("soon", &texts[0], &salt, seconds(10)), 8);
     assert_eq!(clocked.pool.retain("later", &texts[1], &salt, seconds(60)), 8);
     assert_eq!(clocked.pool.retain("some day", &texts[2], &salt, None), 8);
-    assert_eq!(clocked.pool.demote(&texts[4], &salt), 8);
+    assert_eq!(clocked.pool.demote(&texts[4], 0, &salt), 8);
     let stats = clocked.pool.stats();
     assert_eq!((stats.retained, stats.demoted), (6, 2));
     for (limit, gone) in [(8, 4), (6, 3), (4, 2), (2, 1), (0, 0)] {
@@ -195,7 +195,7 @@ fn demote_spares_shared_blocks() {
     let (ended, other) = ([&system[..], &text(2, 2)].concat(), [&system[..], &text(3, 2)].concat());
     clocked.run(&ended);
     clocked.run(&other);
-    assert_eq!(clocked.pool.demote(&ended, &Salt::default()), 8);
+    assert_eq!(clocked.pool.demote(&ended, 0, &Salt::default()), 8);
     assert_eq!(clocked.pool.stats().demoted, 2);
     clocked.run(&ended);
     assert_eq!(clocked.pool.stats().demoted, 0);
@@ -211,6 +211,17 @@ fn demote_spares_shared_blocks() {
     clocked.pool.check().expect("consistent");
 }
 
+/// A finished conversation's beginning stays as it is when that is asked for, up to the block it ends in.
+#[test]
+fn demote_keeps_a_beginning() {
+    let mut clocked = Clocked::new(20);
+    let tokens = text(1, 4);
+    clocked.run(&tokens);
+    assert_eq!(clocked.pool.demote(&tokens, 5, &Salt::default()), 8);
+    assert_eq!(clocked.pool.stats().demoted, 2);
+    assert_eq!(clocked.pool.demote(&tokens, 1000, &Salt::default()), 0);
+}
+
 /// A conversation demoted while it runs goes first once it ends.
 #[test]
 fn demote_waits_for_the_end() {
@@ -222,7 +233,7 @@ fn demote_waits_for_the_end() {
         .expect("new");
     clocked.pool.reserve(1, 8).expect("room");
     clocked.pool.commit(1, &tokens).expect("reserved");
-    assert_eq!(clocked.pool.demote(&tokens, &Salt::default()), 8);
+    assert_eq!(clocked.pool.demote(&tokens, 0, &Salt::default()), 8);
     assert_eq!(clocked.pool.stats().demoted, 0);
     clocked.pool.release(1).expect("there");
     assert_eq!(clocked.pool.stats().demoted, 2);

@@ -143,7 +143,7 @@ impl Machine {
             }
             Step::Demote { adapter, prompt } => {
                 let tokens = self.prompt(&prompt);
-                assert!(self.pool.demote(&tokens, &salt(adapter)) <= tokens.len());
+                assert!(self.pool.demote(&tokens, 0, &salt(adapter)) <= tokens.len());
             }
             Step::DemoteRetained { name: retained } => drop(self.pool.demote_retained(&name(retained))),
             Step::Forget { name: retained } => drop(self.pool.forget(&name(retained))),

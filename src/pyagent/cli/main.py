@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "Say what this machine can do and what is missing.",
     "models": "List, fetch and inspect models.",
     "runs": "Look at past runs.",
+    "cache": "Look into a running server's prompt cache.",
     "chain": "Explain which backends a request would try.",
     "config": "Show the settings and where they come from.",
     "plugins": "List and inspect plugins.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from pyagent.core.errors import BackendError, ConfigError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Usage
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo, Usage
 
 if TYPE_CHECKING:
     from pyagent.core.config import Settings
@@ -42,6 +42,15 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Release what it holds. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Hintable(Protocol):
+    """A backend that keeps what it computed, and likes to know what of it will be asked for again."""
+
+    def hint(self, hint: Hint) -> None:
+        """Take a hint: returns at once, in the order given, and never raises; one that says nothing to it is lost."""
         ...
 
 

@@ -22,7 +22,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import msgspec
 
-from pyagent.core.backends import Backend, Link
+from pyagent.core.backends import Backend, Hintable, Link
 from pyagent.core.errors import (
     BackendError,
     CapacityError,
@@ -32,7 +32,8 @@ from pyagent.core.errors import (
     PyAgentError,
     RequestError,
 )
-from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo
+from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, ExplainPrompt, PinPrompt, PromptCache
 from pyagent.core.resilience.breaker import Breaker, BreakerPolicy, Permit, State
 from pyagent.core.resilience.deadline import Clock, Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
@@ -220,6 +221,26 @@ class Chain:
                     call.judge(None)
                     return result
         raise _nobody(failed)
+
+    def hint(self, hint: Hint) -> None:
+        """Pass a hint on to the links that take some: whoever has computed the prompt knows what to do with it."""
+        for member in self._members:
+            if isinstance(member.backend, Hintable):
+                member.backend.hint(hint)
+
+    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+        """Ask the links that compute prompts themselves; about a request, the first of them that may see it."""
+        if isinstance(question, ExplainPrompt | PinPrompt):
+            request, members = self._choose(question.request)
+            asked = msgspec.structs.replace(question, request=request)
+            for member in members:
+                if isinstance(member.backend, PromptCache):
+                    return await member.backend.ask_cache(asked)
+            raise RequestError("no link of the chain keeps prompts itself; `native` does", param="model")
+        caches = [member.backend for member in self._members if isinstance(member.backend, PromptCache)]
+        answers = [await cache.ask_cache(question) for cache in caches]
+        models = {model.model: model for answer in answers for model in answer.models}
+        return CacheAnswer(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
 
     def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[_Member]]:
         """The links that may see the request; a request whose model is a link's name goes to that link alone."""

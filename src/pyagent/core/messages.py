@@ -255,6 +255,25 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     miss: CacheMiss | None = None
 
 
+class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the fleet knows of the future of what was computed for a prompt (ours).
+
+    - `retain`: it will be asked for again, in `expected_seconds` where that is known;
+    - `prefetch`: it is about to be asked for;
+    - `demote`: it will hardly be asked for again, except for what begins with `messages`;
+    - `release`: nothing said so far holds any more.
+
+    It is about the conversation called `session`; else about all that begins with `messages`, on behalf of a `run`, or
+    about the whole run.
+    """
+
+    kind: Literal["retain", "prefetch", "demote", "release"]
+    session: str = ""
+    run: str = ""
+    messages: list[Message] = []
+    expected_seconds: float | None = None
+
+
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens counted for one answer."""
 

@@ -139,6 +139,9 @@ class Engine(_Section):
         "auto",
         "Conversations that continue the tokens computed before: any, those with a `session`, none.",
     )
+    hints: bool = _setting(
+        True, "Let the fleet say which prompts will be asked for again, and keep those rather than others."
+    )
     settle_prompts: bool = _setting(
         True,
         "Take what popular clients change in their system prompts with each request (billing lines, clocks) out of the "

@@ -15,6 +15,7 @@ from pyagent.core.messages import (
     EmbedResult,
     FinishReason,
     Health,
+    Hint,
     ModelInfo,
     ToolCall,
     Usage,
@@ -47,13 +48,14 @@ Script = Sequence[Reply | str] | Callable[[ChatRequest], Reply | str]
 class ScriptedBackend:
     """A `Backend` that gives its replies in turn, or what a function of the request says.
 
-    `requests` holds what was asked, `num_aborted` counts the streams closed before their end. A request past the end of
-    the script raises `BackendError`.
+    `requests` holds what was asked, `hints` what was told besides, `num_aborted` counts the streams closed
+    before their end. A request past the end of the script raises `BackendError`.
     """
 
     def __init__(self, script: Script, *, name: str = "scripted", models: Sequence[str] = ("scripted",)) -> None:
         self.name = name
         self.requests: list[ChatRequest] = []
+        self.hints: list[Hint] = []
         self.num_aborted = 0
         self.is_closed = False
         self.is_ready = True
@@ -114,6 +116,10 @@ class ScriptedBackend:
                 )
             reply = self._script[index]
         return Reply(text=reply) if isinstance(reply, str) else reply
+
+    def hint(self, hint: Hint) -> None:
+        """Remember it."""
+        self.hints.append(hint)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Refuse: a script has no vectors."""

@@ -308,12 +308,13 @@ impl BlockPool {
     }
 
     /// Lets cached blocks that nothing else goes on from go first; returns their number of tokens. `prefix` is the
-    /// name of something retained, or tokens.
-    #[pyo3(signature = (prefix, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = ""))]
+    /// name of something retained, or tokens; blocks with one of the first `keep_tokens` of these stay as they are.
+    #[pyo3(signature = (prefix, *, keep_tokens = 0, adapter_id = 0, media_hash = b"".as_slice(), tenant = ""))]
     fn demote(
         &self,
         py: Python<'_>,
         prefix: NameOrTokens,
+        keep_tokens: usize,
         adapter_id: u64,
         media_hash: &[u8],
         tenant: &str,
@@ -322,7 +323,7 @@ impl BlockPool {
         self.call(py, |pool| {
             Ok(match &prefix {
                 NameOrTokens::Name(name) => pool.demote_retained(name),
-                NameOrTokens::Tokens(tokens) => pool.demote(tokens, &salt),
+                NameOrTokens::Tokens(tokens) => pool.demote(tokens, keep_tokens, &salt),
             })
         })
     }

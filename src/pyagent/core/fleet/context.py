@@ -146,8 +146,9 @@ class Context:
             raise unknown_name("tool", name, list(self.run.tools))
         started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
         try:
-            async with self.run.slots:
-                output = await self.deadline.bound(tool.call(arguments), f"the tool {name}")
+            with self.run.hints.away(self.session, f"tool {name}"):
+                async with self.run.slots:
+                    output = await self.deadline.bound(tool.call(arguments), f"the tool {name}")
             fault = None
         except PyAgentError as error:
             fault = str(error)
@@ -181,7 +182,8 @@ class Context:
         budget = Budget(step, max_tokens, self.budget)
         deadline = self.deadline if timeout_seconds is None else self.deadline.sooner(timeout_seconds)
         child = Context(self.run, agent, step, budget, deadline, parent=self)
-        return await self.run.run_agent(child, Task(text=task) if isinstance(task, str) else task)
+        with self.run.hints.away(self.session, f"agent {agent}"):
+            return await self.run.run_agent(child, Task(text=task) if isinstance(task, str) else task)
 
     async def map(
         self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, max_concurrency: int | None = None
@@ -223,6 +225,11 @@ class Context:
             self.run.emit(
                 StepFinished(run=self.run.id, step=self.step, agent=self.agent, name=name, seconds=seconds, error=fault)
             )
+
+    @property
+    def session(self) -> str:
+        """The name of its conversation with the model."""
+        return f"{self.run.id}/{self.step}:{self.agent}"
 
     @property
     def depth(self) -> int:

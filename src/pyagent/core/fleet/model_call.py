@@ -14,7 +14,16 @@ import msgspec
 from pyagent.core.errors import DeadlineError
 from pyagent.core.fleet.budget import Reservation, estimate_tokens
 from pyagent.core.fleet.events import ModelCalled, Totals
-from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, Message, ResponseFormat, SamplingParams, Usage
+from pyagent.core.messages import (
+    Attempt,
+    ChatDelta,
+    ChatRequest,
+    Message,
+    Origin,
+    ResponseFormat,
+    SamplingParams,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
@@ -63,6 +72,8 @@ class ModelCall:
             sampling=msgspec.structs.replace(self.sampling, max_tokens=max_tokens),
             timeout_seconds=None if isinf(deadline.at) else deadline.remaining_seconds,
             private=run.is_private,
+            session=self.context.session,
+            origin=Origin(client=run.client, agent=self.context.agent, run=run.id),
         )
         async with AsyncExitStack() as stack:
             stream: AsyncIterator[ChatDelta] = run.backend.chat(request)
@@ -71,6 +82,7 @@ class ModelCall:
             async for delta in stream:
                 self._note(delta)
                 yield delta
+        run.hints.answered(self.context.session, self.messages, is_spawned=self.context.parent is not None)
 
     def _note(self, delta: ChatDelta) -> None:
         self.pieces.append(delta.content)

@@ -8,6 +8,7 @@ agents, backend and journal come from is `pyagent.assembly`'s business.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -15,18 +16,22 @@ from typing import Self, cast
 
 import msgspec
 
-from pyagent.core.backends import Backend
+from pyagent.core.backends import Backend, Hintable
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import Event, RouteChosen, RunFailed, RunFinished, RunStarted
 from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
+from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.router import Route, choose_route, plain_route
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.messages import Hint
 from pyagent.core.resilience.deadline import Deadline
+
+logger = logging.getLogger(__name__)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +71,7 @@ class Fleet:
         self.journal: Journal = journal or MemoryJournal()
         self.limits = limits or FleetLimits()
         self.budget = Budget("the fleet", self.limits.fleet_tokens)
+        self._durations = Durations()
         self._start_order = _start_order(self.agents)
         self._jobs: set[asyncio.Task[object]] = set()
 
@@ -87,7 +93,7 @@ class Fleet:
             if callable(close):
                 await cast("Awaitable[None]", close())
 
-    async def run(
+    async def run(  # noqa: PLR0913 - each says another thing of the run
         self,
         task: str | Task | Sequence[Step],
         *,
@@ -95,8 +101,9 @@ class Fleet:
         agent: str | None = None,
         timeout_seconds: float | None = None,
         is_private: bool = False,
+        client: str = "",
     ) -> AsyncGenerator[Event, None]:
-        """Run a task, or a graph of steps; yields what happens.
+        """Run a task, or a graph of steps, for a client; yields what happens.
 
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
@@ -104,7 +111,7 @@ class Fleet:
         steps = _as_steps(task, tuple(files), agent)
         topological_order({step.name: step.after for step in steps})
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        run = self._open(events.put_nowait, timeout_seconds, is_private=is_private)
+        run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client)
         job = asyncio.create_task(self._execute(run, steps))
         self._jobs.add(job)
         job.add_done_callback(lambda _: events.put_nowait(None))
@@ -116,6 +123,7 @@ class Fleet:
             job.cancel()
             await asyncio.gather(job, return_exceptions=True)
             self._jobs.discard(job)
+            run.hints.end()
             self.journal.close_run(run.id)
 
     async def run_agent(
@@ -135,7 +143,9 @@ class Fleet:
                     return event.output
         raise AgentError(f"the run of {name} ended without a result", agent=name)
 
-    def _open(self, listener: Callable[[Event], None], timeout_seconds: float | None, *, is_private: bool) -> Run:
+    def _open(
+        self, listener: Callable[[Event], None], timeout_seconds: float | None, *, is_private: bool, client: str
+    ) -> Run:
         limits = self.limits
         times = [seconds for seconds in (timeout_seconds, limits.run_seconds) if seconds is not None]
         deadline = Deadline.after(min(times, default=None))
@@ -150,8 +160,18 @@ class Fleet:
             deadline=deadline,
             max_concurrency=limits.max_concurrency,
             listener=listener,
+            hints=RunHints(run_id, self._hint, self._durations),
+            client=client,
             is_private=is_private,
         )
+
+    def _hint(self, hint: Hint) -> None:
+        """Pass a hint on to a backend that takes some. What a plugin gets wrong there is not the run's fault."""
+        if isinstance(self.backend, Hintable):
+            try:
+                self.backend.hint(hint)
+            except Exception:
+                logger.exception("%s failed to take a hint", self.backend.name)
 
     async def _execute(self, run: Run, steps: Sequence[Step]) -> object:
         name_to_step = {step.name: step for step in steps}

@@ -17,6 +17,7 @@ from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, 
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context, sum_totals
 from pyagent.core.fleet.events import AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
+from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.resilience.deadline import Deadline
@@ -38,6 +39,8 @@ class Run:
     deadline: Deadline
     max_concurrency: int
     listener: Callable[[Event], None]
+    hints: RunHints
+    client: str = ""
     is_private: bool = False
     slots: asyncio.Semaphore = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
@@ -87,6 +90,7 @@ class Run:
             self._fail(context, error)
             raise
         finally:
+            self.hints.done(context.session)
             (parent.usage if parent else self.usage).extend(context.usage)
         self.emit(AgentFinished(run=self.id, step=context.step, agent=name, output=output, totals=context.totals()))
         return output

@@ -19,8 +19,10 @@ from pyagent.core.messages import (
     EmbedRequest,
     EmbedResult,
     Health,
+    Hint,
     ModelInfo,
 )
+from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, ExplainPrompt, PinPrompt
 from pyagent.infrastructure.engine.client import EngineClient, EngineState, LocalEngine
 from pyagent.infrastructure.engine.ledger import Ledger
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
@@ -115,6 +117,17 @@ class NativeBackend:
     async def engine_state(self) -> EngineState:
         """What the engine is doing. Starts nothing."""
         return await self.engine.state()
+
+    def hint(self, hint: Hint) -> None:
+        """Take what the fleet knows of a prompt's future."""
+        self.engine.hint(hint)
+
+    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+        """Look into the prompt caches of the models, or keep a prompt there."""
+        if isinstance(question, ExplainPrompt | PinPrompt):
+            chosen = msgspec.structs.replace(question.request, model=self._chosen(question.request.model))
+            question = msgspec.structs.replace(question, request=chosen)
+        return await self.engine.ask_cache(question)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

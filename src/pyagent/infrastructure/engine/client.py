@@ -7,22 +7,27 @@ Which names are offered, and which model answers a request that names none, is t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from typing import Protocol, Self, TypeVar
 
 import msgspec
 
 from pyagent.core.errors import BackendError, DeadlineError
-from pyagent.core.messages import ChatDelta, ChatRequest, ModelInfo
+from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
+from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion
+from pyagent.infrastructure.engine.cache_questions import answer_cache
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, State
 from pyagent.infrastructure.engine.model import LoadedModel, usage_of
 from pyagent.infrastructure.engine.model_pool import ModelPool
 from pyagent.infrastructure.engine.request import Output, Request, TokenLog
 
 _T = TypeVar("_T")
+logger = logging.getLogger(__name__)
 
 # Longer texts are tokenised in a thread, so that the event loop goes on.
 _LONG_TEXT = 20_000
@@ -64,6 +69,14 @@ class EngineClient(Protocol):
         """What it is doing. Starts nothing."""
         ...
 
+    def hint(self, hint: Hint) -> None:
+        """Take what the fleet knows of a prompt's future. Returns at once; hints are taken in order."""
+        ...
+
+    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+        """Look into the prompt caches, or keep a prompt there."""
+        ...
+
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""
         ...
@@ -96,6 +109,7 @@ class LocalEngine:
         self.models = models
         self.life = LifeCycle()
         self._num_owners = 1
+        self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
 
     @property
     def is_closed(self) -> bool:
@@ -106,6 +120,22 @@ class LocalEngine:
         """The engine with one owner more."""
         self._num_owners += 1
         return self
+
+    def hint(self, hint: Hint) -> None:
+        """Take what the fleet knows of a prompt's future."""
+        if not self.is_closed:
+            self._hints.submit(self._take, hint)
+
+    def _take(self, hint: Hint) -> None:
+        for model in self.models.loaded().values():
+            try:
+                model.hint(hint)
+            except Exception:
+                logger.exception("a hint failed: %s", hint.kind)
+
+    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+        """Look into the prompt caches, or keep a prompt there."""
+        return await answer_cache(question, self)
 
     async def load(self, model: str) -> LoadedModel:
         """The model, loaded when it is not. Raises `ModelError` naming what is wrong with its file."""
@@ -179,6 +209,7 @@ class LocalEngine:
         if not self.is_closed:
             return
         self.life.become(State.STOPPED)
+        self._hints.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.models.close)
 
 

@@ -14,7 +14,6 @@ from pyagent.core.messages import CacheMiss
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.sessions import Prompt
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
-    from pyagent.infrastructure.engine.turns import Turn
 
 _SHOWN_TOKENS, _SHOWN_CHARS = 24, 80
 
@@ -26,8 +25,8 @@ def explain_miss(prompt: Prompt, num_cached: int, block_tokens: int, tokenizer: 
     if num_cached >= usable or not turns:
         return None
     tokens = array("I", prompt.tokens)
-    nearest = max(turns, key=lambda turn: _num_common(turn, tokens))
-    common = _num_common(nearest, tokens)
+    nearest = max(turns, key=lambda turn: turn.num_common(tokens))
+    common = nearest.num_common(tokens)
     is_changed = num_cached >= min(common // block_tokens * block_tokens, usable)
     is_near = common >= block_tokens or nearest is prompt.own
     if is_changed and not (is_near and num_cached <= common < nearest.num_tokens):
@@ -43,17 +42,6 @@ def explain_miss(prompt: Prompt, num_cached: int, block_tokens: int, tokenizer: 
         expected=_excerpt(tokenizer, nearest.all_tokens()[position:]) if is_changed else "",
         source=source,
     )
-
-
-def _num_common(turn: Turn, tokens: array[int]) -> int:
-    """Tokens that a turn and a prompt both begin with."""
-    start = 0
-    for segment in (earlier.tokens for earlier in reversed([*turn.lineage()])):
-        part = tokens[start : start + len(segment)]
-        if part != segment:
-            return start + next((at for at, (a, b) in enumerate(zip(part, segment, strict=False)) if a != b), len(part))
-        start += len(segment)
-    return start
 
 
 def _excerpt(tokenizer: ModelTokenizer, tokens: Sequence[int]) -> str:

@@ -12,7 +12,8 @@ import msgspec
 
 from pyagent.core import errors
 from pyagent.core.errors import BackendError, PyAgentError, RequestError
-from pyagent.core.messages import ChatDelta, ChatRequest
+from pyagent.core.messages import ChatDelta, ChatRequest, Hint
+from pyagent.core.prompt_cache import CacheQuestion
 from pyagent.infrastructure.engine.request import TokenLog
 
 
@@ -81,11 +82,26 @@ class GiveBack(msgspec.Struct, frozen=True, tag=True):
     level: int
 
 
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """What the fleet knows of a prompt's future."""
+
+    hint: Hint
+
+
+class AskCache(msgspec.Struct, frozen=True, tag=True):
+    """A question about the prompt caches."""
+
+    question: CacheQuestion
+
+
+Todo = Load | Look | GiveBack | Told | AskCache
+
+
 class Call(msgspec.Struct, frozen=True, tag=True):
     """Something to do that is no request."""
 
     id: int
-    what: Load | Look | GiveBack
+    what: Todo
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from pyagent.core.errors import ContextOverflowError, RequestError
 from pyagent.core.messages import (
     CacheReport,
     ChatRequest,
+    Hint,
     ImagePart,
     Message,
     PromptTokensDetails,
@@ -31,6 +32,7 @@ from pyagent.infrastructure.engine.explain import explain_miss
 from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.ledger import Reservation
+from pyagent.infrastructure.engine.prompt_cache import ModelPrompts
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
@@ -45,7 +47,8 @@ class EngineOptions:
     """How the native engine runs a model. `max_context` shortens the model's own context, in tokens.
 
     `session_scope` says which conversations continue their token logs: all, those with a name, or none.
-    `settles_prompts` takes known volatile spans out of system prompts.
+    `settles_prompts` takes known volatile spans out of system prompts; `takes_hints`
+    lets the fleet say what is worth keeping.
     """
 
     cpu: CpuOptions = field(default_factory=CpuOptions)
@@ -54,6 +57,7 @@ class EngineOptions:
     queues: Callable[[], RequestQueues] = lambda: make_queues({})
     session_scope: SessionScope = "auto"
     settles_prompts: bool = True
+    takes_hints: bool = True
 
 
 class LoadedModel:
@@ -68,7 +72,15 @@ class LoadedModel:
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
         self.sessions = Sessions(self.tokenizer, self.context_length, scope=options.session_scope)
-        self._settles = options.settles_prompts
+        self.prompts = ModelPrompts(
+            self.tokenizer,
+            self.sessions,
+            self.runner.pool,
+            page_bytes=self.runner.info["page_bytes"],
+            settle=settle if options.settles_prompts else Settled.as_it_came,
+        )
+        self._settle = settle if options.settles_prompts else Settled.as_it_came
+        self._takes_hints = options.takes_hints
         self.load_seconds = time.perf_counter() - start
         self._ids = itertools.count(1)
 
@@ -137,6 +149,16 @@ class LoadedModel:
         """Forget what is cached and give its memory back; what runs goes on."""
         self.runner.pool.clear_index()
         self.runner.give_back()
+        self.prompts.forget_pins()
+
+    def hint(self, hint: Hint) -> None:
+        """Take what the fleet says of a prompt's future."""
+        if self._takes_hints:
+            self.prompts.take(hint)
+
+    def explain(self, request: ChatRequest) -> CacheReport:
+        """What a request would find computed now; computes nothing. Raises `RequestError`."""
+        return self.prompts.explain(self._tokenise(request))
 
     def _logging(
         self, prompt: Prompt, on_output: Callable[[Output], None], told: Output | None
@@ -170,8 +192,7 @@ class LoadedModel:
         if request.messages:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")
-            settled = settle(request.messages) if self._settles else Settled.as_it_came(request.messages)
-            return self.sessions.prompt(settled, request.tools, request.session or "")
+            return self.sessions.prompt(self._settle(request.messages), request.tools, request.session or "")
         tokens = self.tokenizer.encode_text(request.prompt or "")
         if not request.prompt or not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")

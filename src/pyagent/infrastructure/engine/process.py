@@ -25,6 +25,7 @@ from pyagent.infrastructure.engine.frames import (
     Abort,
     Alive,
     Ask,
+    AskCache,
     Call,
     Done,
     Dropped,
@@ -41,6 +42,7 @@ from pyagent.infrastructure.engine.frames import (
     Start,
     Stop,
     ToEngine,
+    Told,
     decode_to_engine,
     encode,
 )
@@ -110,6 +112,10 @@ class _Served:
                     result = await self.engine.state()
                 case GiveBack(level):
                     await asyncio.to_thread(self.engine.give_back, level)
+                case Told(hint):
+                    self.engine.hint(hint)
+                case AskCache(question):
+                    result = await self.engine.ask_cache(question)
         except Exception as error:  # noqa: BLE001 - as above
             await self._send(Raised(call.id, Fault.of(error)))
         else:

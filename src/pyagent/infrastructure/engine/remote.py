@@ -17,9 +17,10 @@ from typing import Self
 import msgspec
 
 from pyagent.core.errors import CapacityError, PyAgentError
-from pyagent.core.messages import ChatDelta, ChatRequest
+from pyagent.core.messages import ChatDelta, ChatRequest, Hint
+from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, UnpinPrompt, ViewCache
 from pyagent.infrastructure.engine.client import EngineState, within
-from pyagent.infrastructure.engine.frames import Ask, GiveBack, Load, Look, encode_ask
+from pyagent.infrastructure.engine.frames import Ask, AskCache, GiveBack, Load, Look, Told, encode_ask
 from pyagent.infrastructure.engine.inflight import Asked
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, State
 from pyagent.infrastructure.engine.supervisor import Supervisor
@@ -101,6 +102,18 @@ class ProcessEngine:
     async def _look(self) -> EngineState:
         seen = await asyncio.wrap_future(self.supervisor.call(Look()))
         return msgspec.msgpack.decode(seen, type=EngineState)
+
+    def hint(self, hint: Hint) -> None:
+        """Take what the fleet knows of a prompt's future; nothing when there is no process yet."""
+        if self.supervisor.is_started and not self.is_closed:
+            self.supervisor.call(Told(hint))
+
+    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+        """Look into the prompt caches, or keep a prompt there."""
+        if isinstance(question, ViewCache | UnpinPrompt) and not self.supervisor.is_started:
+            return CacheAnswer()
+        raw = await asyncio.wrap_future(self.supervisor.call(AskCache(question)))
+        return msgspec.msgpack.decode(raw, type=CacheAnswer)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -120,6 +120,24 @@ class Sessions:
         turn = Turn(key, prompt.turn, tokens, len(prompt.settled.messages) + 1, prompt.tools_key, text)
         self._keep(turn, prompt.session)
 
+    def tokens_of(self, session: str) -> list[int]:
+        """All tokens of a session's last turn; none when it is not known."""
+        with self._lock:
+            turn = self._session_to_turn.get(session)
+        return turn.all_tokens() if turn else []
+
+    def names(self, beginning: str) -> list[str]:
+        """The sessions whose names begin like this."""
+        with self._lock:
+            return [session for session in self._session_to_turn if session.startswith(beginning)]
+
+    def names_of(self, tokens: Sequence[int]) -> list[str]:
+        """The sessions whose last turns begin with these tokens."""
+        wanted = array("I", tokens)
+        with self._lock:
+            turns = dict(self._session_to_turn)
+        return sorted(name for name, turn in turns.items() if turn.num_common(wanted) == len(wanted))
+
     # -- rendering ----------------------------------------------------------------------------------------------------
 
     def _anew(self, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt) -> Prompt:

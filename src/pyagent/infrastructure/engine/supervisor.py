@@ -32,13 +32,11 @@ from pyagent.infrastructure.engine.frames import (
     Dropped,
     Failed,
     FromEngine,
-    GiveBack,
-    Load,
-    Look,
     News,
     Ping,
     Raised,
     Returned,
+    Todo,
     encode,
 )
 from pyagent.infrastructure.engine.inflight import MAX_TRIALS, Asked, InFlight
@@ -110,7 +108,7 @@ class Supervisor:
         """Nobody waits for this request any more."""
         self._post(lambda: self._abort(asked))
 
-    def call(self, what: Load | Look | GiveBack) -> Future[msgspec.Raw]:
+    def call(self, what: Todo) -> Future[msgspec.Raw]:
         """Ask the process for something else; the result's bytes, or the error."""
         future: Future[msgspec.Raw] = Future()
         future.set_running_or_notify_cancel()  # whoever waits may leave; the result is then for nobody

@@ -72,6 +72,17 @@ class Turn:
             yield turn
             turn = turn.parent
 
+    def num_common(self, tokens: array[int]) -> int:
+        """Tokens that this conversation and these begin with alike."""
+        start = 0
+        for segment in (turn.tokens for turn in reversed([*self.lineage()])):
+            part = tokens[start : start + len(segment)]
+            if part != segment:
+                pairs = enumerate(zip(part, segment, strict=False))
+                return start + next((at for at, (left, right) in pairs if left != right), len(part))
+            start += len(segment)
+        return start
+
     def all_tokens(self) -> list[int]:
         """The tokens from the conversation's start."""
         return [token for turn in reversed([*self.lineage()]) for token in turn.tokens]
@@ -87,5 +98,6 @@ def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> lis
 
 def next_key(key: bytes, message: Message) -> bytes:
     """The key of a conversation with one message more."""
-    said = (message.role, message.text, message.name, message.tool_calls, message.tool_call_id)
+    text = message.text.strip() if message.role == "assistant" else message.text  # clients trim what they were sent
+    said = (message.role, text, message.name, message.tool_calls, message.tool_call_id)
     return blake2b(key + msgspec.json.encode(said), digest_size=16).digest()

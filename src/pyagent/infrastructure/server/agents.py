@@ -45,7 +45,13 @@ class AgentBackend:
         """Run the agent; closing the iterator cancels its run."""
         name = request.model.removeprefix(PREFIX)
         task = self._task(request, name)
-        run = self._fleet.run(task, agent=name, timeout_seconds=request.timeout_seconds, is_private=request.private)
+        run = self._fleet.run(
+            task,
+            agent=name,
+            timeout_seconds=request.timeout_seconds,
+            is_private=request.private,
+            client=request.origin.client,
+        )
         attempts: list[Attempt] = []
         async with aclosing(run) as events:
             async for event in events:

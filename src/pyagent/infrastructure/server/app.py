@@ -25,6 +25,8 @@ from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest, ModelInfo
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, AnswerWatch, ServerFigures, render
 from pyagent.infrastructure.server.answer import Answer, logged_error
+from pyagent.infrastructure.server.bodies import RefusedError, read_body
+from pyagent.infrastructure.server.engine_routes import EngineRoutes
 from pyagent.infrastructure.server.guards import Guard
 from pyagent.infrastructure.server.measured import Measured
 from pyagent.infrastructure.server.replies import Reply, model_entry, refusal
@@ -33,7 +35,6 @@ from pyagent.infrastructure.server.wire import Asked, read_chat, read_completion
 
 AGENT_PREFIX = "agent:"
 _MODELS_SECONDS = 5.0
-_MAX_DROPPED_BYTES = 8_000_000
 logger = logging.getLogger("pyagent.server")
 
 
@@ -97,7 +98,7 @@ class _Server:
         return HTMLResponse(_HOME.format(version=self.version))
 
     async def _complete(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
-        asked = read(await _body(request, self.max_body_bytes))
+        asked = read(await read_body(request, self.max_body_bytes))
         backend = await self._who(asked)
         request_id = str(request.state.request_id)
         reply = Reply(request_id, asked.model, asked.is_chat, asked.has_usage_chunk)
@@ -144,33 +145,6 @@ def _of_client(asked: ChatRequest, key: str) -> ChatRequest:
     return msgspec.structs.replace(asked, origin=msgspec.structs.replace(asked.origin, client=client))
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The body of a JSON request, never more of it than `limit`."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # also keeps a page in a browser from sending a request without asking first
-        raise _RefusedError(415, f"send Content-Type: application/json, got {kind or 'none'}", "wrong_content_type")
-    body, num_bytes = bytearray(), 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes <= limit:
-            body += chunk
-        elif (
-            num_bytes > limit + _MAX_DROPPED_BYTES
-        ):  # up to here the rest is read and dropped, so that the client hears the answer
-            break
-    if num_bytes <= limit:
-        return bytes(body)
-    raise _RefusedError(413, f"the body is larger than {limit} bytes (server.max_body_bytes)", "body_too_large")
-
-
-class _RefusedError(Exception):
-    """A request that HTTP's own rules turn away."""
-
-    def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.error = refusal(status, message, code)
-
-
 def _unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
     names = [model.id for model in models]
     close = get_close_matches(wanted, names, n=1)
@@ -184,7 +158,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case ClientLeftError() | ClientDisconnect():
             return Response(status_code=499)  # nobody reads it; the access log does
-        case _RefusedError():
+        case RefusedError():
             told = error.error
             headers["connection"] = "close"  # part of the body may not have been read
         case HTTPException():
@@ -219,6 +193,7 @@ def create_app(
         Route("/v1/models/{id:path}", server.show_model, methods=["GET"]),
         Route("/health", server.health, methods=["GET"]),
         Route("/ready", server.ready, methods=["GET"]),
+        *EngineRoutes(backend, max_body_bytes).routes(),
         Route("/metrics", server.metrics, methods=["GET"]),
         Route("/", server.home, methods=["GET"]),
     ]

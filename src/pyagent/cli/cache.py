@@ -1,0 +1,182 @@
+"""`pyagent cache`: what a running server keeps computed, why a prompt was not found, and pins. Speaks HTTP to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from pyagent.cli.options import AsJson, Config, read_settings
+from pyagent.core.errors import BackendError, RequestError
+
+if TYPE_CHECKING:
+    from pyagent.core.messages import CacheReport, JsonObject
+    from pyagent.core.prompt_cache import ModelCache
+
+app = typer.Typer(add_completion=False, help="Look into a running server's prompt cache.", no_args_is_help=True)
+Url = Annotated[str | None, typer.Option("--url", help="The server; otherwise the one of the settings.")]
+PromptFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="A chat request or its messages as JSON, else a system text; - reads it.")
+]
+
+
+@app.command()
+def show(
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Prompts of each model.")] = 20,
+    url: Url = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Show what is kept computed, last used first."""
+    import msgspec
+
+    from pyagent.core.prompt_cache import ModelCache
+
+    body = _call("GET", f"/pyagent/cache?limit={limit}", url, config)
+    if as_json:
+        sys.stdout.write(body.decode() + "\n")
+        return
+    models = msgspec.json.decode(body, type=list[ModelCache])
+    if not models:
+        sys.stdout.write("no model is loaded yet; the first request loads it\n")
+    for model in models:
+        _show_model(model)
+
+
+def _show_model(model: ModelCache) -> None:
+    kept = ", ".join(f"{name} ({num_tokens} tokens)" for name, num_tokens in model.pins.items())
+    share = f"{model.hit_tokens / model.asked_tokens:.0%}" if model.asked_tokens else "none"
+    num_bytes = model.num_pages * model.page_bytes
+    sys.stdout.write(
+        f"{model.model}: {num_bytes / 1e6:,.0f} MB of KV memory; {model.used_pages} of {model.num_pages} pages used, "
+        f"{model.cached_pages} cached, {model.pinned_pages} pinned, {model.retained_pages} retained, "
+        f"{model.demoted_pages} demoted\n"
+        f"  found computed: {share} of {model.asked_tokens:,} prompt tokens; evicted: "
+        f"{sum(model.evictions.values()):,}; token logs: {model.session_bytes / 1e6:.1f} MB\n"
+        + (f"  pinned: {kept}\n" if kept else "")
+    )
+    for prompt in model.prompts:
+        whose = f"  [{', '.join(prompt.sessions)}]" if prompt.sessions else ""
+        sys.stdout.write(
+            f"  {prompt.num_tokens:>7} tokens  {prompt.state:<9} {prompt.idle_seconds:>7.0f} s ago  "
+            f"{prompt.num_hits:>4} hits  {_line(prompt.begins)} ... {_line(prompt.ends)}{whose}\n"
+        )
+
+
+@app.command()
+def explain(file: PromptFile, url: Url = None, as_json: AsJson = False, config: Config = None) -> None:
+    """Say how much of a request would be found computed, and which token ends that."""
+    import msgspec
+
+    from pyagent.core.messages import CacheReport
+
+    body = _call("POST", "/pyagent/cache/explain", url, config, _request(file))
+    if as_json:
+        sys.stdout.write(body.decode() + "\n")
+        return
+    sys.stdout.write(_explained(msgspec.json.decode(body, type=CacheReport)))
+
+
+def _explained(report: CacheReport) -> str:
+    lines = [f"{report.cached_tokens} of {report.prompt_tokens} prompt tokens would be found"]
+    if report.log_tokens:
+        lines.append(f"{report.log_tokens} of them are taken over from the conversation's log")
+    if report.note:
+        lines.append(report.note)
+    if report.settled:
+        lines.append(f"set aside in the system prompt: {', '.join(report.settled)}")
+    miss = report.miss
+    if miss is not None:
+        where = f", in {miss.source}" if miss.source else ""
+        lines.append(f"token {miss.position}{where}: {_WHY[miss.reason]}")
+        lines.append(f"  found     {_line(miss.found)!r}")
+        lines += [f"  expected  {_line(miss.expected)!r}"] if miss.expected else []
+    return "\n".join(lines) + "\n"
+
+
+_WHY = {
+    "changed": "the text is another than before",
+    "evicted": "it was computed, but had to go from memory",
+    "salt": "it was computed for somebody else, and is not shared",
+    "cold": "nothing like it was computed",
+}
+
+
+@app.command()
+def pin(
+    name: Annotated[str, typer.Argument(help="A name to unpin it by.")],
+    file: PromptFile,
+    model: Annotated[str, typer.Option("--model", help="A model of the server.")] = "",
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Compute what conversations beginning like this share, and keep it."""
+    import msgspec
+
+    messages = _request(file)["messages"]
+    body = _call("POST", "/pyagent/cache/pin", url, config, {"name": name, "messages": messages, "model": model})
+    num_tokens = msgspec.json.decode(body, type=dict[str, object])["num_tokens"]
+    sys.stdout.write(f"{name}: {num_tokens} tokens are kept until: pyagent cache unpin {name}\n")
+
+
+@app.command()
+def unpin(name: Annotated[str, typer.Argument(help="Its name.")], url: Url = None, config: Config = None) -> None:
+    """End a pin."""
+    _call("POST", "/pyagent/cache/unpin", url, config, {"name": name})
+    sys.stdout.write(f"{name} is kept no longer than others\n")
+
+
+def _request(file: str) -> JsonObject:
+    """The request in a file: JSON of it or of its messages, else a system text."""
+    import msgspec
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{file} cannot be read: {error}", param="file") from error
+    try:
+        said: object = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        said = None
+    if isinstance(said, dict) and "messages" in said:
+        return cast("JsonObject", said)
+    return {"messages": said if isinstance(said, list) else [{"role": "system", "content": text}]}
+
+
+def _call(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
+    """What the server answers; raises `RequestError` with its own words, `BackendError` when there is none."""
+    import httpx
+    import msgspec
+
+    server = read_settings(config).server
+    base = (url or f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}").rstrip("/")
+    headers = _authorization(server.api_keys_file) | {"content-type": "application/json"}
+    content = None if body is None else msgspec.json.encode(body)
+    try:
+        with httpx.Client(trust_env=False, timeout=600) as http:
+            answer = http.request(method, base + path, content=content, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        what = f"no server answers at {base}: {error}; start one with `pyagent serve`, or name it with --url"
+        raise BackendError(what, backend=base) from error
+    if answer.status_code == 200:
+        return answer.content
+    try:
+        told = msgspec.json.decode(answer.content, type=dict[str, dict[str, object]])["error"]["message"]
+    except (msgspec.DecodeError, KeyError):
+        told = f"it answers with status {answer.status_code}; is it a PyAgent server of this version?"
+    raise RequestError(f"{base}: {told}")
+
+
+def _authorization(keys: Path | None) -> dict[str, str]:
+    """The first key of the settings' file: whoever may read it may ask."""
+    from pyagent.infrastructure.server.guards import read_keys
+
+    if keys is None or not keys.is_file():
+        return {}
+    return {"authorization": f"Bearer {read_keys(keys, '127.0.0.1')[0].decode()}"}
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

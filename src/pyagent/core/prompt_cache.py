@@ -1,0 +1,90 @@
+"""Looking into a backend's prompt cache, and keeping prompts there: the questions, the answers, and who takes them.
+
+Backends that compute prompts themselves may take these questions; others need not. The same values cross to an engine
+in a process of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from pyagent.core.messages import CacheReport, ChatRequest
+
+
+class ViewCache(msgspec.Struct, frozen=True, tag=True):
+    """What is kept? At most so many prompts of each model, last used first."""
+
+    limit: int = 20
+
+
+class ExplainPrompt(msgspec.Struct, frozen=True, tag=True):
+    """How much of this request would be found, and why not more? Nothing is computed."""
+
+    request: ChatRequest
+
+
+class PinPrompt(msgspec.Struct, frozen=True, tag=True):
+    """Compute what requests that begin with these messages have in common, and keep it under this name."""
+
+    name: str
+    request: ChatRequest
+
+
+class UnpinPrompt(msgspec.Struct, frozen=True, tag=True):
+    """Keep what has this name no longer than anything else."""
+
+    name: str
+
+
+CacheQuestion = ViewCache | ExplainPrompt | PinPrompt | UnpinPrompt
+
+
+class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt in the cache, up to its last whole block. `state`: used, pinned, retained, demoted or cached."""
+
+    begins: str
+    ends: str
+    num_tokens: int
+    num_pages: int
+    state: str
+    idle_seconds: float
+    num_hits: int
+    sessions: list[str] = []
+
+
+class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt cache of one model: pages of KV memory by use, tokens found since it was loaded, and prompts."""
+
+    model: str
+    num_pages: int
+    page_bytes: int
+    used_pages: int
+    cached_pages: int
+    pinned_pages: int
+    retained_pages: int
+    demoted_pages: int
+    hit_tokens: int
+    asked_tokens: int
+    evictions: dict[str, int] = {}
+    session_bytes: int = 0
+    pins: dict[str, int] = {}
+    prompts: list[KeptPrompt] = []
+
+
+class CacheAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for: `models` for a view, `report` for an explanation, `num_tokens` kept by a pin or an unpin."""
+
+    models: list[ModelCache] = []
+    report: CacheReport | None = None
+    num_tokens: int = 0
+
+
+@runtime_checkable
+class PromptCache(Protocol):
+    """A backend with a prompt cache that can be asked about."""
+
+    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+        """Answer. Raises `RequestError` for a prompt that will not do, `CapacityError` when there is no room."""
+        ...
