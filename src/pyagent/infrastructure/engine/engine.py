@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from pyagent.core.errors import CapacityError
-from pyagent.infrastructure.engine.batch import Runner, StepOutput
+from pyagent.infrastructure.engine.batch import Likelihood, Runner, StepOutput
+from pyagent.infrastructure.engine.forks.beams import Search
 from pyagent.infrastructure.engine.queues import RequestQueues
 from pyagent.infrastructure.engine.request import Output, Request, Status
 from pyagent.infrastructure.engine.scheduler import Plan, Scheduler, SchedulerLimits
@@ -167,6 +168,9 @@ class Engine:
             if request.status is Status.FINISHED:
                 continue
             likelihood = likelihoods.get(row) if likelihoods else None
+            if request.search is not None:
+                self._search(request, request.search, likelihood, now)
+                continue
             try:
                 if likelihood is not None:
                     request.note(likelihood)
@@ -176,6 +180,51 @@ class Engine:
                 news = request.finish("error", error=str(error))
             if news is not None:
                 self._pass_on(request, news)
+
+    def _search(self, request: Request, search: Search, likelihood: Likelihood | None, now: float) -> None:
+        """A beam drew: when all of its search have, the search goes on by a token or ends."""
+        lead = search.lead
+        lead.last_token = now
+        lead.first_token = lead.first_token or now
+        self.scheduler.park(request)
+        if likelihood is None or not search.offer(request, likelihood):
+            return
+        step = search.step()
+        for parent, child in step.forks:
+            self.scheduler.fork_beam(parent, child)
+        for other in step.ended:
+            self._drop(other)
+        for other, token in step.going_on:
+            self.scheduler.go_on(other, token)
+        if search.rules.is_done:
+            self._tell_answers(search)
+
+    def _tell_answers(self, search: Search) -> None:
+        lead, answers = search.lead, search.answers
+        lead.finish(answers[0].reason)
+        self.counts.note_end(lead)
+        for index, answer in enumerate(answers):
+            detokenizer = lead.tokenizer.detokenizer()
+            text = "".join(map(detokenizer.push, answer.tokens)) + detokenizer.flush()
+            is_last = index == len(answers) - 1
+            self._tell(lead, Output(text, (), answer.reason, None, answer.tokens, index, is_last))
+
+    def _end_search(self, search: Search, request: Request, output: Output) -> Request:
+        """One beam was ended from outside, and so is its search; returns the request that stands for it."""
+        for other in {*search.live, search.lead} - {request}:
+            self._drop(other)
+            if other.status is not Status.FINISHED:
+                other.finish(output.finish_reason or "abort")
+        return search.lead
+
+    def _drop(self, request: Request) -> None:
+        """Forget a request, and give its memory back when nothing computes with it."""
+        if self.scheduler.remove(request):
+            self._unreleased.append(request.id)
+            if self._plan is None:
+                self._release_later()
+            else:
+                self._plan.has_ended = True
 
     def _pass_on(self, request: Request, news: Output) -> None:
         if request.status is Status.FINISHED:
@@ -203,12 +252,9 @@ class Engine:
 
     def _end(self, request: Request, output: Output) -> None:
         """A request has finished: forget it, give its memory back, tell its client."""
-        if self.scheduler.remove(request):
-            self._unreleased.append(request.id)
-            if self._plan is None:
-                self._release_later()
-            else:
-                self._plan.has_ended = True
+        self._drop(request)
+        if request.search is not None:
+            request = self._end_search(request.search, request, output)
         now = time.perf_counter()
         if self._last_end is not None:
             self._seconds_per_end += 0.1 * (now - self._last_end - self._seconds_per_end)

@@ -29,6 +29,7 @@ from pyagent.core.messages import (
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
+from pyagent.infrastructure.engine.forks.beams import Search, check_beam
 from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.ledger import Reservation
@@ -92,7 +93,9 @@ class LoadedModel:
         Raises `RequestError`; nothing has reached the engine's loop then.
         """
         request.sampling.validate()
-        count = num_samples(request)
+        if request.beam is not None:
+            check_beam(request, request.beam)
+        count = 1 if request.beam is not None else num_samples(request)
         prompt = self._tokenise(request)
         if log is not None:  # the conversation it continued may be lost, or have gone on
             prompt = replace(prompt, tokens=array("I", log.prompt).tolist(), num_log_tokens=0, turn=None)
@@ -106,10 +109,12 @@ class LoadedModel:
             )
         request_class = self.engine.scheduler.queues.check(request.request_class)
         deadline = None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds
-        members = [
-            Request(
+
+        def make(drawn: Sequence[int], index: int = 0) -> Request:
+            return Request(
                 id=next(self._ids),
-                tokens=tokens.copy(),
+                tokens=[*tokens, *drawn],
+                num_prompt_tokens=len(tokens),
                 params=request.sampling,
                 max_tokens=min(request.sampling.max_tokens or room, room),
                 sampler=self._sampler(request, tokens, index),
@@ -125,9 +130,11 @@ class LoadedModel:
                 index=index,
                 status=Status.FOLLOWING if index else Status.WAITING,
             )
-            for index in range(count)
-        ]
-        told = members[0].resume(log) if log is not None and count == 1 else None
+
+        members = [make((), index) for index in range(count)]
+        if request.beam is not None:
+            Search(members[0], request.beam, request.n, make)
+        told = members[0].resume(log) if log is not None and count == 1 and request.beam is None else None
         tell = members[0].on_output = self._logging(prompt, on_output, told)
         if count > 1:
             Samples(members, request.n, tell)
@@ -136,6 +143,8 @@ class LoadedModel:
     def _sampler(self, request: ChatRequest, tokens: list[int], index: int) -> _rust.SamplerState:
         """The sampler of one answer. The likelihoods of draws are needed where the best are told."""
         params = request.sampling
+        if request.beam is not None:
+            params = SamplingParams(temperature=0, top_logprobs=2 * request.beam.width, logit_bias=params.logit_bias)
         if params.seed is not None and index:
             params = replace_fields(params, seed=(params.seed + index) & (2**64 - 1))
         if request.best_of is not None and params.top_logprobs is None:
@@ -209,7 +218,10 @@ def _parts(message: Message) -> Sequence[object]:
 
 def usage_of(request: Request) -> Usage:
     """What a finished request used, all its answers together."""
-    num_drawn = sum(answer.num_drawn for answer in request.answers)
+    if request.search is not None:
+        num_drawn = sum(len(answer.tokens) for answer in request.search.answers)
+    else:
+        num_drawn = sum(answer.num_drawn for answer in request.answers)
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
         completion_tokens=num_drawn,

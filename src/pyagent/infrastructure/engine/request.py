@@ -22,6 +22,7 @@ from pyagent.infrastructure.engine.stops import StopTexts
 
 if TYPE_CHECKING:
     from pyagent._rust import SamplerState
+    from pyagent.infrastructure.engine.forks.beams import Search
     from pyagent.infrastructure.engine.forks.samples import Samples
     from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.tokens import Detokenizer, ModelTokenizer
@@ -121,6 +122,7 @@ class Request:
     index: int = 0
     prompt: Prompt = NO_PROMPT
     samples: Samples | None = None
+    search: Search | None = None
     followers: list[Request] = field(default_factory=list["Request"])
     logprob: float = 0.0
     num_likelihoods: int = 0
@@ -145,7 +147,7 @@ class Request:
     end_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = len(self.tokens)
+        self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
         self.num_told = len(self.tokens)
         self.stops = StopTexts(self.params.stop)
         self.end_ids = frozenset() if self.params.ignore_eos else frozenset(self.tokenizer.end_ids)

@@ -117,6 +117,8 @@ class Scheduler:
         self.lanes = Lanes()
         self.prefilling: dict[int, Request] = {}
         self.ending: dict[int, Request] = {}
+        self.parked: dict[int, Request] = {}
+        """Beams that wait, with their memory, for the others of their search."""
         self.failed: list[tuple[Request, str]] = []
         """Requests that cannot go on, with the reason; the engine ends them and empties the list."""
         self._prefixes = ComingPrefixes()
@@ -124,6 +126,7 @@ class Scheduler:
         self.num_preemptions = Counter[str]()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
         self._num_grammars = 0  # of running requests
+        self._num_searching = 0  # running beams
         self._end_ids: frozenset[int] = frozenset()  # of any request so far
         self._long: tuple[Request | None, int] = (None, 0)  # one not short enough last time, and its tokens
         self._shut_at: int | None = None  # spare pages when admission failed for memory; None: it may succeed
@@ -131,7 +134,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that hold a place."""
-        return len(self.lanes) + len(self.prefilling) + len(self.ending)
+        return len(self.lanes) + len(self.prefilling) + len(self.ending) + len(self.parked)
 
     @property
     def has_work(self) -> bool:
@@ -144,7 +147,8 @@ class Scheduler:
 
     def running(self) -> list[Request]:
         """All that run."""
-        return [*self.lanes.requests, *self.prefilling.values(), *self.ending.values()]
+        others = (self.prefilling, self.ending, self.parked)
+        return [*self.lanes.requests, *(request for place in others for request in place.values())]
 
     def add(self, request: Request) -> None:
         """Let a request wait its turn."""
@@ -180,6 +184,13 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """The next step; None when nothing can run."""
+        plan = self._plan()
+        if plan is None and self.parked:
+            self._put_parked_back()
+            plan = self._plan()
+        return plan
+
+    def _plan(self) -> Plan | None:
         now = self._clock()
         self._reserve_for_lanes(now)
         batch = Batch(
@@ -204,12 +215,12 @@ class Scheduler:
             request.num_landed = chunk.end
             if request.id not in self.prefilling:
                 self._prefixes.discard(request)
-        if self._end_ids.isdisjoint(tokens) and not plan.has_ended:
+        if not (plan.has_ended or self._num_searching) and self._end_ids.isdisjoint(tokens):
             for log, token in zip(plan.logs, tokens, strict=True):
                 log.append(token)
             return
         for request, token in zip(plan.drawing, tokens, strict=True):
-            if request.status is not Status.FINISHED and token not in request.end_ids:
+            if request.status is not Status.FINISHED and token not in request.end_ids and request.search is None:
                 request.tokens.append(token)
 
     # -- decoding -----------------------------------------------------------------------------------------------------
@@ -241,6 +252,53 @@ class Scheduler:
         request.num_preemptions += 1
         self.num_preemptions["recompute"] += 1
         self.queues.add(request, now)
+
+    # -- beams --------------------------------------------------------------------------------------------------------
+
+    def park(self, request: Request) -> None:
+        """A decoding request waits for others of its search; it keeps its memory."""
+        if request in self.lanes:
+            self.lanes.remove(request)
+        else:
+            del self.ending[request.id]
+        self.parked[request.id] = request
+
+    def fork_beam(self, parent: Request, child: Request) -> None:
+        """Start a beam where another stands; when that cannot be, it is computed again."""
+        now = self._clock()
+        can_run = parent.id in self.parked and self.num_running < self._max_running
+        if not can_run or not self.runner.fork(parent.id, child.id):
+            return
+        self.queues.add(child, now)
+        self.queues.start(child, now)
+        child.num_reserved = -(-len(parent.tokens) // BLOCK_TOKENS) * BLOCK_TOKENS
+        child.num_charged = len(parent.tokens)
+        child.num_cached = len(parent.tokens)
+        child.scheduled = now
+        self._hold(child)
+        del self.prefilling[child.id]
+        self.parked[child.id] = child
+        self._become(child, Status.DECODING)
+
+    def go_on(self, request: Request, token: int) -> None:
+        """A beam takes a token: it decodes on, or waits to be computed again when it had to yield its memory."""
+        request.tokens.append(token)
+        if self.parked.pop(request.id, None) is not None:
+            self.lanes.add(request, request.num_drawn)
+        else:
+            self.queues.add(request, self._clock())
+            self._shut_at = None
+
+    def _put_parked_back(self) -> None:
+        """Nothing can run, because beams that wait hold what those they wait for need: they yield it."""
+        now = self._clock()
+        for request in list(self.parked.values()):
+            self.queues.remove(request, now)
+            self._stop_running(request)
+            self.runner.release(request.id)
+            self._become(request, Status.WAITING)
+            request.num_computed = request.num_landed = 0
+        self._shut_at = None
 
     # -- prompts ------------------------------------------------------------------------------------------------------
 
@@ -381,6 +439,7 @@ class Scheduler:
         self.memory.hold(request)
         self._end_ids |= request.end_ids
         self._num_grammars += request.grammar is not None
+        self._num_searching += request.search is not None
         self.prefilling[request.id] = request
 
     # -- leaving ------------------------------------------------------------------------------------------------------
@@ -389,11 +448,12 @@ class Scheduler:
         """Take a request from where it runs; False when it does not. Its blocks are the caller's to release."""
         if request in self.lanes:
             self.lanes.remove(request)
-        elif self.prefilling.pop(request.id, None) is None and self.ending.pop(request.id, None) is None:
+        elif not any(place.pop(request.id, None) for place in (self.prefilling, self.ending, self.parked)):
             return False
         self._prefixes.discard(request)
         self.memory.drop(request)
         self._num_grammars -= request.grammar is not None
+        self._num_searching -= request.search is not None
         return True
 
     def _fail(self, request: Request, reason: str) -> None:

@@ -1,0 +1,175 @@
+"""Beam search: the `width` likeliest continuations are kept, step by step (as Hugging Face's `generate` defines it).
+
+Each beam is a request of its own, forked from the one it continues. A step of the search begins when all beams have
+offered their likeliest next tokens. Of all continuations the 2 x width best are looked at: one that ends is a finished
+answer if it is among the first `width`, others become beams until there are `width`. An answer's score is its log
+probability, end included, over its number of tokens ** `length_penalty`. The search ends when `width` answers are
+finished and (with `early_stopping`) at once, or when no beam can become better than the worst of them, or at the
+longest answer allowed. Ties go to the earlier beam and the lower token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyagent.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from pyagent.core.messages import BeamSearch, ChatRequest, FinishReason
+    from pyagent.infrastructure.engine.batch import Likelihood
+    from pyagent.infrastructure.engine.request import Request
+
+MAX_WIDTH = 8
+
+
+class Continuation(NamedTuple):
+    """A beam's next token, and the log probability of all its tokens then."""
+
+    beam: int
+    token: int
+    logprob: float
+
+
+class Answer(NamedTuple):
+    """A finished answer."""
+
+    score: float
+    tokens: tuple[int, ...]
+    reason: FinishReason
+
+
+@dataclass(slots=True)
+class SearchRules:
+    """The search without its requests: what it goes on with, and what it has found."""
+
+    beam: BeamSearch
+    end_ids: frozenset[int]
+    max_tokens: int
+    answers: list[Answer] = field(default_factory=list[Answer])
+    is_done: bool = False
+
+    def choose(self, beams: Sequence[tuple[tuple[int, ...], float, Sequence[tuple[int, float]]]]) -> list[Continuation]:
+        """The beams of the next step, from each beam's tokens, log probability and likeliest next tokens."""
+        width = self.beam.width
+        found = [
+            Continuation(beam, token, before + logprob)
+            for beam, (_, before, likeliest) in enumerate(beams)
+            for token, logprob in likeliest
+        ]
+        found.sort(key=lambda one: (-one.logprob, one.beam, one.token))
+        chosen: list[Continuation] = []
+        num_tokens = len(beams[0][0]) + 1
+        for rank, one in enumerate(found[: 2 * width]):
+            if one.token not in self.end_ids:
+                chosen.append(one)
+            elif rank < width:
+                self._add(beams[one.beam][0], one.logprob, num_tokens, "stop")
+            if len(chosen) == width:
+                break
+        self.is_done = not chosen or self._cannot_improve(found[0].logprob, num_tokens)
+        if num_tokens >= self.max_tokens and not self.is_done:
+            self.is_done = True
+            for one in chosen:
+                self._add((*beams[one.beam][0], one.token), one.logprob, num_tokens, "length")
+        return [] if self.is_done else chosen
+
+    def _add(self, tokens: tuple[int, ...], logprob: float, num_tokens: int, reason: FinishReason) -> None:
+        self.answers.append(Answer(self._score(logprob, num_tokens), tokens, reason))
+        self.answers.sort(key=lambda answer: -answer.score)
+        del self.answers[self.beam.width :]
+
+    def _score(self, logprob: float, num_tokens: int) -> float:
+        return logprob / num_tokens**self.beam.length_penalty
+
+    def _cannot_improve(self, best: float, num_tokens: int) -> bool:
+        if len(self.answers) < self.beam.width:
+            return False
+        # A beam's log probability only falls; divided by a power of its length it may still rise until the longest.
+        longest = self.max_tokens if self.beam.length_penalty > 0 else num_tokens
+        return self.beam.early_stopping or self.answers[-1].score >= self._score(best, longest)
+
+
+class Step(NamedTuple):
+    """What becomes of a search's requests: which take another token, which are forked first, which end."""
+
+    forks: list[tuple[Request, Request]]
+    going_on: list[tuple[Request, int]]
+    ended: list[Request]
+
+
+class Search:
+    """A search's requests. The first one, `lead`, stands for the search to its caller."""
+
+    def __init__(self, lead: Request, beam: BeamSearch, num_told: int, make: Callable[[list[int]], Request]) -> None:
+        """`make` makes a request with these tokens after the prompt's; `num_told` answers are told."""
+        self.lead = lead
+        self.rules = SearchRules(beam, lead.end_ids, lead.max_tokens)
+        self.live = [lead]
+        self._make = make
+        self._num_told = num_told
+        self._logprobs = {lead.id: 0.0}
+        self._offers: dict[int, list[tuple[int, float]]] = {}
+        lead.search = self
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What is told, best first."""
+        return self.rules.answers[: self._num_told]
+
+    def offer(self, request: Request, likelihood: Likelihood) -> bool:
+        """A beam's likeliest next tokens; True when all beams have offered."""
+        self._offers[request.id] = likelihood.top[: 2 * self.rules.beam.width]
+        return len(self._offers) == len(self.live)
+
+    def step(self) -> Step:
+        """Go on by a token; `rules.is_done` afterwards says whether that was the last."""
+        beams = [(self._drawn(one), self._logprobs[one.id], self._offers[one.id]) for one in self.live]
+        chosen = self.rules.choose(beams)
+        step = Step([], [], [])
+        taken: set[int] = set()
+        live: list[Request] = []
+        logprobs: dict[int, float] = {}
+        for beam, token, logprob in chosen:
+            request = self.live[beam]
+            if beam in taken:
+                child = self._make(list(self._drawn(request)))
+                child.search = self
+                step.forks.append((request, child))
+                request = child
+            taken.add(beam)
+            step.going_on.append((request, token))
+            live.append(request)
+            logprobs[request.id] = logprob
+        step.ended.extend(one for beam, one in enumerate(self.live) if beam not in taken)
+        self.live, self._logprobs, self._offers = live, logprobs, {}
+        return step
+
+    def _drawn(self, request: Request) -> tuple[int, ...]:
+        return tuple(request.tokens[request.num_prompt_tokens :])
+
+
+def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
+    """Raise `RequestError` for a search that cannot be made, naming the field."""
+    sampling = request.sampling
+    if not 1 <= beam.width <= MAX_WIDTH:
+        raise RequestError(f"beam.width must be between 1 and {MAX_WIDTH}, got {beam.width}", param="beam")
+    if not (math.isfinite(beam.length_penalty) and -10 <= beam.length_penalty <= 10):
+        raise RequestError(f"beam.length_penalty must be between -10 and 10, got {beam.length_penalty}", param="beam")
+    if not 1 <= request.n <= beam.width:
+        raise RequestError(f"n must be between 1 and the {beam.width} beams, got {request.n}", param="n")
+    has_form = request.response_format is not None and request.response_format.type != "text"
+    penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    refused = {
+        "best_of": request.best_of is not None,
+        "stop": bool(sampling.stop),
+        "response_format": has_form,
+        "top_logprobs": sampling.top_logprobs is not None,
+        "repetition_penalty": penalties != (1.0, 0.0, 0.0),
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            what = "penalties" if name == "repetition_penalty" else name
+            raise RequestError(f"beam search cannot be combined with {what}; leave one of them out", param=name)
