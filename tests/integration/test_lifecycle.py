@@ -154,6 +154,29 @@ def test_sleep_gives_memory_back_and_the_next_request_wakes(tiny_model_path: Pat
     run(work())
 
 
+@both
+def test_idle_engine_sleeps_by_itself(tiny_model_path: Path, process: bool) -> None:
+    """After the time of the settings without a request the models are unloaded; the next request loads them."""
+
+    async def work() -> None:
+        rest = {"engine.idle_sleep_seconds": 0.2, "engine.idle_sleep_level": 2}
+        async with engine_of(tiny_model_path, process=process, **rest) as backend:
+            first = await collect(backend.chat(ask()))
+            for _ in range(100):
+                await asyncio.sleep(0.05)
+                if await state(backend) == "deep asleep":
+                    break
+            assert (await backend.engine_state()).models == []
+            assert (await collect(backend.chat(ask()))).text == first.text
+        for _ in range(100):
+            if not any(thread.name == "pyagent-idle" for thread in threading.enumerate()):
+                break
+            await asyncio.sleep(0.02)
+        assert not any(thread.name == "pyagent-idle" for thread in threading.enumerate())
+
+    run(work())
+
+
 def test_sleep_before_anything_was_asked_starts_nothing(tiny_model_path: Path) -> None:
     """An engine whose process has not started sleeps and wakes without one."""
 

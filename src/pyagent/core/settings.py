@@ -122,6 +122,10 @@ class Engine(_Section):
         none="auto",
     )
     max_context: AutoCount = _setting(None, "Tokens of context for each sequence; `auto` is the model's.", none="auto")
+    idle_sleep_seconds: Annotated[Seconds | None, _word("never")] = _setting(
+        None, "Sleep after so long without a request, until the next comes; `never` stays awake.", none="never"
+    )
+    idle_sleep_level: Literal[1, 2] = _setting(1, "What sleep gives back: 1 the KV memory, 2 the models too.")
     process: bool = _setting(
         False, "Run the engine in a process of its own: a crash there is mended, and answers go on where they stopped."
     )

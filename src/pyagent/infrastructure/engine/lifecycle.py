@@ -5,12 +5,15 @@ Says whether a request may begin; knows nothing of models, memory or processes. 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from enum import Enum
 
-from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.errors import CapacityError, PyAgentError, RequestError
+
+logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 
@@ -32,7 +35,7 @@ class State(Enum):
 
 _NEXT: dict[State, frozenset[State]] = {
     State.STARTING: frozenset({State.READY, State.DRAINING, State.STOPPED}),
-    State.READY: frozenset({State.STARTING, State.DRAINING, State.STOPPED}),
+    State.READY: frozenset({State.STARTING, State.DRAINING, State.ASLEEP, State.DEEP_ASLEEP, State.STOPPED}),
     State.DRAINING: frozenset({State.READY, State.ASLEEP, State.DEEP_ASLEEP, State.STOPPED}),
     State.ASLEEP: frozenset({State.READY, State.DRAINING, State.STOPPED}),
     State.DEEP_ASLEEP: frozenset({State.READY, State.DRAINING, State.STOPPED}),
@@ -107,6 +110,24 @@ class LifeCycle:
         with self._changed:
             self._changed.wait_for(lambda: self._num_running == 0 or self._state is not State.DRAINING, grace_seconds)
             return self._num_running
+
+    def sleep_when_idle(self, idle_seconds: float, level: int, give_back: Callable[[int], None]) -> None:
+        """Sleep each time there was no request for so long; returns when the engine has stopped.
+
+        Nothing is drained for it: `give_back` must leave what is in use alone, and a request that comes meanwhile wins.
+        """
+        while self._state is not State.STOPPED:
+            left = idle_seconds - self.idle_seconds
+            if left <= 0 and self._state is State.READY:
+                try:
+                    give_back(level)
+                except PyAgentError as error:  # its process died at this moment, say
+                    logger.warning("an idle engine could not give memory back: %s", error)
+                with self._changed:
+                    if self._state is State.READY and self._num_running == 0:
+                        self.become(_SLEEPING[level])
+            with self._changed:
+                self._changed.wait(left if left > 0 else idle_seconds)
 
     def sleep(self, level: int, give_back: Callable[[int], None], grace_seconds: float = GRACE_SECONDS) -> None:
         """Drain, call `give_back` with the level to free memory, and sleep. Does nothing when it sleeps so deep.

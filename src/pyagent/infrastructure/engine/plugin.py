@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from pyagent.core.backends import Backend, BackendFactory, Link
@@ -17,6 +18,7 @@ from pyagent.core.settings import Settings
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
     from pyagent.infrastructure.engine.model import EngineOptions
+    from pyagent.infrastructure.engine.remote import ProcessEngine
 
 
 class _Links:
@@ -46,10 +48,13 @@ class _Links:
             from pyagent.infrastructure.engine.remote import ProcessEngine
 
             options_of(settings, self._parts)  # what is wrong with the settings is said now
-            engine: EngineClient = ProcessEngine(settings.model_dump_json().encode())
+            engine: LocalEngine | ProcessEngine = ProcessEngine(settings.model_dump_json().encode())
         else:
             engine = make_engine(settings, self._parts)
         self._shared = (key, engine)
+        if settings.engine.idle_sleep_seconds is not None:
+            rest = (settings.engine.idle_sleep_seconds, settings.engine.idle_sleep_level, engine.give_back)
+            Thread(target=engine.life.sleep_when_idle, args=rest, name="pyagent-idle", daemon=True).start()
         return engine
 
 

@@ -121,9 +121,10 @@ class ProcessEngine:
 
     async def sleep(self, level: int = 1) -> None:
         """Let running requests finish, then give KV memory back (1), and unload the models (2)."""
-        await asyncio.to_thread(self.life.sleep, level, self._give_back)
+        await asyncio.to_thread(self.life.sleep, level, self.give_back)
 
-    def _give_back(self, level: int) -> None:
+    def give_back(self, level: int) -> None:
+        """Free the KV memory of models that nobody uses (1), or the models (2). Blocks."""
         if self.supervisor.is_started:
             self.supervisor.call(GiveBack(level)).result()
 

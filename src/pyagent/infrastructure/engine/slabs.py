@@ -94,6 +94,7 @@ class KvSlabs:
             spare = stats.limit - stats.active
             num_pages = spare if num_bytes is None else min(spare, -(-num_bytes // self._page_bytes))
             limit = stats.limit - max(0, num_pages)
-            excess = self._pool.set_limit(limit)
+            limit += self._pool.set_limit(limit)  # pinned pages stay
+            self._pool.set_limit(limit)
             self._give_back(self._pool.take_freed())
-            self._reservation.try_resize((limit + excess) * self._page_bytes)
+            self._reservation.try_resize(limit * self._page_bytes)

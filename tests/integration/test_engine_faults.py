@@ -1,0 +1,153 @@
+"""Bad input and faults through the backend: only the request at fault ends, with a reason; nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from pathlib import Path
+
+import pytest
+from support.tiny_model import write_tiny_model
+
+from pyagent import _rust
+from pyagent.core.backends import Answer, collect
+from pyagent.core.errors import BackendError, CapacityError, ContextOverflowError
+from pyagent.core.messages import ChatRequest, SamplingParams
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.batch import Batch, StepOutput
+from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+
+KV_BYTES_A_BLOCK = 256 * 16
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(work)
+
+
+def ask(text: str, **sampling: object) -> ChatRequest:
+    params = {"max_tokens": 60, "ignore_eos": True, "temperature": 0, **sampling}
+    return ChatRequest(prompt=text, sampling=SamplingParams(**params))  # type: ignore[arg-type]
+
+
+def backend_of(path: Path, *, blocks: int = 1024, num_waiting: int = 4096) -> NativeBackend:
+    cpu = CpuOptions(threads=1, kv_bytes=blocks * KV_BYTES_A_BLOCK)
+    return NativeBackend.of("tiny", lambda: path, EngineOptions(cpu, SchedulerLimits(max_num_waiting=num_waiting)))
+
+
+async def settled(backend: NativeBackend) -> _rust.PoolStats:
+    """The pool's counts once nothing runs."""
+    model = await backend.load()
+    assert isinstance(model, LoadedModel)
+    for _ in range(1_000):
+        if not model.engine.scheduler.has_work and model.runner.pool.stats().active == 0:
+            break
+        await asyncio.sleep(0.01)
+    model.runner.pool.check()
+    return model.runner.pool.stats()
+
+
+async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[Answer | BaseException]:
+    return await asyncio.gather(*(collect(backend.chat(one)) for one in requests), return_exceptions=True)
+
+
+def test_logits_that_are_not_numbers_leave_others_alone(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request whose logits are NaN ends with that reason in the middle of its answer; seven others are unchanged."""
+    damaged = write_tiny_model(tmp_path / "nan.gguf", is_damaged=True)
+    true_execute = CpuRunner.execute
+
+    async def work() -> None:
+        others = [ask(f"the user {number}") for number in range(7)]
+        backend = backend_of(tiny_model_path)
+        expected = [(await collect(backend.chat(one))).text for one in others]
+        sick = CpuRunner(damaged, CpuOptions(threads=1, kv_bytes=64 * KV_BYTES_A_BLOCK))
+        reasons: list[str] = []
+
+        def execute(runner: CpuRunner, batch: Batch) -> StepOutput:
+            output = true_execute(runner, batch)
+            for row, params in enumerate(batch.steps):
+                if params == 20 and is_sick[0] == batch.sequence_ids[row]:
+                    sick.add(1, [1, 2, 3])
+                    sick.reserve(1, 3)
+                    draw = Batch([1], [3], [1, 2, 3], [batch.samplers[row]], [params])
+                    output.errors[row] = true_execute(sick, draw).errors[0]
+                    reasons.append(output.errors[row])
+                    sick.release(1)
+            return output
+
+        monkeypatch.setattr(CpuRunner, "execute", execute)
+        model = await backend.load()
+        assert isinstance(model, LoadedModel)
+        is_sick = [model.prepare(ask("z"), lambda _: None).id + 1]
+        answers = await at_once(backend, [ask("the sick one"), *others])
+        failed = answers.pop(0)
+        assert isinstance(failed, BackendError)
+        assert reasons[0] in str(failed)
+        assert "nan" in reasons[0].lower() or "number" in reasons[0].lower() or "finite" in reasons[0].lower()
+        assert [answer.text for answer in answers if isinstance(answer, Answer)] == expected
+        assert (await settled(backend)).active == 0
+        await backend.close()
+
+    run(work())
+
+
+def test_prompt_of_ten_megabytes_is_refused_and_others_go_on(tiny_model_path: Path) -> None:
+    """Ten megabytes of prompt are tokenised off the loop and refused with their number; others go on."""
+
+    async def work() -> None:
+        backend = backend_of(tiny_model_path)
+        expected = await collect(backend.chat(ask("the user", max_tokens=400)))
+        requests = [ask("the user is " * (10_000_000 // 12)), ask("the user", max_tokens=400)]
+        huge, other = await at_once(backend, requests)
+        assert isinstance(huge, ContextOverflowError)
+        assert huge.num_tokens > 1_000_000
+        assert isinstance(other, Answer)
+        assert other.text == expected.text
+        assert (await settled(backend)).active == 0
+        await backend.close()
+
+    run(work())
+
+
+def test_ten_thousand_requests_are_answered_or_refused_with_a_time(tiny_model_path: Path) -> None:
+    """Of 10,000 requests at once those beyond the queue are refused with a time to try again; the others are answered."""
+
+    async def work() -> None:
+        backend = backend_of(tiny_model_path, num_waiting=500)
+        expected = (await collect(backend.chat(ask("the user", max_tokens=2)))).text
+        answers = await at_once(backend, [ask("the user", max_tokens=2)] * 10_000)
+        kinds = Counter(type(answer) for answer in answers)
+        assert set(kinds) == {Answer, CapacityError}
+        assert kinds[Answer] >= 500
+        for answer in answers:
+            if isinstance(answer, CapacityError):
+                assert answer.retry_after_seconds
+            elif isinstance(answer, Answer):
+                assert answer.text == expected
+        assert (await collect(backend.chat(ask("the user", max_tokens=2)))).text == expected
+        assert (await settled(backend)).active == 0
+        await backend.close()
+
+    run(work())
+
+
+def test_exhausted_kv_memory_costs_time_and_no_text(tiny_model_path: Path) -> None:
+    """With KV memory for one long answer, eight of them take turns; texts are as they are alone, pages free."""
+
+    async def work() -> None:
+        requests = [ask(f"{number} the", seed=number, temperature=1.0, max_tokens=440) for number in range(8)]
+        roomy = backend_of(tiny_model_path)
+        expected = [answer.text for answer in await at_once(roomy, requests) if isinstance(answer, Answer)]
+        await roomy.close()
+        backend = backend_of(tiny_model_path, blocks=32)
+        answers = await at_once(backend, requests)
+        assert [answer.text for answer in answers if isinstance(answer, Answer)] == expected
+        stats = await settled(backend)
+        assert (stats.active, stats.free) == (0, stats.limit)
+        await backend.close()
+
+    run(work())
