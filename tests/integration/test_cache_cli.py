@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def test_cache_is_shown_explained_and_pinned(url: str, tmp_path: Path) -> None:
     shown = said("show", "--url", url)
     assert "tiny: 1 MB of KV memory" in shown
     assert "[mine]" in shown
+    assert re.search(r"^  [0-9a-f]{16} +\d+ tokens", shown, re.MULTILINE), "each prompt has a key"
     request = tmp_path / "request.json"
     messages = [
         {"role": "system", "content": SYSTEM},

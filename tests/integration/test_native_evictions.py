@@ -18,6 +18,7 @@ from pyagent.core.eviction import EvictionPolicyFactory
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.core.plugins import PluginHost
+from pyagent.core.prompt_cache import ViewCache
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 
@@ -113,3 +114,24 @@ def test_engine_answers_while_a_policy_is_asked(tiny_model_path: Path) -> None:
     is_done.set()
     asking.join(10)
     assert not asking.is_alive()
+
+
+def test_prefix_keys_are_equal_between_engines_when_asked_for(tiny_model_path: Path) -> None:
+    """With `sha256` two engines give a prompt one key; by default each has keys of its own."""
+
+    async def keys(prefix_hash: str) -> set[str]:
+        overrides = {"chain": [f"native:{tiny_model_path}"], "engine.prefix_hash": prefix_hash}
+        settings = load_settings(overrides=overrides).settings
+        chain = make_chain(settings, make_host(settings))
+        try:
+            request = ChatRequest(prompt="count " * 20, sampling=SamplingParams(temperature=0, max_tokens=1))
+            await collect(chain.chat(request))
+            answer = await chain.ask_cache(ViewCache(9))
+            return {prompt.key for model in answer.models for prompt in model.prompts}
+        finally:
+            await chain.close()
+
+    for prefix_hash, are_equal in (("sha256", True), ("xxh3", True), ("siphash", False)):
+        first, second = (asyncio.run(keys(prefix_hash)) for _ in range(2))
+        assert first
+        assert (first == second) == are_equal

@@ -60,7 +60,7 @@ def _show_model(model: ModelCache) -> None:
     for prompt in model.prompts:
         whose = f"  [{', '.join(prompt.sessions)}]" if prompt.sessions else ""
         sys.stdout.write(
-            f"  {prompt.num_tokens:>7} tokens  {prompt.state:<9} {prompt.idle_seconds:>7.0f} s ago  "
+            f"  {prompt.key}  {prompt.num_tokens:>7} tokens  {prompt.state:<9} {prompt.idle_seconds:>7.0f} s ago  "
             f"{prompt.num_hits:>4} hits  {_line(prompt.begins)} ... {_line(prompt.ends)}{whose}\n"
         )
 

@@ -2,6 +2,9 @@
 
 The built-in ones are Rust and named by strings; a plugin may bring one written in Python, which costs the interpreter's
 lock for each call. Pins and the fleet's hints come before any policy: it only orders what may go.
+
+A policy must not call the block pool that asks it. One that raises, or evicts what is not released, is put out of use:
+the log says why, and blocks go by last use from then on.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
-    """Orders blocks, each a small number while it is cached. `key` names a block's content across evictions."""
+    """Orders blocks, each a small number while it is cached. `key` names a block's content across evictions.
+
+    A block is inserted held. It is held when a prompt hits it.
+    """
 
     def insert(self, block: int, key: int, priority: int) -> None:
-        """A block's content was computed."""
+        """A block's content was computed. Of a higher priority, it is worth keeping longer."""
         ...
 
     def hit(self, block: int) -> None:

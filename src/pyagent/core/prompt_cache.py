@@ -42,8 +42,12 @@ CacheQuestion = ViewCache | ExplainPrompt | PinPrompt | UnpinPrompt
 
 
 class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt in the cache, up to its last whole block. `state`: used, pinned, retained, demoted or cached."""
+    """A prompt in the cache, up to its last whole block. `state`: used, pinned, retained, demoted or cached.
 
+    `key` is a hash of all its tokens (`engine.prefix_hash`).
+    """
+
+    key: str
     begins: str
     ends: str
     num_tokens: int

@@ -139,6 +139,11 @@ class Engine(_Section):
         "What of the cached KV that nobody uses goes first, after demoted and before retained prompts: `lru`, `lfu`, "
         "`fifo`, `arc`, `slru`, `tlru`, `priority` or a plugin's.",
     )
+    prefix_hash: Literal["siphash", "sha256", "xxh3"] = _setting(
+        "siphash",
+        "Hash behind the keys that `pyagent cache show` gives cached prompts: `siphash` is keyed anew in each process, "
+        "so that no prompt can be made to collide; the others give equal keys in every process.",
+    )
     sessions: Literal["auto", "named", "off"] = _setting(
         "auto",
         "Conversations that continue the tokens computed before: any, those with a `session`, none.",

@@ -88,6 +88,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             kv_type="f16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             isa=None if engine.isa == "auto" else engine.isa,
             make_eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
+            prefix_hash=engine.prefix_hash,
         ),
         limits=SchedulerLimits(
             max_num_seqs=engine.max_num_seqs,

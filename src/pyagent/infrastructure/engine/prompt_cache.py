@@ -184,6 +184,7 @@ class ModelPrompts:
     def _shown(self, prefix: _rust.CachedPrefix) -> KeptPrompt:
         text = self._tokenizer.shown(prefix.tokens)
         return KeptPrompt(
+            key=prefix.key,
             begins=text[:_SHOWN_CHARS],
             ends=text[-_SHOWN_CHARS:],
             num_tokens=len(prefix.tokens),

@@ -49,12 +49,15 @@ def pick_eviction(name: str, factories: Mapping[str, EvictionPolicyFactory] = BU
 
 
 def make_pool(
-    num_pages: int, groups: Sequence[tuple[str, int, int]], make_eviction: EvictionPolicyFactory
+    num_pages: int,
+    groups: Sequence[tuple[str, int, int]],
+    make_eviction: EvictionPolicyFactory,
+    prefix_hash: str = "siphash",
 ) -> _rust.BlockPool:
     """A block pool with a policy of its own. Raises `ConfigError` when the policy cannot be made."""
     try:
         policy: EvictionPolicy | str = make_eviction(num_pages)
-        return _rust.BlockPool(num_pages, groups=groups, eviction=policy)
+        return _rust.BlockPool(num_pages, groups=groups, eviction=policy, prefix_hash=prefix_hash)
     except PyAgentError:
         raise
     except Exception as error:

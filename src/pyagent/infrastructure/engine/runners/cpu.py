@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _DEFAULT_KV_BYTES = 1 << 30
 
 KvType = Literal["f32", "f16", "bf16", "int8"]
+PrefixHash = Literal["siphash", "sha256", "xxh3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class CpuOptions:
     """How to load: threads (0 means all cores), the most KV memory may take (None: what the ledger has), its type, and
     the instruction set (None: best).
 
-    `make_eviction` makes the order in which cached KV is given up.
+    `make_eviction` makes the order in which cached KV is given up; `prefix_hash` names cached prefixes.
     """
 
     threads: int = 0
@@ -38,6 +39,7 @@ class CpuOptions:
     kv_type: KvType = "f16"
     isa: str | None = None
     make_eviction: EvictionPolicyFactory = BUILT_IN[DEFAULT]
+    prefix_hash: PrefixHash = "siphash"
 
 
 class CpuRunner:
@@ -64,7 +66,9 @@ class CpuRunner:
         except RuntimeError as error:
             raise ConfigError(f"{path} cannot be loaded: {error}", key="engine.memory") from error
         self.info = self.model.info()
-        self.pool = make_pool(self.info["num_pages"], self.info["kv_groups"], options.make_eviction)
+        self.pool = make_pool(
+            self.info["num_pages"], self.info["kv_groups"], options.make_eviction, options.prefix_hash
+        )
         self._is_policy_error_told = False
         self.pages_per_block = sum(pages for _, _, pages in self.info["kv_groups"])
         page_bytes = self.info["page_bytes"]
