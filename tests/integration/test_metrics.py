@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import CacheMiss, CacheReport, ChatDelta, Timings, Usage
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.observability.metrics import AnswerWatch, Histogram, ServerFigures, render
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import Reply, ScriptedBackend, serve
@@ -115,12 +119,16 @@ def test_scrape_is_quick() -> None:
     assert (time.perf_counter() - start) / 10 < 0.05
 
 
-def test_every_figure_is_documented() -> None:
+def test_every_figure_is_documented(tiny_model_path: Path) -> None:
     """The reference page has each family with its labels, and none that does not exist."""
-    with server(lambda request: "one two") as http:
-        http.post("/v1/chat/completions", json={"messages": HI})
+    backend = NativeBackend.of("tiny", lambda: tiny_model_path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 20)))
+    with serve(create_app(Chain([backend]))) as url, httpx.Client(base_url=url, timeout=60) as http:
+        http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 3, "ignore_eos": True})
         families = list(text_string_to_metric_families(http.get("/metrics").text))
+    samples = [sample for family in families for sample in family.samples]
+    assert next(s.value for s in samples if s.name == "pyagent_engine_requests_finished_total") == 1
+    assert next(s.value for s in samples if s.name == "pyagent_engine_drawn_tokens_total") == 3
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     page = DOCS.read_text(encoding="utf-8")
-    documented = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `pyagent_")}
-    assert {name for name in documented if not name.startswith("pyagent_engine_")} == names
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `pyagent_")]
+    assert {name.strip(" `") for cell in cells for name in cell.split(",")} == names

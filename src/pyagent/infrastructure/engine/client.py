@@ -25,6 +25,7 @@ from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, St
 from pyagent.infrastructure.engine.model import LoadedModel, usage_of
 from pyagent.infrastructure.engine.model_pool import ModelPool
 from pyagent.infrastructure.engine.request import Output, Request, TokenLog
+from pyagent.infrastructure.engine.stats import EngineStats
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _LONG_TEXT = 20_000
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`."""
+    """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model."""
 
     state: str
     num_running: int = 0
@@ -43,6 +44,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     process_id: int | None = None
     num_restarts: int = 0
+    stats: dict[str, EngineStats] = {}
 
 
 class EngineClient(Protocol):
@@ -185,6 +187,7 @@ class LocalEngine:
             models=[_info(name, model) for name, model in self.models.loaded().items()],
             memory=ledger.accounts(),
             memory_bytes=ledger.total_bytes,
+            stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
         )
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:

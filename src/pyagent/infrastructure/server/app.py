@@ -23,10 +23,11 @@ from starlette.routing import Route, Router
 from pyagent.core.backends import Backend
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest, ModelInfo
+from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, AnswerWatch, ServerFigures, render
 from pyagent.infrastructure.server.answer import Answer, logged_error
 from pyagent.infrastructure.server.bodies import RefusedError, read_body
-from pyagent.infrastructure.server.engine_routes import EngineRoutes
+from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.guards import Guard
 from pyagent.infrastructure.server.measured import Measured
 from pyagent.infrastructure.server.replies import Reply, model_entry, refusal
@@ -91,7 +92,9 @@ class _Server:
 
     async def metrics(self, _request: Request) -> Response:
         """GET /metrics: figures for Prometheus."""
-        return Response(render(self.figures.collect()), media_type=CONTENT_TYPE)
+        states = [await link.engine_state() for link in engine_links(self.backend)]
+        collected = [*self.figures.collect(), *(collect_engines(states) if states else ())]
+        return Response(render(collected), media_type=CONTENT_TYPE)
 
     async def home(self, _request: Request) -> Response:
         """GET /: what this is, for somebody with a browser."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 from starlette.requests import Request
@@ -30,6 +30,9 @@ from pyagent.core.prompt_cache import (
 from pyagent.infrastructure.server.bodies import read_body
 from pyagent.infrastructure.server.wire import read_chat
 
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.client import EngineState
+
 T = TypeVar("T")
 _MAX_SHOWN = 1000
 
@@ -40,7 +43,7 @@ class EngineLink(Protocol):
 
     name: str
 
-    async def engine_state(self) -> msgspec.Struct:
+    async def engine_state(self) -> EngineState:
         """What the engine is doing."""
         ...
 
@@ -159,8 +162,7 @@ class EngineRoutes:
         return _json({"num_running": max(num_left)})
 
     def _engines(self) -> Sequence[EngineLink]:
-        links = self.backend.links if isinstance(self.backend, Chain) else (self.backend,)
-        engines = [link for link in links if isinstance(link, EngineLink)]
+        engines = engine_links(self.backend)
         if not engines:
             raise RequestError(f"{self.backend.name} has no engine of its own", code="engine_not_found")
         return engines
@@ -170,6 +172,12 @@ class EngineRoutes:
             return msgspec.json.decode(await read_body(request, self.max_body_bytes) or b"{}", type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RequestError(str(error)) from error
+
+
+def engine_links(backend: Backend) -> Sequence[EngineLink]:
+    """The links of a backend that have an engine."""
+    links = backend.links if isinstance(backend, Chain) else (backend,)
+    return [link for link in links if isinstance(link, EngineLink)]
 
 
 def _json(body: object) -> Response:

@@ -1,0 +1,99 @@
+"""An engine's figures as Prometheus has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from pyagent.infrastructure.engine.client import EngineState
+    from pyagent.infrastructure.engine.stats import EngineStats
+
+_Row = tuple[tuple[str, ...], float]
+
+
+def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
+    """The figures of engines, by model. Links that share an engine say the same; it counts once."""
+    stats = {model: figures for state in states for model, figures in state.stats.items()}
+    memory = {account: size for state in states for account, size in state.memory.items()}
+    restarts = max((state.num_restarts for state in states), default=0)
+    yield _gauge("memory_bytes", "Memory by account of the ledger.", ("account",), _rows(memory))
+    yield _counter("restarts", "Processes of the engine that were replaced.", (), [((), restarts)])
+    yield from _requests(stats)
+    yield from _steps(stats)
+    yield from _pages(stats)
+
+
+def _requests(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    running = [((model,), figures.num_running) for model, figures in stats.items()]
+    yield _gauge("requests_running", "Requests that hold KV memory.", ("model",), running)
+    yield _gauge(
+        "requests_waiting",
+        "Requests in the queues.",
+        ("model", "class"),
+        [row for model, figures in stats.items() for row in _rows(figures.waiting, model)],
+    )
+    for name, text, label, field in (
+        ("requests_finished", "Requests that ended.", "reason", "finished"),
+        ("preemptions", "Requests put back to wait.", "kind", "preemptions"),
+    ):
+        rows = [row for model, figures in stats.items() for row in _rows(getattr(figures, field), model)]
+        yield _counter(name, text, ("model", label), rows)
+
+
+def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("steps", "Steps computed.", "num_steps"),
+        ("busy_seconds", "Time spent in steps.", "busy_seconds"),
+        ("prompt_tokens", "Prompt tokens of requests begun.", "prompt_tokens"),
+        ("cached_tokens", "Of these, those found computed.", "cached_tokens"),
+        ("drawn_tokens", "Tokens drawn.", "drawn_tokens"),
+    ):
+        counts = [((model,), getattr(figures, field)) for model, figures in stats.items()]
+        yield _counter(name, text, ("model",), counts)
+    for name, text, field in (
+        ("step_seconds", "Time of a step, over the last thousand.", "step_seconds"),
+        ("planning_microseconds", "Of it, the scheduler's.", "planning_micros"),
+        ("step_tokens", "Tokens of a step.", "tokens_per_step"),
+    ):
+        rows = [
+            ((model, quantile), getattr(getattr(figures, field), attribute))
+            for model, figures in stats.items()
+            for quantile, attribute in (("0.5", "p50"), ("0.95", "p95"), ("0.99", "p99"))
+        ]
+        yield _gauge(name, text, ("model", "quantile"), rows)
+
+
+def _pages(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    pools = {model: figures.pool for model, figures in stats.items()}
+    states = ("limit", "free", "cached", "active")
+    rows = [((model, state), getattr(pool, state)) for model, pool in pools.items() for state in states]
+    yield _gauge("kv_pages", "Pages of KV memory; free ones include the cached.", ("model", "state"), rows)
+    evicted = [row for model, pool in pools.items() for row in _rows(pool.evictions, model)]
+    yield _counter("kv_evictions", "Cached pages given up.", ("model", "cause"), evicted)
+    ratios = [((model,), pool.hits_tokens / max(1, pool.queried_tokens)) for model, pool in pools.items()]
+    yield _gauge("cache_hit_ratio", "Share of prompt tokens found computed.", ("model",), ratios)
+
+
+def _rows(named: Mapping[str, float], *first: str) -> list[_Row]:
+    return [((*first, name), value) for name, value in named.items()]
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"pyagent_engine_{name}", text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"pyagent_engine_{name}", text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
