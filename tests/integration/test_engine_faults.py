@@ -114,7 +114,7 @@ def test_prompt_of_ten_megabytes_is_refused_and_others_go_on(tiny_model_path: Pa
 
 
 def test_ten_thousand_requests_are_answered_or_refused_with_a_time(tiny_model_path: Path) -> None:
-    """Of 10,000 requests at once those beyond the queue are refused with a time to try again; the others are answered."""
+    """Of 10,000 requests at once those beyond the queue are refused with a time to try again; others are answered."""
 
     async def work() -> None:
         backend = backend_of(tiny_model_path, num_waiting=500)

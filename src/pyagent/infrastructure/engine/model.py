@@ -42,6 +42,8 @@ from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScop
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.volatile import Settled, settle
 
+_RELEASE_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -155,7 +157,10 @@ class LoadedModel:
         return sampler
 
     def drop_kv(self) -> None:
-        """Forget what is cached and give its memory back; what runs goes on."""
+        """Forget what is cached and give its memory back; what runs goes on. Blocks for a moment."""
+        until = time.monotonic() + _RELEASE_SECONDS
+        while self.runner.stats().active and time.monotonic() < until:
+            time.sleep(0.005)  # an answer's last news comes before its pages are released
         self.runner.pool.clear_index()
         self.runner.give_back()
         self.prompts.forget_pins()

@@ -79,7 +79,7 @@ class ModelPool:
         for entry in entries:
             if level > 1:
                 self._unload(entry)
-            elif entry.model is not None:
+            elif entry.model is not None and not entry.users:
                 entry.model.drop_kv()
 
     def close(self) -> None:
