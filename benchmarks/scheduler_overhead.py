@@ -51,6 +51,18 @@ class IdleRunner:
     def fork(self, parent: int, child: int) -> bool:
         return False
 
+    def swap_seconds(self, num_tokens: int) -> float:
+        return float("inf")
+
+    def swap_out(self, sequence_id: int) -> bool:
+        return False
+
+    def swap_in(self, sequence_id: int, key: PrefixKey = PLAIN_KEY) -> bool:
+        return False
+
+    def drop_swapped(self, sequence_id: int) -> None:
+        pass
+
     def stats(self) -> _rust.PoolStats:
         return self.pool.stats()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -168,8 +169,10 @@ def test_answers_of_every_kv_format_are_those_given_alone(tiny_model_path: Path,
     run(work())
 
 
-def test_preempted_answers_are_unchanged(tiny_model_path: Path) -> None:
-    """Four long answers in memory for one and a bit: requests yield, are recomputed, and their texts are the same."""
+@pytest.mark.parametrize("kind", ["recompute", "swap"])
+def test_preempted_answers_are_unchanged(tiny_model_path: Path, kind: str) -> None:
+    """Four long answers in memory for one and a bit: requests yield, their KV is computed again or swapped, and their
+    texts are the same."""
 
     async def work() -> None:
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": 440, "frequency_penalty": 1}
@@ -177,8 +180,10 @@ def test_preempted_answers_are_unchanged(tiny_model_path: Path) -> None:
         expected = await alone(tiny_model_path, seeded)
         async with running(tiny_model_path, options(blocks=32)) as backend:
             await at_once(backend, [chat("the", max_tokens=1)] * 4)  # so that short answers are expected
+            model = await backend.load()
+            model.runner.swap_seconds = lambda num_tokens: 0.0 if kind == "swap" else math.inf
             assert [answer.text for answer in await at_once(backend, seeded)] == expected
-            assert (await backend.load()).engine.scheduler.num_preemptions.total() > 0
+            assert model.engine.scheduler.num_preemptions[kind] > 0
             await assert_idle(backend)
 
     run(work())

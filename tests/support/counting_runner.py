@@ -5,6 +5,7 @@ A drawn token depends on all tokens before it, so that a text that is right was 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from pyagent import _rust
@@ -24,6 +25,9 @@ class CountingRunner:
     context_length: int = 10_000
     vocab_size: int = 1 << 20
     pages_per_block: int = 1
+    can_swap: bool = False
+    num_lost: int = 0
+    swapped: dict[int, list[int]] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -38,6 +42,30 @@ class CountingRunner:
         except _rust.OutOfBlocks:
             return False
         return True
+
+    def swap_seconds(self, num_tokens: int) -> float:
+        return 0.0 if self.can_swap else math.inf
+
+    def swap_out(self, sequence_id: int) -> bool:
+        self.swapped[sequence_id] = self.pool.tokens(sequence_id)
+        self.pool.release(sequence_id)
+        return True
+
+    def swap_in(self, sequence_id: int, key: PrefixKey = PLAIN_KEY) -> bool:
+        tokens = self.swapped[sequence_id]
+        if self.num_lost > 0:
+            self.num_lost -= 1
+            raise OSError("the file is gone")
+        try:
+            num_cached, _ = self.pool.restore(sequence_id, tokens, tenant=key.tenant)
+        except _rust.OutOfBlocks:
+            return False
+        self.pool.commit(sequence_id, tokens[num_cached:])
+        del self.swapped[sequence_id]
+        return True
+
+    def drop_swapped(self, sequence_id: int) -> None:
+        del self.swapped[sequence_id]
 
     def stats(self) -> _rust.PoolStats:
         return self.pool.stats()

@@ -77,6 +77,7 @@ class Load:
             if arrival.patience is not None and arrival.step + arrival.patience == self.now:
                 self.engine.end(client.request)
         has_worked = self.engine.step()
+        assert has_worked or not self.engine.scheduler.has_work
         self.now += 1
         return has_worked or self.now < 80
 
@@ -106,13 +107,22 @@ class Hopeful(DrawnLengths):
     token_budget=st.integers(1, 64),
     max_num_seqs=st.integers(1, 8),
     is_hopeful=st.booleans(),
+    can_swap=st.booleans(),
+    num_lost=st.integers(0, 2),
 )
 def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
-    policy: str, plan: list[Arrival], blocks: int, token_budget: int, max_num_seqs: int, is_hopeful: bool
+    policy: str,
+    plan: list[Arrival],
+    blocks: int,
+    token_budget: int,
+    max_num_seqs: int,
+    is_hopeful: bool,
+    can_swap: bool,
+    num_lost: int,
 ) -> None:
     """Whatever arrives, stops or is aborted when: no step exceeds the budget, every text is the one a request has
     alone, preempted or not, each ends once, and at the end no block is held."""
-    runner = CountingRunner(blocks)
+    runner = CountingRunner(blocks, can_swap=can_swap, num_lost=num_lost)
     queues = make_queues({"default": QueueOptions(policy), "bulk": QueueOptions(policy, share=0.5)})
     load: Load
     engine = Engine(runner, SchedulerLimits(max_num_seqs, token_budget), queues, clock=lambda: load.now)
@@ -135,6 +145,7 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
             client.request.num_prompt_tokens :
         ]
     assert runner.pool.stats().active == 0
+    assert not runner.swapped
 
 
 def favoured(policy: str) -> Iterator[Client]:

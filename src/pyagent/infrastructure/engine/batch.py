@@ -107,6 +107,22 @@ class Runner(Protocol):
         """Start `child` as a copy of `parent`, whole blocks shared; False, and nothing changed, without memory."""
         ...
 
+    def swap_seconds(self, num_tokens: int) -> float:
+        """What moving the KV of so many tokens out and in again takes, as measured; infinite where it cannot be."""
+        ...
+
+    def swap_out(self, sequence_id: int) -> bool:
+        """End a sequence but keep what it computed outside of KV memory; False, and nothing changed, if it cannot."""
+        ...
+
+    def swap_in(self, sequence_id: int, key: PrefixKey = PLAIN_KEY) -> bool:
+        """Start a swapped sequence where it was; False, and nothing changed, without memory. `OSError` if lost."""
+        ...
+
+    def drop_swapped(self, sequence_id: int) -> None:
+        """Forget what is kept of a swapped sequence."""
+        ...
+
     def stats(self) -> PoolStats:
         """What the KV memory holds now."""
         ...

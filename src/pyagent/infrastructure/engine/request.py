@@ -42,18 +42,19 @@ class Status(Enum):
     """Runs; more than one token of its log is still to be computed."""
     DECODING = "decoding"
     """Runs; draws a token each step."""
+    SWAPPED = "swapped"
+    """In a queue, put back; what was computed of it is kept outside of KV memory."""
     FINISHED = "finished"
 
 
 _NEXT: dict[Status, frozenset[Status]] = {
     Status.WAITING: frozenset({Status.PREFILLING, Status.DECODING, Status.FINISHED}),
     Status.FOLLOWING: frozenset({Status.WAITING, Status.PREFILLING, Status.FINISHED}),
-    Status.PREFILLING: frozenset({Status.DECODING, Status.WAITING, Status.FINISHED}),
-    Status.DECODING: frozenset({Status.WAITING, Status.FINISHED}),
+    Status.PREFILLING: frozenset({Status.DECODING, Status.WAITING, Status.SWAPPED, Status.FINISHED}),
+    Status.DECODING: frozenset({Status.WAITING, Status.SWAPPED, Status.FINISHED}),
+    Status.SWAPPED: frozenset({Status.PREFILLING, Status.WAITING, Status.FINISHED}),
     Status.FINISHED: frozenset(),
 }
-RUNNING = frozenset({Status.PREFILLING, Status.DECODING})
-"""The states in which a request holds a place and KV memory."""
 
 
 class TransitionError(RuntimeError):

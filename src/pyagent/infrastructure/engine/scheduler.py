@@ -125,6 +125,7 @@ class Scheduler:
         self._max_running = min(self.limits.max_num_seqs, self.limits.token_budget)
         self.num_preemptions = Counter[str]()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
+        self._swapped: set[int] = set()
         self._num_grammars = 0  # of running requests
         self._num_searching = 0  # running beams
         self._end_ids: frozenset[int] = frozenset()  # of any request so far
@@ -176,6 +177,7 @@ class Scheduler:
         """Forget a request that ended, wherever it is; True when it holds blocks, which are the caller's to release."""
         was_running = self._stop_running(request)
         self._let_wait(request)
+        self._forget_swapped(request)
         if request.finish_reason in {"stop", "length"}:
             self.memory.lengths.note(request)
         self.queues.remove(request, self._clock())
@@ -233,6 +235,9 @@ class Scheduler:
     def _yield_memory(self, request: Request, now: float) -> None:
         """Somebody goes back to wait, so that `request` can go on: perhaps itself."""
         running = [*self.lanes.requests, *self.prefilling.values()]
+        if self.parked and len(running) == 1:
+            self._put_parked_back()
+            return
         if len(running) == 1:
             text = f"{len(request.tokens)} tokens need more KV memory than the engine has; raise engine.memory"
             self._fail(request, text)
@@ -243,15 +248,57 @@ class Scheduler:
         self._preempt(victim, now)
 
     def _preempt(self, request: Request, now: float) -> None:
+        """Put a request back to wait: what it computed is swapped out, or computed again when that is quicker."""
         self.queues.settle(request, now)
+        if request.status is Status.DECODING:
+            request.num_computed = len(request.tokens) - 1
         self._stop_running(request)
-        self.runner.release(request.id)
-        if not self._become(request, Status.WAITING):
-            return
+        is_swapped = self._is_swap_quicker(request) and self.runner.swap_out(request.id)
+        if is_swapped:
+            self._swapped.add(request.id)
+        else:
+            self.runner.release(request.id)
+            request.num_computed = request.num_landed = 0
+        if self._become(request, Status.SWAPPED if is_swapped else Status.WAITING):
+            request.num_preemptions += 1
+            self.num_preemptions["swap" if is_swapped else "recompute"] += 1
+            self.queues.add(request, now)
+
+    def _is_swap_quicker(self, request: Request) -> bool:
+        per_token = self.costs.prompt_token_seconds
+        num_tokens = request.num_computed
+        return per_token is not None and self.runner.swap_seconds(num_tokens) < num_tokens * per_token
+
+    def _admit_swapped(self, request: Request) -> bool:
+        """Start a swapped request where it was; False when it has to wait. One that is lost is computed again."""
+        if self.num_running > 0 and not self.memory.has_room(request):
+            self._shut_at = self.memory.spare_pages
+            return False
+        try:
+            is_in = self.runner.swap_in(request.id, request.key)
+        except OSError as error:
+            logger.warning("request %d is computed again: %s", request.id, error)
+            self._compute_again(request)
+            return False
+        if is_in:
+            self._swapped.discard(request.id)
+            return self._become(request, Status.PREFILLING)
+        if self.num_running == 0:
+            self._compute_again(request)
+        else:
+            self._shut_at = self.memory.spare_pages
+        return False
+
+    def _compute_again(self, request: Request) -> None:
+        """Give up what was swapped of a request, which waits on."""
+        self._forget_swapped(request)
         request.num_computed = request.num_landed = 0
-        request.num_preemptions += 1
-        self.num_preemptions["recompute"] += 1
-        self.queues.add(request, now)
+        self._become(request, Status.WAITING)
+
+    def _forget_swapped(self, request: Request) -> None:
+        if request.id in self._swapped:
+            self._swapped.discard(request.id)
+            self.runner.drop_swapped(request.id)
 
     # -- beams --------------------------------------------------------------------------------------------------------
 
@@ -290,7 +337,7 @@ class Scheduler:
             self._shut_at = None
 
     def _put_parked_back(self) -> None:
-        """Nothing can run, because beams that wait hold what those they wait for need: they yield it."""
+        """Beams that wait for others hold what somebody needs to go on: they yield it."""
         now = self._clock()
         for request in list(self.parked.values()):
             self.queues.remove(request, now)
@@ -401,6 +448,13 @@ class Scheduler:
 
     def _admit(self, plan: Plan, request: Request, budget: int, now: float, *, is_short: bool) -> int | None:
         """Start a request if it fits; returns its tokens in this step, None when it has to wait and others with it."""
+        if request.status is Status.SWAPPED:
+            if self._admit_swapped(request):
+                request.num_reserved = -(-request.num_computed // BLOCK_TOKENS) * BLOCK_TOKENS
+                self._start(request, request.num_computed, now)
+                return self._take_chunk(plan, request, budget)
+            if request.status is Status.SWAPPED:
+                return None
         try:
             num_cached = self.runner.add(request.id, request.tokens, request.key)
         except Exception as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +18,7 @@ from pyagent.core.eviction import EvictionPolicyFactory
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.kv.evictions import BUILT_IN, DEFAULT, make_pool
 from pyagent.infrastructure.engine.ledger import Reservation
+from pyagent.infrastructure.engine.runners.swap import SwapSpace
 from pyagent.infrastructure.engine.slabs import KvSlabs
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class CpuRunner:
                 kv_bytes=options.kv_bytes or _DEFAULT_KV_BYTES,
                 kv_type=options.kv_type,
                 isa=options.isa,
+                swap_dir=tempfile.gettempdir(),
             )
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
@@ -72,6 +76,7 @@ class CpuRunner:
         self._is_policy_error_told = False
         self.pages_per_block = sum(pages for _, _, pages in self.info["kv_groups"])
         page_bytes = self.info["page_bytes"]
+        self._swap: SwapSpace | None = SwapSpace(self.model, self.pool, page_bytes)
         self._slabs = None if kv is None else KvSlabs(self.pool, page_bytes, self.model.give_back, kv)
 
     @property
@@ -139,9 +144,26 @@ class CpuRunner:
         """Start `child` as a copy of `parent`, whole blocks shared; False, and nothing changed, without memory."""
         return self._take(self.pages_per_block, lambda: self.model.copy_pages(self.pool.fork(parent, child)))
 
+    def swap_seconds(self, num_tokens: int) -> float:
+        """What moving the KV of so many tokens to a file and back takes, as measured."""
+        return math.inf if self._swap is None else self._swap.seconds(self.num_pages(num_tokens))
+
+    def swap_out(self, sequence_id: int) -> bool:
+        """End a sequence but keep what it computed in a file; False, and nothing changed, if it cannot be."""
+        return self._swap is not None and self._swap.move_out(sequence_id)
+
+    def swap_in(self, sequence_id: int, key: PrefixKey = PLAIN_KEY) -> bool:
+        """Start a swapped sequence where it was; False, and nothing changed, without memory. `OSError` if lost."""
+        return self._swap is not None and self._swap.move_in(sequence_id, key, self._take)
+
+    def drop_swapped(self, sequence_id: int) -> None:
+        """Forget what is kept of a swapped sequence."""
+        if self._swap is not None:
+            self._swap.drop(sequence_id)
+
     def close(self) -> None:
         """Free the weights and the KV memory, whoever still refers to the runner. It computes nothing afterwards."""
-        self._slabs = None
+        self._slabs = self._swap = None
         self.__dict__.pop("model", None)
 
     def stats(self) -> _rust.PoolStats:
