@@ -73,7 +73,7 @@ def test_longest_unused_is_asked_first_and_no_more_than_needed() -> None:
     assert asked == ["young 30"]
     ledger.reserve("asker", 35)
     assert asked == ["young 30", "young 35", "old 5"]
-    assert ledger.accounts() == {"asker": 85, "old": 15, "young": 0}
+    assert ledger.accounts() == {"asker": 85, "old": 15}
 
 
 def test_refusal_names_who_holds_what() -> None:

@@ -11,13 +11,21 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from support.tiny_model import vocabulary as tiny_vocabulary
 from support.tiny_model import write_tiny_model
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
 from pyagent.core.config import load_settings
 from pyagent.core.errors import CapacityError, ModelError, RequestError
-from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.messages import (
+    ChatRequest,
+    JsonObject,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    SamplingParams,
+)
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine import model_pool
 from pyagent.infrastructure.engine.backend import NativeBackend
@@ -227,5 +235,34 @@ def test_links_of_a_chain_share_models_and_ledger(folder: Path) -> None:
         assert again.engine is not one.engine
         assert (await again.load()) is not model
         await again.close()
+
+    run(work())
+
+
+def test_grammars_hold_memory_and_give_way(folder: Path) -> None:
+    """A compiled form's bytes are in the ledger; what is remembered goes when others need it, or another form does."""
+    schema: JsonObject = {"enum": ["a" * 200, "b"]}
+    form = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
+
+    async def work() -> None:
+        backend = backend_of(folder, 3)
+        asked = ChatRequest(model="a", prompt="x", response_format=form, sampling=SamplingParams(max_tokens=3))
+        await collect(backend.chat(asked))
+        assert isinstance(backend.engine, LocalEngine)
+        ledger = backend.engine.models.ledger
+        vocabulary = 750 * len(tiny_vocabulary()[0])
+        assert ledger.accounts()["grammars:a"] > vocabulary + 100 * 200
+        model = await backend.engine.load("a")
+        model.grammars.give_back()
+        assert ledger.accounts()["grammars:a"] == vocabulary
+        async with backend.engine.models.using("a"):
+            weights = ledger.accounts()["weights:a"]
+            rest = ledger.reserve("others", ledger.total_bytes - weights - vocabulary)  # KV memory gives way
+            assert "kv:a" not in ledger.accounts()
+            with pytest.raises(CapacityError, match=r"grammars:a needs"):
+                await collect(backend.chat(asked))
+        rest.release()
+        assert (await collect(backend.chat(asked))).deltas
+        await backend.close()
 
     run(work())

@@ -79,12 +79,12 @@ class Ledger:
             return self._free()
 
     def accounts(self) -> dict[str, int]:
-        """Bytes by account, largest first."""
+        """Bytes by account, largest first; accounts that hold nothing are left out."""
         with self._lock:
             held = Counter[str]()
             for reservation in self._held.values():
                 held[reservation.account] += reservation.num_bytes
-        return dict(held.most_common())
+        return {account: size for account, size in held.most_common() if size}
 
     def reserve(self, account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation:
         """Hold bytes before they are allocated. Raises `CapacityError` naming who holds what when they do not fit.

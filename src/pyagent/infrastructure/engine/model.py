@@ -66,12 +66,19 @@ class EngineOptions:
 class LoadedModel:
     """A model in memory: its runner, its tokenizer, its grammars, its engine."""
 
-    def __init__(self, path: Path, options: EngineOptions, kv: Reservation | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: EngineOptions,
+        kv: Reservation | None = None,
+        grammars: Reservation | None = None,
+    ) -> None:
+        """Load the model; KV memory and grammars hold their bytes in the reservations, where there are any."""
         start = time.perf_counter()
         self.runner = CpuRunner(path, options.cpu, kv)
         self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
         self.engine = Engine(self.runner, options.limits, options.queues())
-        self.grammars = GrammarCompiler(self.tokenizer)
+        self.grammars = GrammarCompiler(self.tokenizer, grammars)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
         self.sessions = Sessions(self.tokenizer, self.context_length, scope=options.session_scope)

@@ -148,7 +148,8 @@ class ModelPool:
         kv = self._reserve(f"kv:{entry.name}", least_kv, partial(self._shrink_kv, entry), held)
         weights = self._reserve(f"weights:{entry.name}", about.weight_bytes, partial(self._unload_if_idle, entry), held)
         kv.try_resize(min(most_kv, max(least_kv, SLAB_BYTES)))
-        model = LoadedModel(path, replace(options, cpu=replace(options.cpu, kv_bytes=most_kv)), kv)
+        grammars = self._reserve(f"grammars:{entry.name}", 0, partial(self._forget_grammars, entry), held)
+        model = LoadedModel(path, replace(options, cpu=replace(options.cpu, kv_bytes=most_kv)), kv, grammars)
         try:
             weights.resize(model.runner.info["weight_bytes"])  # the header's size is an estimate
         except CapacityError:
@@ -178,6 +179,12 @@ class ModelPool:
         model = entry.model
         if model is not None:
             model.runner.give_back(num_bytes)
+
+    def _forget_grammars(self, entry: _Entry, num_bytes: int) -> None:
+        del num_bytes  # they go whole
+        model = entry.model
+        if model is not None:
+            model.grammars.give_back()
 
     def _unload_if_idle(self, entry: _Entry, num_bytes: int) -> None:
         del num_bytes  # a model goes whole
