@@ -41,9 +41,11 @@ async def noise(backend: NativeBackend, num_requests: int = 12) -> None:
 
 
 async def settled(backend: NativeBackend) -> ModelCache:
-    """The cache once all hints given so far are taken."""
+    """The cache once all hints given so far are taken, and no step under way holds what has ended."""
     await asyncio.wrap_future(backend.engine._hints.submit(lambda: None))  # type: ignore[attr-defined]
-    return (await backend.ask_cache(ViewCache())).models[0]
+    while (view := (await backend.ask_cache(ViewCache())).models[0]).used_pages:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    return view
 
 
 class Nothing(msgspec.Struct):

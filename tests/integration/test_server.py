@@ -311,6 +311,25 @@ def test_server_tells_clients_apart_by_key_then_by_name() -> None:
     assert [request.origin.client for request in backend.requests] == ["key 1", "key 2/ann"]
 
 
+def test_server_asks_for_a_search_in_vllms_words() -> None:
+    """`use_beam_search` takes its width from `beam_width`, else `best_of`, else `n`."""
+    widths = []
+    for more in ({"beam_width": 4}, {"best_of": 3}, {}):
+        body = {"messages": HI, "n": 2, "use_beam_search": True, "length_penalty": 0.5, "early_stopping": True} | more
+        request = read_chat(json.dumps(body).encode()).request
+        assert (request.n, request.best_of) == (2, None)
+        assert request.beam is not None
+        assert (request.beam.length_penalty, request.beam.early_stopping) == (0.5, True)
+        widths.append(request.beam.width)
+    assert widths == [4, 3, 2]
+
+
+def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
+    """A chain whose links answer once says so, instead of answering once."""
+    refused = fault(post({"messages": HI, "n": 3}, Chain([Model()])))
+    assert (refused["param"], refused["message"][:40]) == ("n", "no link of the chain gives several answe")
+
+
 def test_server_says_who_answered_and_why_others_did_not() -> None:
     """An answer through a chain names its backend, and the links that were passed by."""
     down = Model(lambda _request: [BackendError("connection refused", backend="x")])
@@ -342,7 +361,9 @@ def test_server_says_who_answered_and_why_others_did_not() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type", "smell"),
         ({"priority": 2**40}, "priority", "lower goes first"),
         ({"user": {"a": 1}}, "user", "Expected `str | null`"),
-        ({"n": 2}, "n", "n=2 is not supported"),
+        ({"n": 0}, "n", "at least 1"),
+        ({"n": "two"}, "n", "Expected `int | null`"),
+        ({"beam_width": 2}, "beam_width", "needs use_beam_search: true"),
         ({"audio": {"voice": "x"}}, "audio", "no audio"),
         ({"modalities": ["audio"]}, "modalities", "text is all"),
         ({"functions": [{"name": "f"}]}, "functions", "use `tools`"),

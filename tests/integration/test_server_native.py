@@ -7,11 +7,14 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
+import pytest
 import uvicorn
 from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat.chat_completion_chunk import Choice
 
 from pyagent._rust import PoolStats
 from pyagent.infrastructure.engine.backend import NativeBackend
@@ -115,5 +118,38 @@ def test_native_server_killing_clients_at_random_leaks_no_block(tiny_model_path:
             assert stats.free == stats.num_pages
             model = await backend.load()
             assert not model.engine.scheduler.has_work
+
+    asyncio.run(work())
+
+
+def test_native_server_gives_several_answers(tiny_model_path: Path) -> None:
+    """`n` answers come as choices, whole and streamed alike, each what its seed gives alone; a search finds its own."""
+
+    async def work() -> None:
+        async with serving(tiny_model_path) as (_, client):
+            fields: dict[str, Any] = {"model": "tiny", "messages": asking(1), "max_tokens": 12, "seed": 3}
+            alone = [await client.chat.completions.create(**fields | {"seed": 3 + index}) for index in range(3)]
+            texts = [answer.choices[0].message.content for answer in alone]
+            whole = await client.chat.completions.create(**fields, n=3)
+            assert [choice.index for choice in whole.choices] == [0, 1, 2]
+            assert [choice.message.content for choice in whole.choices] == texts
+            assert whole.usage
+            assert whole.usage.completion_tokens == sum(a.usage.completion_tokens for a in alone if a.usage)
+            stream = await client.chat.completions.create(**fields, n=3, stream=True)
+            told: dict[int, list[Choice]] = {}
+            async for chunk in stream:
+                told.setdefault(chunk.choices[0].index, []).append(chunk.choices[0])
+            assert ["".join(c.delta.content or "" for c in told[index]) for index in range(3)] == texts
+            assert all(choices[0].delta.role == "assistant" and choices[-1].finish_reason for choices in told.values())
+            found = await client.completions.create(
+                model="tiny",
+                prompt="the user",
+                max_tokens=6,
+                n=2,
+                extra_body={"use_beam_search": True, "beam_width": 4},
+            )
+            assert len({choice.text for choice in found.choices}) == 2
+            with pytest.raises(openai.BadRequestError, match="between 1 and 16"):
+                await client.chat.completions.create(**fields, n=99)
 
     asyncio.run(work())

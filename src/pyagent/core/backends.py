@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Backend(Protocol):
-    """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`."""
+    """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`.
+
+    One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`; a chain asks no other for that.
+    """
 
     name: str
 

@@ -248,6 +248,11 @@ class Chain:
         named = [member for member in members if member.name == request.model]
         if named:
             members, request = named, msgspec.structs.replace(request, model="")
+        wants_several = request.n > 1 or request.best_of is not None or request.beam is not None
+        if wants_several:
+            members = [member for member in members if getattr(member.backend, "gives_several", False)]
+            if not members:
+                raise RequestError("no link of the chain gives several answers to a request; `native` does", param="n")
         if request.private:
             members = [member for member in members if self._is_private(member)]
         if members:

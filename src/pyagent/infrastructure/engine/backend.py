@@ -37,6 +37,8 @@ _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
 class NativeBackend:
     """Answers with models run by the embedded engine; the first is the one a request gets that names none."""
 
+    gives_several = True
+
     def __init__(self, model_names: Sequence[str], engine: EngineClient, *, look: Callable[[str], str]) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 

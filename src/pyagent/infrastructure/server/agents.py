@@ -69,6 +69,8 @@ class AgentBackend:
         if request.tools or (request.response_format and request.response_format.type != "text"):
             param = "tools" if request.tools else "response_format"
             raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)
+        if request.n > 1 or request.best_of is not None or request.beam is not None:
+            raise RequestError(f"{request.model} is an agent, which gives one answer", param="n")
         asked = [message for message in request.messages if message.role == "user"]
         return Task(text=asked[-1].text if asked else request.prompt or "")
 

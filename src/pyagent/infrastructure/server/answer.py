@@ -57,12 +57,13 @@ class Answer:
 
     async def events(self, first: ChatDelta, reply: Reply, request_id: str) -> AsyncGenerator[bytes, None]:
         """A streamed answer; what fails now is told as an event, since the status is out."""
-        last = first
+        last, begun = first, {first.index}
         try:
             yield reply.chunk(first, is_first=True)
             async for delta in self.rest():
                 last = delta
-                yield reply.chunk(delta, is_first=False)
+                yield reply.chunk(delta, is_first=delta.index not in begun)
+                begun.add(delta.index)
         except Exception as error:  # noqa: BLE001 - whatever it was, the client must be told before the stream ends
             self.state.outcome = "broken_off"
             yield logged_error(error, request_id).event

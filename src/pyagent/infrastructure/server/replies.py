@@ -25,11 +25,20 @@ class Reply:
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
         """The body of an answer that is not streamed, from all of its deltas."""
+        indices = sorted({delta.index for delta in deltas})
+        choices = [self._choice([delta for delta in deltas if delta.index == index]) for index in indices]
+        usage = next((delta.usage for delta in reversed(deltas) if delta.usage), Usage())
+        body = self._envelope("chat.completion" if self.is_chat else "text_completion")
+        body |= {"choices": choices, "usage": _full(usage)}
+        return msgspec.json.encode(body | _who(deltas[0]))
+
+    def _choice(self, deltas: list[ChatDelta]) -> JsonObject:
+        """One of the answers, from all of its deltas."""
         last, text = deltas[-1], "".join(delta.content for delta in deltas)
         reasoning = "".join(delta.reasoning for delta in deltas)
         calls = [call for delta in deltas for call in delta.tool_calls]
         logprobs = [entry for delta in deltas for entry in delta.logprobs]
-        choice: JsonObject = {"index": 0, "finish_reason": _finish(last.finish_reason)}
+        choice: JsonObject = {"index": last.index, "finish_reason": _finish(last.finish_reason)}
         if self.is_chat:
             message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
             message |= {"reasoning_content": reasoning} if reasoning else {}
@@ -37,13 +46,11 @@ class Reply:
             choice |= {"message": message, "logprobs": _chat_logprobs(logprobs)}
         else:
             choice |= {"text": text, "logprobs": _text_logprobs(logprobs)}
-        body = self._envelope("chat.completion" if self.is_chat else "text_completion")
-        body |= {"choices": [choice], "usage": _full(last.usage or Usage())}
-        return msgspec.json.encode(body | _who(deltas[0]))
+        return choice
 
     def chunk(self, delta: ChatDelta, *, is_first: bool) -> bytes:
-        """One event of a streamed answer."""
-        choice: JsonObject = {"index": 0, "finish_reason": _finish(delta.finish_reason)}
+        """One event of a streamed answer; `is_first` of those with its index."""
+        choice: JsonObject = {"index": delta.index, "finish_reason": _finish(delta.finish_reason)}
         if self.is_chat:
             piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
             piece |= {"content": delta.content} if delta.content else {}
@@ -56,7 +63,7 @@ class Reply:
         body["choices"] = [choice]
         if self.has_usage_chunk:
             body["usage"] = None
-        return _event(body | (_who(delta) if is_first else {}))
+        return _event(body | (_who(delta) if is_first and delta.index == 0 else {}))
 
     def usage_chunk(self, usage: Usage | None) -> bytes:
         """The event before the end, when the client asked for the count."""

@@ -15,6 +15,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import (
+    BeamSearch,
     ChatRequest,
     JsonObject,
     Message,
@@ -37,8 +38,6 @@ IGNORED = (
     "prediction",
 )
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
-    "n": ((1,), "one answer to a request; send the request n times"),
-    "best_of": ((1,), "one answer to a request"),
     "echo": ((False,), "prompts are not echoed"),
     "suffix": (("",), "no text is inserted before a suffix"),
     "audio": ((), "no audio is made"),
@@ -85,6 +84,8 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: str | None = None
+    n: int | None = None
+    best_of: int | None = None
     # OpenAI does not have these:
     top_k: int | None = None
     min_p: float | None = None
@@ -93,6 +94,10 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     timeout_seconds: float | None = None
     private: bool | None = None
     session: str | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     priority: int | None = None
     request_class: str | None = None
     agent: str | None = None
@@ -106,8 +111,6 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: object = None
     prompt_cache_retention: object = None
     prediction: object = None
-    # refused
-    n: object = None
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None) -> SamplingParams:
         """How to draw, checked."""
@@ -135,12 +138,27 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 timeout_seconds=_checked_time(self.timeout_seconds),
                 private=bool(self.private),
                 session=self.session,
+                n=_checked_number(self.n),
+                best_of=None if self.use_beam_search else self.best_of,
+                beam=self._beam(),
                 origin=Origin(client=self.user or "", agent=self.agent or "", run=self.run or ""),
                 priority=_checked_priority(self.priority),
                 request_class=self.request_class or "",
             ),
             **fields,
         )
+
+    def _beam(self) -> BeamSearch | None:
+        """The search wanted; as in vLLM `best_of`, else `n`, is its width where no width is given."""
+        given = {name: getattr(self, name) for name in ("beam_width", "length_penalty", "early_stopping")}
+        if not self.use_beam_search:
+            said = [name for name, value in given.items() if value is not None]
+            if said:
+                raise RequestError(f"{said[0]} needs use_beam_search: true", param=said[0])
+            return None
+        width = self.beam_width or self.best_of or self.n or 1
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return BeamSearch(width=width, length_penalty=penalty, early_stopping=bool(self.early_stopping))
 
 
 class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -169,7 +187,6 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[object]
     logprobs: int | None = None
     # refused
-    best_of: object = None
     echo: object = None
     suffix: object = None
 
@@ -299,6 +316,12 @@ def _checked_priority(priority: int | None) -> int:
     if priority is not None and not -(2**31) <= priority < 2**31:
         raise RequestError(f"priority must fit 32 bits (lower goes first), got {priority}", param="priority")
     return priority or 0
+
+
+def _checked_number(n: int | None) -> int:
+    if n is not None and n < 1:
+        raise RequestError(f"n must be at least 1, got {n}", param="n")
+    return n or 1
 
 
 def _checked_time(seconds: float | None) -> float | None:
