@@ -44,7 +44,7 @@ def scores(model: CpuModel, tokens: list[int]) -> list[tuple[float, int]]:
     pool = BlockPool(info["num_pages"], groups=info["kv_groups"])
     pool.add(1, tokens)
     pool.reserve(1, len(tokens))
-    model.execute(pool, [(1, tokens[:-1], len(tokens) - 1)], [])
+    model.execute(pool, [1], [len(tokens) - 1], tokens[:-1], num_outputs=[len(tokens) - 1])
     return model.score(tokens[1:])
 
 

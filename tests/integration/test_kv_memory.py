@@ -39,7 +39,7 @@ def pool_of(model: _rust.CpuModel, groups: Groups | None = None) -> _rust.BlockP
 def compute(model: _rust.CpuModel, pool: _rust.BlockPool, sequence: int, tokens: list[int]) -> bytes:
     """The last token's logits, after `tokens` more of the sequence."""
     pool.reserve(sequence, pool.num_tokens(sequence) + len(tokens))
-    model.execute(pool, [(sequence, tokens, 1)], [])
+    model.execute(pool, [sequence], [len(tokens)], tokens, num_outputs=[1])
     return model.logits()
 
 

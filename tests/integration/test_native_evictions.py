@@ -109,7 +109,7 @@ def test_engine_answers_while_a_policy_is_asked(tiny_model_path: Path) -> None:
     for turn in range(300):
         runner.pool.add(turn, [turn] * 16)
         runner.pool.reserve(turn, 16)
-        runner.model.execute(runner.pool, [(turn, [turn] * 16, 1)], [])
+        runner.model.execute(runner.pool, [turn], [16], [turn] * 16)
         runner.pool.release(turn)
     is_done.set()
     asking.join(10)

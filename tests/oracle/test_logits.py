@@ -26,7 +26,7 @@ def our_logits(model: _rust.CpuModel, windows: list[list[int]]):
         pool.clear_index()
         pool.add(sequence, tokens)
         pool.reserve(sequence, len(tokens))
-        model.execute(pool, [(sequence, tokens, len(tokens))], [])
+        model.execute(pool, [sequence], [len(tokens)], tokens, num_outputs=[len(tokens)])
         rows.append(np.frombuffer(model.logits(), dtype="<f4").reshape(len(tokens), info["vocab_size"]).copy())
         pool.release(sequence)
     return np.concatenate(rows)

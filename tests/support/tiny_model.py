@@ -1,6 +1,7 @@
 """A llama of a few thousand random weights with a byte-level BPE vocabulary: loads in milliseconds, talks nonsense.
 
-The same seed writes the same bytes. `is_damaged` puts NaN into the norm before the logits.
+The same seed writes the same bytes. `is_damaged` puts NaN into the norm before the logits, `damaged_token` into
+one token's embedding.
 """
 
 from __future__ import annotations
@@ -77,7 +78,13 @@ def metadata(architecture: str = "llama", **changes: object) -> Metadata:
 
 
 def write_tiny_model(
-    path: Path, seed: int = 7, *, is_damaged: bool = False, architecture: str = "llama", **changes: object
+    path: Path,
+    seed: int = 7,
+    *,
+    is_damaged: bool = False,
+    damaged_token: int | None = None,
+    architecture: str = "llama",
+    **changes: object,
 ) -> Path:
     """Write the model; returns `path`."""
     entries = metadata(architecture, **changes)
@@ -114,5 +121,7 @@ def write_tiny_model(
     matrix("output.weight", HIDDEN, num_tokens, 0.35)
     if is_damaged:
         tensors["output_norm.weight"][1][0] = math.nan
+    if damaged_token is not None:
+        tensors["token_embd.weight"][1][damaged_token * HIDDEN] = math.nan
     tensor_values: Tensors = tensors
     return write_gguf(path, entries, tensor_values)

@@ -7,10 +7,11 @@
 
 mod moves;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use memmap2::MmapMut;
-use pyagent_kernels::attention::{KvLayout, LayerBlocks};
+use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, LayerBlocks};
 
 use crate::config::ModelConfig;
 use crate::runner::EngineError;
@@ -33,7 +34,7 @@ impl KvGroup {
     /// The first block that the token at `position`, or one after it, sees.
     pub fn first_block(&self, position: usize) -> usize {
         let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        first / pyagent_kernels::attention::BLOCK_TOKENS
+        first / BLOCK_TOKENS
     }
 }
 
@@ -161,13 +162,21 @@ impl KvMemory {
 
     /// Whether tables hold what tokens at `first..end` of a sequence see: a page that exists for each block up to the
     /// last token's, and [`NO_PAGE`] only for blocks that slid out of the first token's sight.
-    pub fn check(&self, tables: &[Arc<Vec<u32>>], first: usize, end: usize) -> Result<(), String> {
+    ///
+    /// Tables that `checked` knows are not read again, so that a step costs nothing in proportion to its contexts.
+    pub fn check(
+        &self,
+        tables: &[Arc<Vec<u32>>],
+        first: usize,
+        end: usize,
+        checked: &mut CheckedTables,
+    ) -> Result<(), String> {
         let groups = &self.pages.groups;
         if tables.len() != groups.len() {
             return Err(format!("{} tables for {} groups of layers", tables.len(), groups.len()));
         }
         for (index, (group, table)) in groups.iter().zip(tables).enumerate() {
-            let num_blocks = end.div_ceil(pyagent_kernels::attention::BLOCK_TOKENS);
+            let num_blocks = end.div_ceil(BLOCK_TOKENS);
             if table.len() < num_blocks * group.pages_per_block {
                 let got = table.len();
                 return Err(format!(
@@ -175,19 +184,66 @@ impl KvMemory {
                     end - 1
                 ));
             }
-            let hidden = group.first_block(first) * group.pages_per_block;
-            let (hidden, seen) = table.split_at(hidden);
-            let num_pages = self.num_pages as u32;
-            // Counted rather than searched: the compiler makes vector instructions of it.
-            let num_bad =
-                count(seen, |page| page >= num_pages) + count(hidden, |page| page >= num_pages && page != NO_PAGE);
-            if num_bad > 0 {
-                return Err(format!(
-                    "{num_bad} pages of group {index} do not exist or have slid out; there are {num_pages}"
-                ));
+            let num_hidden = group.first_block(first) * group.pages_per_block;
+            if !checked.keep(table, num_hidden) {
+                self.check_table(table, num_hidden, index)?;
+                checked.add(table, num_hidden);
             }
         }
         Ok(())
+    }
+
+    /// Whether all pages exist; of the first `num_hidden` some may be missing.
+    fn check_table(&self, table: &[u32], num_hidden: usize, group: usize) -> Result<(), String> {
+        let (hidden, seen) = table.split_at(num_hidden);
+        let num_pages = self.num_pages as u32;
+        // Counted rather than searched: the compiler makes vector instructions of it.
+        let num_bad =
+            count(seen, |page| page >= num_pages) + count(hidden, |page| page >= num_pages && page != NO_PAGE);
+        match num_bad {
+            0 => Ok(()),
+            _ => Err(format!(
+                "{num_bad} pages of group {group} do not exist or have slid out; there are {num_pages}"
+            )),
+        }
+    }
+}
+
+/// The tables of the last two batches that were found right. Kept, so that nobody can change them: their owner makes a
+/// copy when it changes one.
+#[derive(Default)]
+pub struct CheckedTables {
+    now: Known,
+    before: Known,
+}
+
+/// By address: the table, and how many of its first pages may be missing.
+type Known = HashMap<usize, (Arc<Vec<u32>>, usize)>;
+
+impl CheckedTables {
+    /// Begins a batch: what the last one did not use is let go.
+    pub fn begin(&mut self) {
+        std::mem::swap(&mut self.now, &mut self.before);
+        self.now.clear();
+    }
+
+    /// Keeps a table that is known to miss nothing but some of its first `num_hidden` pages.
+    fn keep(&mut self, table: &Arc<Vec<u32>>, num_hidden: usize) -> bool {
+        let address = Arc::as_ptr(table).addr();
+        let is_known = |known: &Known| known.get(&address).is_some_and(|(_, hidden)| *hidden <= num_hidden);
+        if is_known(&self.now) {
+            return true;
+        }
+        let is_known = is_known(&self.before);
+        if is_known && let Some((address, known)) = self.before.remove_entry(&address) {
+            self.now.insert(address, known);
+        }
+        is_known
+    }
+
+    fn add(&mut self, table: &Arc<Vec<u32>>, num_hidden: usize) {
+        self.now
+            .insert(Arc::as_ptr(table).addr(), (Arc::clone(table), num_hidden));
     }
 }
 

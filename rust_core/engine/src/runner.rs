@@ -1,18 +1,18 @@
 //! The CPU model runner: a model, its KV memory and its threads; computes batches and draws tokens.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, KvType};
 use pyagent_kernels::elementwise::{self, RopeError, RopeScaling, RopeTable};
 use pyagent_kernels::isa::Isa;
-use pyagent_kernels::pool::{Pool, PoolError};
+use pyagent_kernels::pool::{Pool, PoolError, Worker};
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
 
 use crate::config::ModelConfig;
 use crate::forward::{Pass, Plan, Segment, num_streams};
-use crate::kv::{KvMemory, KvPages, NO_PAGE};
+use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
 use crate::workspace::Workspace;
@@ -96,6 +96,8 @@ pub struct CpuModel {
     isa: Isa,
     num_outputs: usize,
     load_seconds: f64,
+    compute_seconds: f64,
+    checked: CheckedTables,
 }
 
 impl CpuModel {
@@ -136,6 +138,8 @@ impl CpuModel {
             isa,
             num_outputs: 0,
             load_seconds,
+            compute_seconds: 0.0,
+            checked: CheckedTables::default(),
         })
     }
 
@@ -152,6 +156,11 @@ impl CpuModel {
     /// Seconds `load` took.
     pub fn load_seconds(&self) -> f64 {
         self.load_seconds
+    }
+
+    /// Seconds that the threads spent on the last batch and on drawing from it; the rest of a step is bookkeeping.
+    pub fn compute_seconds(&self) -> f64 {
+        self.compute_seconds
     }
 
     /// The instruction set in use.
@@ -177,9 +186,16 @@ impl CpuModel {
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
     pub fn execute(&mut self, segments: &[Segment<'_>]) -> Result<usize, EngineError> {
         self.num_outputs = 0;
-        for (index, segment) in segments.iter().enumerate() {
-            self.check(segment)
-                .map_err(|reason| EngineError::Batch { segment: index, reason })?;
+        let mut checked = std::mem::take(&mut self.checked);
+        checked.begin();
+        let mut results = segments
+            .iter()
+            .map(|segment| self.check(segment, &mut checked))
+            .enumerate();
+        let wrong = results.find_map(|(segment, result)| result.err().map(|reason| (segment, reason)));
+        self.checked = checked;
+        if let Some((segment, reason)) = wrong {
+            return Err(EngineError::Batch { segment, reason });
         }
         let last = segments
             .iter()
@@ -200,12 +216,14 @@ impl CpuModel {
             rope: &self.rope,
             isa: self.isa,
         };
+        let start = Instant::now();
         self.pool.run(|worker| {
             let mut scratch = AttentionScratch::default();
             // SAFETY: `check` saw that tokens, tables and positions are in range, `prepare` made room; that no page is
             // written by two segments is the block pool's invariant.
             unsafe { pass.run(worker, &plan, &mut scratch) };
         })?;
+        self.compute_seconds = start.elapsed().as_secs_f64();
         self.num_outputs = plan.num_outputs();
         Ok(self.num_outputs)
     }
@@ -241,22 +259,45 @@ impl CpuModel {
         Ok(scores)
     }
 
-    /// Draws a token from each given row of the last batch's logits. Rows must differ; a row's fault is its own.
-    pub fn sample(&mut self, draws: &mut [Draw<'_>]) -> Vec<Result<Sampled, SampleError>> {
+    /// Draws a token from each given row of the last batch's logits, on all threads. A row's fault is its own.
+    ///
+    /// # Panics
+    /// When the rows do not rise, or one does not exist.
+    pub fn sample(&mut self, draws: &mut [Draw<'_>]) -> Result<Vec<Result<Sampled, SampleError>>, EngineError> {
         let vocab = self.config.vocab_size;
-        let logits = self.space.logits.first(self.num_outputs);
-        draws
+        let mut logits = self.space.logits.first(self.num_outputs).chunks_exact_mut(vocab);
+        let mut next = 0;
+        let tasks: Vec<_> = draws
             .iter_mut()
             .map(|draw| {
-                let row = &mut logits[draw.row * vocab..(draw.row + 1) * vocab];
-                let sampled = draw.state.sample(row, draw.mask, draw.step)?;
-                draw.state.observe(sampled.token);
-                Ok(sampled)
+                assert!(draw.row >= next, "rows to draw from must rise");
+                let row = logits.nth(draw.row - next).expect("a row of the last batch");
+                next = draw.row + 1;
+                Mutex::new((draw, row, None))
             })
-            .collect()
+            .collect();
+        let draw = |task: &Mutex<(&mut Draw<'_>, &mut [f32], Option<_>)>| {
+            let mut task = task.lock().unwrap_or_else(PoisonError::into_inner);
+            let (draw, row, result) = &mut *task;
+            *result = Some(draw.state.sample(row, draw.mask, draw.step).inspect(|sampled| {
+                draw.state.observe(sampled.token);
+            }));
+        };
+        let start = Instant::now();
+        if tasks.len() > 1 {
+            let draw = |worker: &Worker<'_>| worker.share(tasks.len(), |index| draw(&tasks[index]));
+            self.pool.run(draw)?;
+        } else {
+            tasks.iter().for_each(draw);
+        }
+        self.compute_seconds += start.elapsed().as_secs_f64();
+        let results = tasks
+            .into_iter()
+            .map(|task| task.into_inner().unwrap_or_else(PoisonError::into_inner).2);
+        Ok(results.map(|result| result.expect("every task ran")).collect())
     }
 
-    fn check(&self, segment: &Segment<'_>) -> Result<(), String> {
+    fn check(&self, segment: &Segment<'_>, checked: &mut CheckedTables) -> Result<(), String> {
         let end = segment.first_position + segment.tokens.len();
         if segment.tokens.is_empty() || segment.num_outputs > segment.tokens.len() {
             return Err(format!(
@@ -272,7 +313,7 @@ impl CpuModel {
                 self.config.context_length
             ));
         }
-        self.kv.check(segment.tables, segment.first_position, end)?;
+        self.kv.check(segment.tables, segment.first_position, end, checked)?;
         match segment
             .tokens
             .iter()

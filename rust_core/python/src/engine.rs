@@ -1,22 +1,23 @@
 //! `CpuModel` and `SamplerState`: the CPU runner, one call a step.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use pyagent_engine::forward::Segment;
 use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
-use pyagent_engine::runner::{self, Draw, EngineError, LoadOptions};
+use pyagent_engine::runner::{self, EngineError, LoadOptions};
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::cache::BlockPool;
+use crate::step::{self, Asked, Columns, LastDrawn};
 
 create_exception!(
     pyagent._rust,
@@ -79,14 +80,14 @@ impl SamplerState {
     }
 
     /// Counts a prompt's tokens, for the repetition penalty.
-    fn observe_prompt(&self, tokens: Vec<u32>) -> PyResult<()> {
-        self.lock()?.observe_prompt(&tokens);
+    fn observe_prompt(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<()> {
+        self.lock(py)?.observe_prompt(&tokens);
         Ok(())
     }
 
     /// Counts tokens drawn elsewhere, as drawing them here would have.
-    fn observe(&self, tokens: Vec<u32>) -> PyResult<()> {
-        let mut state = self.lock()?;
+    fn observe(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<()> {
+        let mut state = self.lock(py)?;
         for token in tokens {
             state.observe(token);
         }
@@ -95,20 +96,12 @@ impl SamplerState {
 }
 
 impl SamplerState {
-    fn lock(&self) -> PyResult<MutexGuard<'_, sampling::SamplerState>> {
+    /// A step that has the sampler may wait for the GIL, so nobody waits for the sampler with it.
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, sampling::SamplerState>> {
         self.inner
-            .lock()
+            .lock_py_attached(py)
             .map_err(|_| PyRuntimeError::new_err("this sampler failed in another thread; make a new one"))
     }
-}
-
-/// A token drawn, or why none could be.
-#[pyclass(frozen, get_all, module = "pyagent._rust")]
-pub struct Drawn {
-    token: u32,
-    logprob: Option<f32>,
-    top_logprobs: Vec<(u32, f32)>,
-    error: Option<String>,
 }
 
 /// The content of KV pages in a file without a name, whose space is free again when this is dropped.
@@ -136,6 +129,7 @@ impl SwapHandle {
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct CpuModel {
     inner: Mutex<runner::CpuModel>,
+    last_drawn: LastDrawn,
     swap_dir: Option<PathBuf>,
 }
 
@@ -169,8 +163,8 @@ impl CpuModel {
     }
 }
 
-/// What a step asks of the sampler: row of logits, state, mask, step.
-type DrawRequest<'py> = (usize, Bound<'py, SamplerState>, Option<Vec<u8>>, u64);
+/// The tokens drawn; for some segments their likelihoods, and for some what is wrong.
+type StepOutput = (Vec<u32>, HashMap<usize, (f32, Vec<(u32, f32)>)>, HashMap<usize, String>);
 
 #[pymethods]
 impl CpuModel {
@@ -199,63 +193,63 @@ impl CpuModel {
             .map_err(|error| engine_error(&error))?;
         Ok(Self {
             inner: Mutex::new(model),
+            last_drawn: LastDrawn::default(),
             swap_dir,
         })
     }
 
     /// Computes one step and draws from its logits.
     ///
-    /// `segments` are (sequence of `pool`, its next tokens, how many of the last of them give logits); `draws` are
-    /// (row of logits, state, mask of allowed tokens, step). The tokens are committed to the pool. Raises `ValueError`
-    /// when the batch cannot be computed; then nothing was.
+    /// A segment is the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]` of `pool`, which learns that they are
+    /// computed. The first `len(samplers)` segments draw the token after their last, with `samplers[i]`, as its
+    /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. A segment whose only token is `PENDING`
+    /// computes the token last drawn for its sequence. `num_outputs` says how many of each segment's last tokens give
+    /// logits, if not one of each that draws.
+    ///
+    /// Returns the tokens drawn, likelihoods by segment where they were asked for, and by segment what was wrong with it:
+    /// the others were computed all the same. Raises `ValueError` when the columns do not fit; then nothing was.
+    #[expect(clippy::too_many_arguments, reason = "a column for each thing that a segment has")]
+    #[pyo3(signature = (pool, sequence_ids, lengths, tokens, samplers = Vec::new(), steps = Vec::new(),
+        masks = HashMap::new(), *, num_outputs = None))]
     fn execute(
         &self,
         py: Python<'_>,
         pool: &BlockPool,
-        segments: Vec<(u64, Vec<u32>, usize)>,
-        draws: Vec<DrawRequest<'_>>,
-    ) -> PyResult<Vec<Drawn>> {
-        type Prepared = (usize, Arc<Mutex<sampling::SamplerState>>, Option<Vec<u32>>, u64);
-        let draws: Vec<Prepared> = draws
-            .into_iter()
-            .map(|(row, state, mask, step)| {
-                (
-                    row,
-                    Arc::clone(&state.get().inner),
-                    mask.map(|bytes| mask_words(&bytes)),
-                    step,
-                )
+        sequence_ids: Vec<u64>,
+        lengths: Vec<usize>,
+        tokens: Vec<u32>,
+        samplers: Vec<Bound<'_, SamplerState>>,
+        steps: Vec<u64>,
+        masks: HashMap<usize, PyBackedBytes>,
+        num_outputs: Option<Vec<usize>>,
+    ) -> PyResult<StepOutput> {
+        if samplers.len() != steps.len() {
+            return Err(PyValueError::new_err("there is not one step for each sampler"));
+        }
+        let asked: Vec<Asked> = samplers
+            .iter()
+            .zip(steps)
+            .enumerate()
+            .map(|(segment, (sampler, step))| Asked {
+                sampler: Arc::clone(&sampler.get().inner),
+                mask: masks.get(&segment).map(|mask| mask_words(mask)),
+                step,
             })
             .collect();
-        py.detach(|| {
-            let mut model = self.lock()?;
-            let num_outputs = compute(&mut model, pool, &segments)?;
-            let vocab_size = model.config().vocab_size;
-            let mut guards = Vec::with_capacity(draws.len());
-            for (row, state, mask, _) in &draws {
-                if *row >= num_outputs || mask.as_ref().is_some_and(|mask| mask.len() * 32 < vocab_size) {
-                    return Err(PyValueError::new_err(format!(
-                        "draw from row {row} of {num_outputs}, or its mask is too short"
-                    )));
-                }
-                guards.push(
-                    state
-                        .try_lock()
-                        .map_err(|_| PyValueError::new_err("a sampler is used twice in one step"))?,
-                );
-            }
-            let mut requests: Vec<Draw<'_>> = guards
-                .iter_mut()
-                .zip(&draws)
-                .map(|(state, (row, _, mask, step))| Draw {
-                    row: *row,
-                    state,
-                    mask: mask.as_deref(),
-                    step: *step,
-                })
-                .collect();
-            Ok(model.sample(&mut requests).into_iter().map(drawn).collect())
-        })
+        let draws = |segment| usize::from(segment < asked.len());
+        let columns = Columns {
+            num_outputs: num_outputs.unwrap_or_else(|| (0..sequence_ids.len()).map(draws).collect()),
+            sequence_ids,
+            lengths,
+            tokens,
+        };
+        let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, &self.last_drawn, columns, &asked))?;
+        Ok((outcome.tokens, outcome.likelihoods, outcome.errors))
+    }
+
+    /// Forgets the token last drawn for a sequence.
+    fn forget_sequence(&self, sequence_id: u64) {
+        self.last_drawn.forget(sequence_id);
     }
 
     /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.
@@ -299,6 +293,11 @@ impl CpuModel {
         self.with_kv(py, |kv| kv.give_back(&pages))
     }
 
+    /// Seconds that the threads spent on the last step; the rest of its time is bookkeeping.
+    fn compute_seconds(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(self.lock_attached(py)?.compute_seconds())
+    }
+
     /// What was loaded: architecture, sizes, memory, instruction set, seconds it took.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let model = self.lock_attached(py)?;
@@ -331,69 +330,13 @@ fn kv_groups(pages: &KvPages) -> Vec<(&'static str, usize, usize)> {
         .collect()
 }
 
-fn compute(model: &mut runner::CpuModel, pool: &BlockPool, segments: &[(u64, Vec<u32>, usize)]) -> PyResult<usize> {
-    let mut places = Vec::with_capacity(segments.len());
-    {
-        let pool = pool.lock()?;
-        if pool.block_tokens() != BLOCK_TOKENS {
-            let got = pool.block_tokens();
-            return Err(PyValueError::new_err(format!(
-                "the model's KV blocks hold {BLOCK_TOKENS} tokens, the pool's {got}"
-            )));
-        }
-        let mut seen = HashSet::with_capacity(segments.len());
-        for (seq, ..) in segments {
-            if !seen.insert(*seq) {
-                return Err(PyValueError::new_err(format!("sequence {seq} is twice in one batch")));
-            }
-            let place = pool
-                .tables(*seq)
-                .and_then(|tables| Ok((tables.to_vec(), pool.num_tokens(*seq)?)));
-            places.push(place.map_err(|error| PyValueError::new_err(error.to_string()))?);
-        }
-    }
-    let batch: Vec<Segment<'_>> = segments
-        .iter()
-        .zip(&places)
-        .map(|((_, tokens, num_outputs), (tables, first_position))| Segment {
-            tables,
-            first_position: *first_position,
-            tokens,
-            num_outputs: *num_outputs,
-        })
-        .collect();
-    let num_outputs = model.execute(&batch).map_err(|error| engine_error(&error))?;
-    drop(places); // so that a commit need not copy the tables it changes
-    let mut pool = pool.lock()?;
-    for (seq, tokens, _) in segments {
-        pool.commit(*seq, tokens)
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
-    }
-    Ok(num_outputs)
-}
-
+/// The bits of a mask; a rest of less than four bytes is filled up with zeros.
 fn mask_words(bytes: &[u8]) -> Vec<u32> {
-    bytes
-        .chunks(4)
-        .map(|word| word.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte)))
-        .collect()
-}
-
-fn drawn(result: Result<sampling::Sampled, sampling::SampleError>) -> Drawn {
-    match result {
-        Ok(sampled) => Drawn {
-            token: sampled.token,
-            logprob: sampled.logprob,
-            top_logprobs: sampled.top_logprobs,
-            error: None,
-        },
-        Err(error) => Drawn {
-            token: 0,
-            logprob: None,
-            top_logprobs: Vec::new(),
-            error: Some(error.to_string()),
-        },
-    }
+    let (words, rest) = bytes.as_chunks::<4>();
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(&last);
+    words.iter().chain(last).map(|word| u32::from_le_bytes(*word)).collect()
 }
 
 fn parse_kv_type(name: &str) -> PyResult<KvType> {

@@ -3,6 +3,7 @@
 mod cache;
 mod engine;
 mod model_files;
+mod step;
 mod text;
 
 use pyo3::prelude::*;
@@ -19,13 +20,14 @@ mod _rust {
     use crate::text::analyse_code;
 
     #[pymodule_export]
-    use crate::engine::{CpuModel, Drawn, ModelFileError, SamplerState, SwapHandle, cpu_features, describe_model};
+    use crate::engine::{CpuModel, ModelFileError, SamplerState, SwapHandle, cpu_features, describe_model};
 
     #[pymodule_export]
     use crate::model_files::{dequantise, read_model_header};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("PENDING", crate::step::PENDING)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

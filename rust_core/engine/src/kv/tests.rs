@@ -61,7 +61,12 @@ proptest! {
 fn check_lets_through_only_what_no_token_reads() {
     let memory = KvMemory::new(KvPages::new(&[Some(20), None], LAYOUT), 4).expect("memory");
     let check = |sliding: &[u32], full: &[u32], first, end| {
-        memory.check(&[sliding.to_vec().into(), full.to_vec().into()], first, end)
+        memory.check(
+            &[sliding.to_vec().into(), full.to_vec().into()],
+            first,
+            end,
+            &mut CheckedTables::default(),
+        )
     };
     assert_eq!(check(&[0, 1, 2], &[0, 1, 2], 40, 48), Ok(()));
     // The token at 40 sees 21..=40: the first block is out of sight, the second is not.
@@ -81,7 +86,32 @@ fn check_lets_through_only_what_no_token_reads() {
             "{sliding:?} {full:?} {first} {end}"
         );
     }
-    assert!(memory.check(&[vec![0; 3].into()], 40, 48).is_err());
+    assert!(
+        memory
+            .check(&[vec![0; 3].into()], 40, 48, &mut CheckedTables::default())
+            .is_err()
+    );
+}
+
+/// A table that was found right is known until its owner changes it, for as many missing pages as were seen, or more.
+#[test]
+fn tables_are_read_again_when_they_change() {
+    let memory = KvMemory::new(KvPages::new(&[Some(20)], LAYOUT), 4).expect("memory");
+    let mut checked = CheckedTables::default();
+    let mut tables = [Arc::new(vec![NO_PAGE, 1, 2])];
+    let mut check = |tables: &[Arc<Vec<u32>>], first| {
+        checked.begin();
+        memory.check(tables, first, 48, &mut checked).is_ok()
+    };
+    assert!(check(&tables, 40));
+    assert!(check(&tables, 41));
+    assert!(!check(&tables, 30));
+    assert!(check(&tables, 40));
+    Arc::make_mut(&mut tables[0])[2] = 9;
+    assert!(!check(&tables, 40));
+    assert!(!check(&tables, 40));
+    Arc::make_mut(&mut tables[0])[2] = 3;
+    assert!(check(&tables, 40));
 }
 
 fn memory(num_pages: usize) -> KvMemory {

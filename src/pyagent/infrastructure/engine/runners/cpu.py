@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -138,6 +137,7 @@ class CpuRunner:
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""
         self.pool.release(sequence_id)
+        self.model.forget_sequence(sequence_id)
         self.stats()  # an eviction policy that failed meanwhile is named in the log
 
     def fork(self, parent: int, child: int) -> bool:
@@ -176,26 +176,10 @@ class CpuRunner:
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and draw the tokens it asks for; the pool learns what was computed."""
-        num_draws = len(batch.samplers)
-        ends = list(accumulate(batch.lengths))
-        segments = [
-            (sequence_id, batch.tokens[end - length : end], 1 if place < num_draws else 0)
-            for place, (sequence_id, length, end) in enumerate(
-                zip(batch.sequence_ids, batch.lengths, ends, strict=True)
-            )
-        ]
-        draws = [
-            (row, sampler, batch.masks.get(row), step)
-            for row, (sampler, step) in enumerate(zip(batch.samplers, batch.steps, strict=True))
-        ]
-        output = StepOutput([])
-        for row, drawn in enumerate(self.model.execute(self.pool, segments, draws)):
-            output.tokens.append(drawn.token)
-            if drawn.error is not None:
-                output.errors[row] = drawn.error
-            elif drawn.logprob is not None:
-                output.likelihoods[row] = Likelihood(drawn.logprob, drawn.top_logprobs)
-        return output
+        tokens, likelihoods, errors = self.model.execute(
+            self.pool, batch.sequence_ids, batch.lengths, batch.tokens, batch.samplers, batch.steps, batch.masks
+        )
+        return StepOutput(tokens, {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}, errors)
 
 
 def available_cores() -> int:

@@ -1,0 +1,338 @@
+//! One step of the CPU runner: columns of numbers in, drawn tokens out.
+//!
+//! Costs, besides the computing, are in proportion to the segments and their new tokens, not to the contexts: tables are
+//! shared with the pool, not copied. The pool is locked before and after the computing, never during it, so that the
+//! next step can be planned meanwhile. A segment that cannot be computed (its sequence ended, its pages are wrong) is
+//! left out with the reason; the others are computed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyagent_engine::forward::Segment;
+use pyagent_engine::kv::KvGroup;
+use pyagent_engine::runner::{CpuModel, Draw, EngineError};
+use pyagent_kernels::attention::BLOCK_TOKENS;
+use pyagent_kernels::sampling::{Sampled, SamplerState};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::cache::BlockPool;
+use crate::engine::engine_error;
+
+/// As the only token of a segment: the token last drawn for its sequence.
+pub(crate) const PENDING: u32 = u32::MAX;
+
+/// Drawn tokens kept of sequences that the pool may not know any more, before these are looked for.
+const KEPT_DRAWS: usize = 1024;
+
+/// What a step computes: one segment for a sequence.
+pub(crate) struct Columns {
+    pub(crate) sequence_ids: Vec<u64>,
+    pub(crate) lengths: Vec<usize>,
+    pub(crate) tokens: Vec<u32>,
+    /// Rows of logits of each segment.
+    pub(crate) num_outputs: Vec<usize>,
+}
+
+/// What the first segments draw, each from its last row of logits.
+pub(crate) struct Asked {
+    pub(crate) sampler: Arc<Mutex<SamplerState>>,
+    pub(crate) mask: Option<Vec<u32>>,
+    pub(crate) step: u64,
+}
+
+/// What came out of a step: a token for each draw, and what there is to say about some segments.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) likelihoods: HashMap<usize, (f32, Vec<(u32, f32)>)>,
+    pub(crate) errors: HashMap<usize, String>,
+}
+
+/// The token last drawn for each sequence.
+#[derive(Default)]
+pub(crate) struct LastDrawn(Mutex<HashMap<u64, u32>>);
+
+impl LastDrawn {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
+        // A map is whole after every operation on it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn forget(&self, sequence_id: u64) {
+        self.lock().remove(&sequence_id);
+    }
+}
+
+/// Where a segment's tokens go.
+struct Place {
+    segment: usize,
+    /// Range of the step's tokens.
+    tokens: (usize, usize),
+    first_position: usize,
+}
+
+impl Place {
+    /// Whether the pages that were written are still the sequence's.
+    fn is_written_in(&self, groups: &[KvGroup], was: &[Arc<Vec<u32>>], now: &[Arc<Vec<u32>>]) -> bool {
+        let end = self.first_position + self.tokens.1 - self.tokens.0;
+        let blocks = self.first_position / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
+        groups.iter().zip(was.iter().zip(now)).all(|(group, (was, now))| {
+            let written = blocks.start * group.pages_per_block..blocks.end * group.pages_per_block;
+            Arc::ptr_eq(was, now) || was.get(written.clone()) == now.get(written)
+        })
+    }
+}
+
+/// A step that is being computed.
+struct Step<'a> {
+    pool: &'a BlockPool,
+    columns: Columns,
+    /// The segments that are computed, in order.
+    places: Vec<Place>,
+    /// Their tables, all groups of one after the other.
+    tables: Vec<Arc<Vec<u32>>>,
+    num_groups: usize,
+    outcome: Outcome,
+}
+
+/// Computes a step and draws its tokens. A `ValueError` says what is wrong with the columns; then nothing was computed.
+pub(crate) fn run(
+    model: &mut CpuModel,
+    pool: &BlockPool,
+    last_drawn: &LastDrawn,
+    columns: Columns,
+    asked: &[Asked],
+) -> PyResult<Outcome> {
+    check(&columns, asked, model.config().vocab_size)?;
+    let mut samplers = Vec::with_capacity(asked.len());
+    for draw in asked {
+        let sampler = draw.sampler.try_lock();
+        samplers.push(sampler.map_err(|_| PyValueError::new_err("a sampler is used twice in one step"))?);
+    }
+    let mut step = Step {
+        pool,
+        places: Vec::with_capacity(columns.lengths.len()),
+        tables: Vec::with_capacity(columns.lengths.len() * model.kv().pages.groups.len()),
+        num_groups: model.kv().pages.groups.len(),
+        columns,
+        outcome: Outcome::default(),
+    };
+    step.outcome.tokens.resize(asked.len(), 0);
+    step.locate(last_drawn)?;
+    step.compute(model)?;
+    step.commit(model)?;
+    step.draw(model, asked, &mut samplers)?;
+    step.remember(last_drawn)?;
+    Ok(step.outcome)
+}
+
+/// Whether the columns fit each other.
+fn check(columns: &Columns, asked: &[Asked], vocab_size: usize) -> PyResult<()> {
+    let count = columns.sequence_ids.len();
+    let num_tokens = columns
+        .lengths
+        .iter()
+        .try_fold(0_usize, |sum, length| sum.checked_add(*length));
+    if columns.lengths.len() != count || columns.num_outputs.len() != count || num_tokens != Some(columns.tokens.len())
+    {
+        let (lengths, outputs, tokens) = (columns.lengths.len(), columns.num_outputs.len(), columns.tokens.len());
+        return Err(PyValueError::new_err(format!(
+            "{count} sequences with {lengths} lengths, {outputs} counts of outputs and {tokens} tokens do not fit"
+        )));
+    }
+    if asked.len() > count || columns.num_outputs[..asked.len()].contains(&0) {
+        let draws = asked.len();
+        return Err(PyValueError::new_err(format!(
+            "{draws} draws from {count} segments, each of which must give logits"
+        )));
+    }
+    if let Some(mask) = asked
+        .iter()
+        .filter_map(|draw| draw.mask.as_ref())
+        .find(|mask| mask.len() * 32 < vocab_size)
+    {
+        let bits = mask.len() * 32;
+        return Err(PyValueError::new_err(format!(
+            "a mask of {bits} bits for {vocab_size} tokens"
+        )));
+    }
+    let mut sorted = columns.sequence_ids.clone();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(PyValueError::new_err(format!(
+            "sequence {} is twice in one step",
+            pair[0]
+        ))),
+        None => Ok(()),
+    }
+}
+
+impl Step<'_> {
+    /// Finds each segment's tables and position; fills in the tokens that were drawn by the step before.
+    fn locate(&mut self, last_drawn: &LastDrawn) -> PyResult<()> {
+        let pool = self.pool.lock()?;
+        if pool.block_tokens() != BLOCK_TOKENS {
+            let got = pool.block_tokens();
+            return Err(PyValueError::new_err(format!(
+                "the model's KV blocks hold {BLOCK_TOKENS} tokens, the pool's {got}"
+            )));
+        }
+        let drawn = last_drawn.lock();
+        let mut end = 0;
+        for (segment, &sequence) in self.columns.sequence_ids.iter().enumerate() {
+            let tokens = (end, end + self.columns.lengths[segment]);
+            end = tokens.1;
+            if self.columns.tokens[tokens.0..tokens.1] == [PENDING] {
+                let Some(token) = drawn.get(&sequence) else {
+                    let reason = format!("no token has been drawn for sequence {sequence} yet");
+                    self.outcome.errors.insert(segment, reason);
+                    continue;
+                };
+                self.columns.tokens[tokens.0] = *token;
+            }
+            match pool
+                .tables(sequence)
+                .and_then(|tables| Ok((tables, pool.num_tokens(sequence)?)))
+            {
+                Ok((tables, first_position)) if tables.len() == self.num_groups => {
+                    self.tables.extend_from_slice(tables);
+                    self.places.push(Place {
+                        segment,
+                        tokens,
+                        first_position,
+                    });
+                }
+                Ok((tables, _)) => {
+                    let (got, expected) = (tables.len(), self.num_groups);
+                    let text = format!("the pool has {got} groups of layers, the model {expected}");
+                    return Err(PyValueError::new_err(text));
+                }
+                Err(error) => {
+                    self.outcome.errors.insert(segment, error.to_string());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the model, without the segments that it refuses.
+    fn compute(&mut self, model: &mut CpuModel) -> PyResult<()> {
+        loop {
+            let places = self.places.iter().zip(self.tables.chunks_exact(self.num_groups));
+            let segments: Vec<Segment<'_>> = places
+                .map(|(place, tables)| Segment {
+                    tables,
+                    first_position: place.first_position,
+                    tokens: &self.columns.tokens[place.tokens.0..place.tokens.1],
+                    num_outputs: self.columns.num_outputs[place.segment],
+                })
+                .collect();
+            match model.execute(&segments) {
+                Ok(_) => return Ok(()),
+                Err(EngineError::Batch { segment, reason }) => self.leave_out(segment, reason),
+                Err(error) => return Err(engine_error(&error)),
+            }
+        }
+    }
+
+    fn leave_out(&mut self, index: usize, reason: String) {
+        let place = self.places.remove(index);
+        self.tables
+            .drain(index * self.num_groups..(index + 1) * self.num_groups);
+        self.outcome.errors.insert(place.segment, reason);
+    }
+
+    /// Tells the pool what was computed, of the sequences that are still where they were.
+    fn commit(&mut self, model: &CpuModel) -> PyResult<()> {
+        let mut pool = self.pool.lock()?;
+        let groups = &model.kv().pages.groups;
+        for (place, tables) in self.places.iter().zip(self.tables.chunks_exact(self.num_groups)) {
+            let sequence = self.columns.sequence_ids[place.segment];
+            let is_there = pool
+                .num_tokens(sequence)
+                .is_ok_and(|count| count == place.first_position)
+                && pool
+                    .tables(sequence)
+                    .is_ok_and(|now| place.is_written_in(groups, tables, now));
+            let committed = if is_there {
+                let tokens = &self.columns.tokens[place.tokens.0..place.tokens.1];
+                pool.commit(sequence, tokens).map_err(|error| error.to_string())
+            } else {
+                // Released while it was computed, and perhaps begun again elsewhere.
+                Err(format!("sequence {sequence} ended while it was computed"))
+            };
+            if let Err(reason) = committed {
+                self.outcome.errors.insert(place.segment, reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Draws from the last row of each of the first segments.
+    fn draw(
+        &mut self,
+        model: &mut CpuModel,
+        asked: &[Asked],
+        samplers: &mut [MutexGuard<'_, SamplerState>],
+    ) -> PyResult<()> {
+        let mut draws: Vec<Draw<'_>> = Vec::with_capacity(asked.len());
+        let mut drawing = Vec::with_capacity(asked.len());
+        let mut samplers = samplers.iter_mut().enumerate();
+        let mut end = 0;
+        for place in &self.places {
+            end += self.columns.num_outputs[place.segment];
+            if place.segment >= asked.len() || self.outcome.errors.contains_key(&place.segment) {
+                continue;
+            }
+            let Some((_, state)) = samplers.find(|(index, _)| *index == place.segment) else {
+                continue;
+            };
+            let Asked { mask, step, .. } = &asked[place.segment];
+            drawing.push(place.segment);
+            draws.push(Draw {
+                row: end - 1,
+                state,
+                mask: mask.as_deref(),
+                step: *step,
+            });
+        }
+        let results = model.sample(&mut draws).map_err(|error| engine_error(&error))?;
+        for (segment, result) in drawing.into_iter().zip(results) {
+            match result {
+                Ok(Sampled {
+                    token,
+                    logprob,
+                    top_logprobs,
+                }) => {
+                    self.outcome.tokens[segment] = token;
+                    if let Some(logprob) = logprob {
+                        self.outcome.likelihoods.insert(segment, (logprob, top_logprobs));
+                    }
+                }
+                Err(error) => {
+                    self.outcome.errors.insert(segment, error.to_string());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps what was drawn for the next step, and forgets sequences that are gone.
+    fn remember(&self, last_drawn: &LastDrawn) -> PyResult<()> {
+        let pool = self.pool.lock()?;
+        let mut drawn = last_drawn.lock();
+        for (segment, &token) in self.outcome.tokens.iter().enumerate() {
+            let sequence = self.columns.sequence_ids[segment];
+            if self.outcome.errors.contains_key(&segment) {
+                drawn.remove(&sequence);
+            } else {
+                drawn.insert(sequence, token);
+            }
+        }
+        if drawn.len() > KEPT_DRAWS.max(4 * self.outcome.tokens.len()) {
+            drawn.retain(|sequence, _| pool.num_tokens(*sequence).is_ok());
+        }
+        Ok(())
+    }
+}

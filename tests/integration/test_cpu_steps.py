@@ -1,0 +1,197 @@
+"""Steps of the CPU runner: columns in, tokens out; what is wrong with one segment is that segment's alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.tiny_model import CONTEXT, vocabulary, write_tiny_model
+
+from pyagent import _rust
+
+NUM_TOKENS = len(vocabulary()[0])
+
+
+class Decoder:
+    """A model, its pool, and greedy decoding of several sequences."""
+
+    def __init__(self, path: Path, kv_bytes: int = 8 << 20, threads: int = 1) -> None:
+        self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=kv_bytes)
+        info = self.model.info()
+        self.pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
+
+    def step(self, segments: list[tuple[int, list[int]]], step: int = 0) -> tuple[list[int], dict[int, str]]:
+        """Computes (sequence, tokens) and draws greedily from each."""
+        for sequence, tokens in segments:
+            self.pool.reserve(sequence, self.pool.num_tokens(sequence) + len(tokens))
+        return self.execute(segments, step)
+
+    def execute(self, segments: list[tuple[int, list[int]]], step: int = 0) -> tuple[list[int], dict[int, str]]:
+        tokens, _, errors = self.model.execute(
+            self.pool,
+            [sequence for sequence, _ in segments],
+            [len(tokens) for _, tokens in segments],
+            [token for _, tokens in segments for token in tokens],
+            [_rust.SamplerState(temperature=0) for _ in segments],
+            [step] * len(segments),
+        )
+        return tokens, errors
+
+    def greedy(self, sequence: int, prompt: list[int], count: int) -> list[int]:
+        """What a sequence alone writes after a prompt."""
+        self.pool.add(sequence, prompt)
+        (token,), _ = self.step([(sequence, prompt[self.pool.num_tokens(sequence) :])])
+        drawn = [token]
+        while len(drawn) < count:
+            (token,), _ = self.step([(sequence, [token])])
+            drawn.append(token)
+        self.pool.release(sequence)
+        return drawn
+
+
+def prompt(seed: int, count: int = 20) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
+
+
+def test_pending_tokens_are_those_drawn_last(tiny_model_path: Path) -> None:
+    """Steps queued before their tokens are known write what steps with known tokens write."""
+    decoder = Decoder(tiny_model_path)
+    expected = [Decoder(tiny_model_path).greedy(0, prompt(seed), 12) for seed in range(3)]
+    for seed in range(3):
+        decoder.pool.add(seed, prompt(seed))
+    drawn = [decoder.step([(seed, prompt(seed)) for seed in range(3)])[0]]
+    drawn += [decoder.step([(seed, [_rust.PENDING]) for seed in range(3)])[0] for _ in range(11)]
+    assert [list(column) for column in zip(*drawn, strict=True)] == expected
+    assert decoder.pool.tokens(0) == [*prompt(0), *expected[0][:11]]
+
+
+def test_pending_without_a_drawn_token_is_that_segments_error(tiny_model_path: Path) -> None:
+    """Nothing drawn yet, or forgotten: the segment says so, is not computed, and the other one is."""
+    expected = Decoder(tiny_model_path).greedy(0, prompt(1), 3)
+    decoder = Decoder(tiny_model_path)
+    decoder.pool.add(1, prompt(1))
+    decoder.pool.add(2, prompt(2))
+    (_, first), errors = decoder.step([(2, [_rust.PENDING]), (1, prompt(1))])
+    assert errors == {0: "no token has been drawn for sequence 2 yet"}
+    assert decoder.pool.num_tokens(2) == 0
+    tokens, errors = decoder.step([(2, prompt(2)), (1, [_rust.PENDING])])
+    assert (first, tokens[1], errors) == (expected[0], expected[1], {})
+    decoder.model.forget_sequence(2)
+    tokens, errors = decoder.step([(1, [_rust.PENDING]), (2, [_rust.PENDING])])
+    assert (tokens[0], list(errors)) == (expected[2], [1])
+
+
+def test_segments_that_cannot_be_computed_are_left_out(tiny_model_path: Path) -> None:
+    """A sequence that is gone, one without room and a token that is none: each is named, the fourth is computed."""
+    expected = Decoder(tiny_model_path).greedy(0, prompt(1), 1)
+    decoder = Decoder(tiny_model_path)
+    for sequence in (1, 2, 3):
+        decoder.pool.add(sequence, prompt(sequence))
+    decoder.pool.reserve(1, 20)
+    decoder.pool.reserve(3, 20)
+    tokens, errors = decoder.execute([(9, [5]), (2, prompt(2)), (3, [NUM_TOKENS]), (1, prompt(1))])
+    assert tokens[3] == expected[0]
+    assert set(errors) == {0, 1, 2}
+    for text, reason in zip(errors.values(), ("sequence 9", "cover position 19", "vocabulary"), strict=False):
+        assert any(reason in error for error in errors.values()), text
+    assert [decoder.pool.num_tokens(sequence) for sequence in (1, 2, 3)] == [20, 0, 0]
+    decoder.pool.check()
+
+
+def test_columns_that_do_not_fit_are_refused(tiny_model_path: Path) -> None:
+    """Wrong lengths, a sequence or sampler given twice, a short mask: `ValueError`, and nothing is computed."""
+    decoder = Decoder(tiny_model_path)
+    for sequence in (1, 2):
+        decoder.pool.add(sequence, prompt(sequence))
+        decoder.pool.reserve(sequence, 20)
+    sampler = _rust.SamplerState(temperature=0)
+    execute, pool = decoder.model.execute, decoder.pool
+    for refused, text in (
+        (lambda: execute(pool, [1, 2], [1], [5]), "do not fit"),
+        (lambda: execute(pool, [1, 2], [1, 1], [5]), "do not fit"),
+        (
+            lambda: execute(
+                pool,
+                [1],
+                [
+                    2**63,
+                ],
+                [5],
+            ),
+            "do not fit",
+        ),
+        (lambda: execute(pool, [1, 1], [1, 1], [5, 5]), "twice in one step"),
+        (lambda: execute(pool, [1, 2], [1, 1], [5, 5], [sampler] * 2, [0, 0]), "twice in one step"),
+        (lambda: execute(pool, [1], [1], [5], [sampler], []), "one step for each sampler"),
+        (lambda: execute(pool, [1], [1], [5], [sampler] * 2, [0, 0]), "2 draws from 1 segments"),
+        (lambda: execute(pool, [1], [1], [5], [sampler], [0], {0: b"\xff"}), "a mask of 32 bits"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            refused()
+    assert [pool.num_tokens(sequence) for sequence in (1, 2)] == [0, 0]
+
+
+def test_logits_that_are_not_numbers_end_their_request_alone(tmp_path: Path) -> None:
+    """A model file with a NaN in one token's embedding fails who uses it; neighbours write what they do alone."""
+    path = write_tiny_model(tmp_path / "nan.gguf", damaged_token=7)
+    good = [token for token in prompt(1) if token != 7]
+    expected = Decoder(path).greedy(0, good, 1)
+    decoder = Decoder(path, threads=2)
+    bad = [*good[:5], 7, *good[5:]]
+    for sequence, tokens in ((1, good), (2, bad), (3, good[::-1])):
+        decoder.pool.add(sequence, tokens)
+    tokens, errors = decoder.step([(2, bad), (1, good), (3, good[::-1])])
+    assert tokens[1] == expected[0]
+    assert list(errors) == [0]
+    assert "NaN" in errors[0]
+
+
+def test_a_sequence_released_while_it_is_computed_leaves_nothing_wrong_behind(tiny_model_path: Path) -> None:
+    """Sequences that end and begin again during a step are not credited with what it computed."""
+    tokens = prompt(3, 400)
+    decoder = Decoder(tiny_model_path)
+    expected = decoder.greedy(0, tokens, 4)
+    draw = random.Random(9)
+    for _ in range(20):
+        decoder.pool.clear_index()
+        for sequence in (1, 2):
+            decoder.pool.add(sequence, tokens)
+            decoder.pool.reserve(sequence, 400)
+        results: list[dict[int, str]] = []
+        step = threading.Thread(
+            target=lambda r=results: r.append(decoder.execute([(1, tokens), (2, prompt(4, 400))])[1])
+        )
+        step.start()
+        time.sleep(draw.random() * 0.01)
+        decoder.pool.release(1)
+        decoder.pool.add(1, tokens)
+        decoder.pool.reserve(1, 400)
+        step.join()
+        assert results[0] in ({}, {0: "sequence 1 ended while it was computed"})
+        decoder.pool.check()
+        for sequence in (1, 2):
+            decoder.pool.release(sequence)
+        assert decoder.greedy(5, tokens, 4) == expected
+
+
+def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tiny_model_path: Path) -> None:
+    """256 sequences of 500 tokens: what a step costs besides the computing is well under a millisecond."""
+    decoder = Decoder(tiny_model_path, kv_bytes=64 << 20)
+    for sequence in range(256):
+        decoder.pool.add(sequence, [5])
+        decoder.pool.reserve(sequence, CONTEXT)
+        decoder.pool.commit(sequence, prompt(sequence, 490))
+    ids, samplers = list(range(256)), [_rust.SamplerState(temperature=0) for _ in range(256)]
+    lengths, tokens, steps = [1] * 256, [5] * 256, [0] * 256
+    seconds: list[float] = []
+    for _ in range(20):
+        start = time.perf_counter()
+        _, _, errors = decoder.model.execute(decoder.pool, ids, lengths, tokens, samplers, steps)
+        seconds.append(time.perf_counter() - start - decoder.model.compute_seconds())
+        assert not errors
+    print(f"{min(seconds) * 1e6:.0f} us")
+    assert min(seconds) < 0.001
