@@ -38,7 +38,7 @@ class IdleRunner:
     def num_pages(self, num_tokens: int) -> int:
         return self.pool.most_pages(num_tokens, 1)
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         return self.pool.add(sequence_id, tokens)
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:

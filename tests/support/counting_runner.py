@@ -33,8 +33,8 @@ class CountingRunner:
     def __post_init__(self) -> None:
         self.pool = _rust.BlockPool(self.num_blocks)
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
-        return self.pool.add(sequence_id, tokens, tenant=key.tenant)
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
+        return self.pool.add(sequence_id, tokens, tenant=key.tenant, count=not is_resumed)
 
     def fork(self, parent: int, child: int) -> bool:
         try:

@@ -190,10 +190,10 @@ def test_loop_that_fails_ends_every_request_and_says_so_to_later_ones() -> None:
 class PickyRunner(CountingRunner):
     """Cannot start one of its sequences."""
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         if sequence_id == 2:
             raise ValueError("a token is out of range")
-        return super().add(sequence_id, tokens, key)
+        return super().add(sequence_id, tokens, key, is_resumed=is_resumed)
 
 
 def test_request_that_cannot_be_started_ends_alone() -> None:
@@ -313,3 +313,19 @@ def test_policy_that_fails_costs_no_request(when: int, caplog: pytest.LogCapture
     assert all(client.is_well for client in clients)
     assert runner.pool.stats().active == 0
     assert "first come, first served from now on" in caplog.text
+
+
+def test_prompts_count_once_as_looked_up() -> None:
+    """However often a prompt asks for room or comes back, the cache's hit rate knows it once."""
+    runner = CountingRunner(num_blocks=20)
+    engine = Engine(runner, SchedulerLimits(max_num_seqs=8))
+    for number in range(108):
+        client = Client(number, [number] * 20, 1)
+        client.request.max_tokens = 250
+        client.request.params = SamplingParams(stop=("never",))
+        client.request.stops = StopTexts(("never",))
+        client.request.detokenizer = Stopper(5 if number < 100 else 200)  # type: ignore[assignment]
+        engine.scheduler.add(client.request)
+    run_to_end(engine)
+    assert engine.scheduler.num_preemptions.total() > 0
+    assert runner.stats().queried_tokens == 108 * 20

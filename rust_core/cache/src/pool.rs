@@ -56,7 +56,7 @@ impl PoolOptions {
 pub struct AddOptions {
     /// How long its content is worth keeping, for policies that ask; higher is longer.
     pub priority: i64,
-    /// Whether the request was added before, so that its hits do not count again.
+    /// Whether the request ran before, so that its hits do not count again.
     pub is_resumed: bool,
 }
 
@@ -139,14 +139,13 @@ impl BlockPool {
     pub fn add(&mut self, seq: u64, prompt: &[u32], salt: &Salt, options: AddOptions) -> Result<usize, CacheError> {
         self.check_new(seq, prompt)?;
         let usable = &prompt[..prompt.len() - 1];
-        let sequence = self.start(prompt, usable, salt, options.priority);
+        let mut sequence = self.start(prompt, usable, salt, options.priority);
         if self.store.policy.learns_from_misses() {
             self.store.report_misses(prompt, &sequence);
         }
         let num_cached = sequence.tokens.len();
         if !options.is_resumed {
-            self.hits_tokens += num_cached as u64;
-            self.queried_tokens += prompt.len() as u64;
+            sequence.uncounted = (num_cached as u64, prompt.len() as u64);
         }
         self.sequences.insert(seq, sequence);
         Ok(num_cached)
@@ -219,6 +218,9 @@ impl BlockPool {
             });
         }
         sequence.tokens.extend_from_slice(tokens);
+        let (hits, queried) = std::mem::take(&mut sequence.uncounted);
+        self.hits_tokens += hits;
+        self.queried_tokens += queried;
         if num_tokens / block_tokens > sequence.entries.len() {
             self.store.tick();
             while num_tokens / block_tokens > sequence.entries.len() {
@@ -289,6 +291,7 @@ impl BlockPool {
         let layout = &self.store.layout;
         let partial = source.partial_row(layout);
         let mut copy = source.clone();
+        copy.uncounted = (0, 0);
         copy.truncate_to_whole(layout);
         let own = self.store.allocate(partial.len())?;
         if !own.is_empty() {

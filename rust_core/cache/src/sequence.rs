@@ -31,6 +31,8 @@ pub(crate) struct Sequence {
     /// For each class, the blocks before this one slid out of sight.
     first: Vec<usize>,
     checkpoints: Vec<Checkpoint>,
+    /// Prompt tokens found and looked up, until they are counted.
+    pub(crate) uncounted: (u64, u64),
 }
 
 impl Sequence {
@@ -53,6 +55,7 @@ impl Sequence {
                 first: prompt.len().saturating_sub(1) / block_tokens,
                 last: prompt.len() / block_tokens,
             }],
+            uncounted: (0, 0),
         }
     }
 

@@ -23,7 +23,7 @@ pub struct PoolStats {
     pub demoted: usize,
     /// Prompt tokens taken from the cache, of those looked up.
     pub hits_tokens: u64,
-    /// Prompt tokens looked up; those of a request put back are counted once.
+    /// Prompt tokens looked up; a prompt counts once, when the first of its tokens is computed.
     pub queried_tokens: u64,
     /// Cached pages given up because they were demoted.
     pub evicted_demoted: u64,

@@ -300,23 +300,30 @@ fn prefixes_are_listed() {
     assert_eq!(clocked.pool.prefixes(1).len(), 1);
 }
 
-/// Hits of a request put back are not counted again.
+/// A prompt counts once: when it is computed, not when it only asks, nor again when it comes back.
 #[test]
-fn resumed_requests_count_once() {
+fn prompts_count_once() {
     let mut clocked = Clocked::new(20);
     let tokens = text(1, 2);
     clocked.run(&tokens);
-    let before = clocked.pool.stats();
-    let options = AddOptions {
-        is_resumed: true,
-        ..AddOptions::default()
-    };
-    assert_eq!(clocked.pool.add(1, &tokens, &Salt::default(), options), Ok(4));
-    let after = clocked.pool.stats();
-    assert_eq!(
-        (after.hits_tokens, after.queried_tokens),
-        (before.hits_tokens, before.queried_tokens)
-    );
+    let counts = |pool: &BlockPool| (pool.stats().hits_tokens, pool.stats().queried_tokens);
+    assert_eq!(counts(&clocked.pool), (0, 9));
+    for (is_resumed, is_computed, expected) in [(false, false, (0, 9)), (false, true, (4, 17)), (true, true, (4, 17))] {
+        let options = AddOptions {
+            is_resumed,
+            ..AddOptions::default()
+        };
+        assert_eq!(clocked.pool.add(1, &tokens, &Salt::default(), options), Ok(4));
+        clocked.pool.reserve(1, 8).expect("room");
+        if is_computed {
+            clocked.pool.commit(1, &tokens[4..6]).expect("reserved");
+            clocked.pool.fork(1, 2).expect("room");
+            clocked.pool.commit(2, &tokens[6..]).expect("room");
+            clocked.pool.release(2).expect("there");
+        }
+        clocked.pool.release(1).expect("there");
+        assert_eq!(counts(&clocked.pool), expected);
+    }
 }
 
 /// A policy that fails is put out of use with its reason; nothing is lost, and the oldest goes first from then on.

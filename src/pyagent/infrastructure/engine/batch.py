@@ -91,8 +91,11 @@ class Runner(Protocol):
         """Pages that a sequence of so many tokens holds: fewer than its blocks take where layers see a window only."""
         ...
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
-        """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
+        """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing.
+
+        One that is resumed after a preemption is not counted again as a prompt looked up.
+        """
         ...
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:

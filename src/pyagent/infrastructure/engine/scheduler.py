@@ -456,7 +456,8 @@ class Scheduler:
             if request.status is Status.SWAPPED:
                 return None
         try:
-            num_cached = self.runner.add(request.id, request.tokens, request.key)
+            is_resumed = request.num_preemptions > 0
+            num_cached = self.runner.add(request.id, request.tokens, request.key, is_resumed=is_resumed)
         except Exception as error:
             logger.exception("request %d cannot be started", request.id)
             self.failed.append((request, str(error)))

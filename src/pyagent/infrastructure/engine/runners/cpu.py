@@ -102,7 +102,7 @@ class CpuRunner:
         """Pages that a sequence of so many tokens holds, when it goes on a token at a time."""
         return self.pool.most_pages(num_tokens, 1)
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> int:
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
         return self.pool.add(
             sequence_id,
@@ -111,6 +111,7 @@ class CpuRunner:
             media_hash=key.media_hash,
             tenant=key.tenant,
             priority=key.priority,
+            count=not is_resumed,
         )
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:
