@@ -128,7 +128,7 @@ def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
             state = await backend.engine_state()
             assert state.process_id not in {None, os.getpid()}
             assert [model.context_length for model in await backend.models()] == [512]
-            assert set(state.memory) == {f"weights:{tiny_model_path}", f"kv:{tiny_model_path}"}
+            assert set(state.memory) == {f"{kind}:{tiny_model_path}" for kind in ("weights", "kv", "grammars")}
             assert (await backend.health()).detail == "loaded"
 
     run(work())
