@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,7 @@ VARIANTS: dict[str, Callable[[], EngineOptions]] = {
     "one thread": options,
     "two threads": lambda: options(threads=2),
     "seven tokens a step": lambda: options(token_budget=7),
+    "planned ahead": lambda: replace(options(), async_scheduling="on"),
     "little memory": lambda: options(blocks=28, token_budget=64),
     **{f"isa {isa}": (lambda isa=isa: options(isa=isa, threads=2)) for isa in _rust.cpu_features()["isas"]},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from pyagent.core.messages import SamplingParams
 from pyagent.core.scheduling import Queued
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.flight import AsyncScheduling, is_async
 from pyagent.infrastructure.engine.prefixes import common_blocks
 from pyagent.infrastructure.engine.queues import ClassQueue, QueueOptions, RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output
@@ -329,3 +331,34 @@ def test_prompts_count_once_as_looked_up() -> None:
     run_to_end(engine)
     assert engine.scheduler.num_preemptions.total() > 0
     assert runner.stats().queried_tokens == 108 * 20
+
+
+@pytest.mark.parametrize(("mode", "threads", "expected"), [("on", 2, True), ("off", 1, False), ("auto", 2, False)])
+def test_async_scheduling_is_for_machines_with_a_core_to_spare(
+    mode: AsyncScheduling, threads: int, expected: bool
+) -> None:
+    """On `auto` steps are planned ahead where computing leaves a core for it."""
+    assert is_async(mode, threads, num_cores=2) is expected
+    assert is_async("auto", 1, num_cores=2)
+
+
+@pytest.mark.parametrize("num_stops", [0, 3])
+def test_steps_planned_ahead_draw_what_steps_one_by_one_draw(num_stops: int) -> None:
+    """Requests that end by a token or by length while the next step is on its way: the surplus is dropped, the texts
+    are whole, and no step is computed for nobody."""
+    runner = CountingRunner(num_blocks=200)
+    engine = Engine(runner, is_async=True)
+    ends = frozenset(range(0, 1009, 30))
+    clients = [Client(number, [number] * 20, 60, ends if number < num_stops else frozenset()) for number in range(6)]
+    for client in clients:
+        engine.submit(client.request)
+    for _ in range(1000):
+        if all(client.request.finish_reason is not None for client in clients):
+            break
+        time.sleep(0.01)
+    engine.close()
+    assert all(client.is_well for client in clients)
+    assert runner.pool.stats().active == 0
+    assert sum(len(batch.samplers) for batch in runner.batches) <= sum(
+        client.request.num_drawn + 2 for client in clients
+    )

@@ -109,6 +109,7 @@ class Hopeful(DrawnLengths):
     is_hopeful=st.booleans(),
     can_swap=st.booleans(),
     num_lost=st.integers(0, 2),
+    is_async=st.booleans(),
 )
 def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     policy: str,
@@ -119,13 +120,16 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     is_hopeful: bool,
     can_swap: bool,
     num_lost: int,
+    is_async: bool,
 ) -> None:
     """Whatever arrives, stops or is aborted when: no step exceeds the budget, every text is the one a request has
     alone, preempted or not, each ends once, and at the end no block is held."""
     runner = CountingRunner(blocks, can_swap=can_swap, num_lost=num_lost)
     queues = make_queues({"default": QueueOptions(policy), "bulk": QueueOptions(policy, share=0.5)})
     load: Load
-    engine = Engine(runner, SchedulerLimits(max_num_seqs, token_budget), queues, clock=lambda: load.now)
+    engine = Engine(
+        runner, SchedulerLimits(max_num_seqs, token_budget), queues, clock=lambda: load.now, is_async=is_async
+    )
     load = Load(engine, plan)
     if is_hopeful:  # short answers are expected, so that too many are admitted
         engine.scheduler.memory.lengths = Hopeful()
@@ -137,6 +141,7 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     else:
         pytest.fail("requests were left waiting")
     assert not engine.scheduler.has_work
+    engine.close()
     assert all(len(batch.tokens) <= token_budget for batch in runner.batches)
     for client in load.clients:
         assert client.request.finish_reason == "abort" or client.is_well

@@ -121,6 +121,9 @@ class Engine(_Section):
         "what a token takes without prompts, at least 100.",
         none="auto",
     )
+    async_scheduling: Literal["auto", "on", "off"] = _setting(
+        "auto", "Plan a step while the one before it is computed; `auto` does where `threads` leaves a core free."
+    )
     max_context: AutoCount = _setting(None, "Tokens of context for each sequence; `auto` is the model's.", none="auto")
     idle_sleep_seconds: Annotated[Seconds | None, _word("never")] = _setting(
         None, "Sleep after so long without a request, until the next comes; `never` stays awake.", none="never"

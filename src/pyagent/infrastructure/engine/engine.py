@@ -11,10 +11,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from pyagent.core.errors import CapacityError
 from pyagent.infrastructure.engine.batch import Likelihood, Runner, StepOutput
+from pyagent.infrastructure.engine.flight import Flight, StepThread
 from pyagent.infrastructure.engine.forks.beams import Search
 from pyagent.infrastructure.engine.queues import RequestQueues
 from pyagent.infrastructure.engine.request import Output, Request, Status
@@ -36,7 +37,10 @@ class Engine:
         limits: SchedulerLimits | None = None,
         queues: RequestQueues | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        is_async: bool = False,
     ) -> None:
+        """With `is_async`, steps are computed in a thread of their own, and the next one is planned meanwhile."""
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
         self.counts = Counts()
@@ -46,9 +50,10 @@ class Engine:
         self._is_closing = False
         self._fault: str | None = None
         self._thread: threading.Thread | None = None
-        self._plan: Plan | None = None  # the step being computed
+        self._steps = StepThread(runner) if is_async else None
+        self._flight: Flight | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
-        self._planning = 0.0  # seconds of this step
+        self._last_landed = 0.0
         self._seconds_per_end = 0.0
         self._last_end: float | None = None
 
@@ -88,6 +93,8 @@ class Engine:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        elif thread is None and self._steps is not None:
+            self._steps.close()
 
     def stats(self) -> EngineStats:
         """The engine's figures now; may be asked from any thread."""
@@ -106,25 +113,56 @@ class Engine:
                 self._end(answer, answer.finish("abort"))
 
     def step(self) -> bool:
-        """One iteration: choose a batch, compute it, hand out what was drawn. False when there was nothing to do."""
-        start = time.perf_counter()
+        """One iteration: choose a batch, compute it, hand out what was drawn. False when there was nothing to do.
+
+        With a thread for steps, the next one is planned while this one is computed, and started before its news are
+        told; `step` returns while that one is on its way.
+        """
         self._end_overdue()
-        plan = self.scheduler.plan()
-        self._planning = time.perf_counter() - start
-        has_failed = self._end_failed()
-        if plan is None:
-            return has_failed
-        faults = self._add_masks(plan) if self.scheduler.has_grammars else {}
-        self._plan = plan
-        try:
-            output = self._compute(plan)
-            if output is not None:
-                self._land(plan, output, faults)
-        finally:
-            self._plan = None
-            self._release_later()
-        self._count(plan, time.perf_counter() - start)
+        if self._flight is None:
+            has_failed = self._take_off()
+            if self._flight is None:
+                return has_failed
+        flight = self._flight
+        ahead = self._plan_ahead() if flight.future is not None else None
+        output = self._compute(flight)
+        over = flight.plan.requests() if output is None else self._keep_books(flight, output)
+        self._flight = None
+        self._release_later()
+        self._count(flight)
+        if ahead is not None:
+            self._fly_on(ahead, over)
+        if output is not None:
+            self._tell_news(flight.plan, output)
         return True
+
+    def _take_off(self) -> bool:
+        """Plan a step with everything known, and start it; returns whether requests were found that cannot go on."""
+        start = time.perf_counter()
+        plan = self.scheduler.plan()
+        planning = time.perf_counter() - start
+        has_failed = self._end_failed()
+        if plan is not None:
+            faults = self._add_masks(plan) if self.scheduler.has_grammars else {}
+            self._start(plan, planning, faults)
+        return has_failed
+
+    def _plan_ahead(self) -> Flight | None:
+        """Plan the step after the one on its way, when nothing has to be known of that one's draws."""
+        start = time.perf_counter()
+        plan = self.scheduler.plan_ahead()
+        return None if plan is None else Flight(plan, time.perf_counter() - start, {}, None)
+
+    def _fly_on(self, ahead: Flight, over: set[Request]) -> None:
+        """Start the step planned ahead with the tokens now drawn, without the requests that are over."""
+        start = time.perf_counter()
+        ahead.plan.fill(over)
+        if ahead.plan.drawing:
+            self._start(ahead.plan, ahead.planning + time.perf_counter() - start, {})
+
+    def _start(self, plan: Plan, planning: float, faults: dict[int, str]) -> None:
+        future = None if self._steps is None else self._steps.start(plan.batch)
+        self._flight = Flight(plan, planning, faults, future)
 
     def _add_masks(self, plan: Plan) -> dict[int, str]:
         """The tokens that grammars allow; for grammars that fail, the reasons by row."""
@@ -139,30 +177,40 @@ class Engine:
                 faults[row] = f"its grammar failed: {error}"
         return faults
 
-    def _compute(self, plan: Plan) -> StepOutput | None:
+    def _compute(self, flight: Flight) -> StepOutput | None:
+        plan = flight.plan
         try:
-            output = self.runner.execute(plan.batch)
+            output = self.runner.execute(plan.batch) if flight.future is None else flight.future.result()
             if len(output.tokens) != len(plan.drawing):
                 text = f"the runner drew {len(output.tokens)} tokens, asked for were {len(plan.drawing)}"
                 raise RuntimeError(text)  # noqa: TRY301
         except Exception as error:
-            requests = plan.requests()
+            requests = [request for request in plan.requests() if request.status is not Status.FINISHED]
             logger.exception("a step of %d requests failed", len(requests))
             for request in requests:
-                self._end(request, request.finish("error", error=f"the step failed: {error}"))
+                if request.status is not Status.FINISHED:  # the end of one beam is the end of all
+                    self._end(request, request.finish("error", error=f"the step failed: {error}"))
             return None
         return output
 
-    def _land(self, plan: Plan, output: StepOutput, faults: Mapping[int, str]) -> None:
-        """Keep the books of a computed step, then tell the news: a token for each request that drew."""
-        for row, reason in {**output.errors, **faults}.items():
+    def _keep_books(self, flight: Flight, output: StepOutput) -> set[Request]:
+        """A step was computed: end the requests it could not draw for, and let the logs of the others grow.
+
+        Returns the requests that are over, though some of them have yet to be told.
+        """
+        plan = flight.plan
+        for row, reason in {**output.errors, **flight.faults}.items():
             request = plan.drawing[row]
             if request.status is not Status.FINISHED:
                 self._end(request, request.finish("error", error=reason))
         start = time.perf_counter()
-        self.scheduler.land(plan, output.tokens)
+        over = self.scheduler.land(plan, output.tokens)
+        flight.planning += time.perf_counter() - start
+        return over
+
+    def _tell_news(self, plan: Plan, output: StepOutput) -> None:
+        """Tell each request's client of its token."""
         now = time.perf_counter()
-        self._planning += now - start
         likelihoods = output.likelihoods
         for row, (request, token) in enumerate(zip(plan.drawing, output.tokens, strict=True)):
             if request.status is Status.FINISHED:
@@ -221,10 +269,10 @@ class Engine:
         """Forget a request, and give its memory back when nothing computes with it."""
         if self.scheduler.remove(request):
             self._unreleased.append(request.id)
-            if self._plan is None:
+            if self._flight is None:
                 self._release_later()
             else:
-                self._plan.has_ended = True
+                self._flight.plan.has_ended = True
 
     def _pass_on(self, request: Request, news: Output) -> None:
         if request.status is Status.FINISHED:
@@ -232,9 +280,12 @@ class Engine:
         elif not self._tell(request, news):
             self._end(request, request.finish("abort"))
 
-    def _count(self, plan: Plan, seconds: float) -> None:
+    def _count(self, flight: Flight) -> None:
+        plan, now = flight.plan, time.perf_counter()
+        seconds = now - max(flight.started - flight.planning, self._last_landed)
+        self._last_landed = now
         self.scheduler.costs.note(seconds, plan.num_prompt, plan.num_decoding)
-        self.counts.note_step(seconds, self._planning, len(plan.batch.tokens), len(plan.drawing))
+        self.counts.note_step(seconds, flight.planning, len(plan.batch.tokens), len(plan.drawing))
 
     def _end_overdue(self) -> None:
         """End the requests whose callers have stopped waiting."""
@@ -290,11 +341,14 @@ class Engine:
             for request in left:
                 if request.status is not Status.FINISHED:
                     self._tell(request, request.finish("error", error=f"the engine failed: {self._fault}"))
+        finally:
+            if self._steps is not None:
+                self._steps.close()
 
     def _turn(self) -> bool:
         """Take arrivals and aborts in, then one step. False when the loop is to end."""
         with self._wake:
-            while not (self._inbox or self._aborts or self._is_closing or self.scheduler.has_work):
+            while not (self._inbox or self._aborts or self._is_closing or self._has_work):
                 self._wake.wait()
             arrivals, aborts = list(self._inbox), list(self._aborts)
             self._inbox.clear()
@@ -306,6 +360,12 @@ class Engine:
             aborts = self.scheduler.requests()
         for request in aborts:
             self.end(request)
-        if not is_closing and not self.step() and self.scheduler.has_work:
+        if is_closing and self._flight is None:
+            return False
+        if not self.step() and self.scheduler.has_work:
             raise RuntimeError("requests wait, and none of them can run")
-        return not is_closing
+        return True
+
+    @property
+    def _has_work(self) -> bool:
+        return self._flight is not None or self.scheduler.has_work

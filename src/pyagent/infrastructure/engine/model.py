@@ -29,6 +29,7 @@ from pyagent.core.messages import (
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
+from pyagent.infrastructure.engine.flight import AsyncScheduling, is_async
 from pyagent.infrastructure.engine.forks.beams import Search, check_beam
 from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
@@ -36,7 +37,7 @@ from pyagent.infrastructure.engine.ledger import Reservation
 from pyagent.infrastructure.engine.prompt_cache import ModelPrompts
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner, available_cores
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
@@ -58,6 +59,7 @@ class EngineOptions:
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     max_context: int | None = None
     queues: Callable[[], RequestQueues] = lambda: make_queues({})
+    async_scheduling: AsyncScheduling = "auto"
     session_scope: SessionScope = "auto"
     settles_prompts: bool = True
     takes_hints: bool = True
@@ -77,7 +79,14 @@ class LoadedModel:
         start = time.perf_counter()
         self.runner = CpuRunner(path, options.cpu, kv)
         self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
-        self.engine = Engine(self.runner, options.limits, options.queues())
+        self.engine = Engine(
+            self.runner,
+            options.limits,
+            options.queues(),
+            is_async=is_async(
+                options.async_scheduling, options.cpu.threads or available_cores(), num_cores=available_cores()
+            ),
+        )
         self.grammars = GrammarCompiler(self.tokenizer, grammars)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)

@@ -97,6 +97,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         ),
         max_context=engine.max_context,
         queues=make,
+        async_scheduling=engine.async_scheduling,
         session_scope=engine.sessions,
         takes_hints=engine.hints,
         settles_prompts=engine.settle_prompts,

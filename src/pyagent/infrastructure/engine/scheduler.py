@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
@@ -93,6 +93,20 @@ class Plan:
                     self.drawing.append(request)
                     self.logs.append(request.tokens)
 
+    def fill(self, ended: Collection[Request]) -> None:
+        """Give a step planned ahead its tokens, each lane's last; requests that have `ended` are left out."""
+        if ended:
+            places = [place for place, request in enumerate(self.drawing) if request not in ended]
+            batch = self.batch
+            self.drawing = [self.drawing[place] for place in places]
+            self.logs = [self.logs[place] for place in places]
+            batch.sequence_ids = [batch.sequence_ids[place] for place in places]
+            batch.samplers = [batch.samplers[place] for place in places]
+            batch.steps = [batch.steps[place] for place in places]
+            batch.lengths = [1] * len(places)
+            self.num_decoding = len(places)
+        self.batch.tokens = [log[-1] for log in self.logs]
+
     def requests(self) -> set[Request]:
         """All that the step computes for."""
         return {*self.drawing, *(chunk.request for chunk in self.chunks)}
@@ -128,7 +142,8 @@ class Scheduler:
         self._swapped: set[int] = set()
         self._num_grammars = 0  # of running requests
         self._num_searching = 0  # running beams
-        self._end_ids: frozenset[int] = frozenset()  # of any request so far
+        self.end_ids: frozenset[int] = frozenset()
+        """End tokens of any request so far."""
         self._long: tuple[Request | None, int] = (None, 0)  # one not short enough last time, and its tokens
         self._shut_at: int | None = None  # spare pages when admission failed for memory; None: it may succeed
 
@@ -195,10 +210,30 @@ class Scheduler:
     def _plan(self) -> Plan | None:
         now = self._clock()
         self._reserve_for_lanes(now)
+        plan = self._plan_lanes([log[-1] for log in self.lanes.logs])
+        if self.prefilling or self.queues.num_waiting:
+            self._plan_prompts(plan, now)
+        return plan if plan.batch.sequence_ids else None
+
+    def plan_ahead(self) -> Plan | None:
+        """The step after the one being computed, when it is the same lanes again, whatever they draw; `fill` it then.
+
+        None when somebody waits or prefills, when a draw decides what comes next, or when memory is short.
+        """
+        others = self.prefilling or self.parked or self.queues.num_waiting
+        if others or not self.lanes.requests or self._num_grammars or self._num_searching:
+            return None
+        for request in self.lanes.need_memory():
+            if not self.memory.reserve(request, self.lanes.num_tokens(request)):
+                return None
+        return self._plan_lanes([])
+
+    def _plan_lanes(self, tokens: list[int]) -> Plan:
+        """All lanes draw, after these tokens."""
         batch = Batch(
             sequence_ids=self.lanes.ids.copy(),
             lengths=[1] * len(self.lanes),
-            tokens=[log[-1] for log in self.lanes.logs],
+            tokens=tokens,
             samplers=self.lanes.samplers.copy(),
             steps=self.lanes.steps.copy(),
         )
@@ -206,24 +241,29 @@ class Scheduler:
         plan.ending = self.lanes.advance()
         for request in plan.ending:
             self.ending[request.id] = request
-        if self.prefilling or self.queues.num_waiting:
-            self._plan_prompts(plan, now)
-        return plan if batch.sequence_ids else None
+        return plan
 
-    def land(self, plan: Plan, tokens: list[int]) -> None:
-        """A step was computed: logs grow by what was drawn, and what others may share they find from now on."""
+    def land(self, plan: Plan, tokens: list[int]) -> set[Request]:
+        """A step was computed: logs grow by what was drawn, and what others may share they find from now on.
+
+        Returns the requests that are over: ended meanwhile, or by the token drawn.
+        """
         for chunk in plan.chunks:
             request = chunk.request
             request.num_landed = chunk.end
             if request.id not in self.prefilling:
                 self._prefixes.discard(request)
-        if not (plan.has_ended or self._num_searching) and self._end_ids.isdisjoint(tokens):
+        if not (plan.has_ended or self._num_searching) and self.end_ids.isdisjoint(tokens):
             for log, token in zip(plan.logs, tokens, strict=True):
                 log.append(token)
-            return
+            return set()
+        over: set[Request] = set()
         for request, token in zip(plan.drawing, tokens, strict=True):
-            if request.status is not Status.FINISHED and token not in request.end_ids and request.search is None:
+            if request.status is Status.FINISHED or token in request.end_ids:
+                over.add(request)
+            elif request.search is None:
                 request.tokens.append(token)
+        return over
 
     # -- decoding -----------------------------------------------------------------------------------------------------
 
@@ -492,7 +532,7 @@ class Scheduler:
     def _hold(self, request: Request) -> None:
         """A request takes a place and memory, and computes its log."""
         self.memory.hold(request)
-        self._end_ids |= request.end_ids
+        self.end_ids |= request.end_ids
         self._num_grammars += request.grammar is not None
         self._num_searching += request.search is not None
         self.prefilling[request.id] = request
