@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.tiny_model import CONTEXT, vocabulary, write_tiny_model
+from support.tiny_model import vocabulary, write_tiny_model
 
 from pyagent import _rust
 
@@ -178,20 +178,23 @@ def test_a_sequence_released_while_it_is_computed_leaves_nothing_wrong_behind(ti
         assert decoder.greedy(5, tokens, 4) == expected
 
 
-def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tiny_model_path: Path) -> None:
-    """256 sequences of 500 tokens: what a step costs besides the computing is well under a millisecond."""
-    decoder = Decoder(tiny_model_path, kv_bytes=64 << 20)
+def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tmp_path: Path) -> None:
+    """256 sequences of 8,000 tokens: a step costs well under a millisecond besides the computing."""
+    # A window of 16 tokens keeps the computing short; the tables are as long as without one.
+    path = write_tiny_model(tmp_path / "m.gguf", llama__context_length=16_384, llama__attention__sliding_window=16)
+    decoder = Decoder(path, kv_bytes=256 * 640 * 4096)
     for sequence in range(256):
         decoder.pool.add(sequence, [5])
-        decoder.pool.reserve(sequence, CONTEXT)
-        decoder.pool.commit(sequence, prompt(sequence, 490))
+        decoder.pool.reserve(sequence, 8_100)
+        decoder.pool.commit(sequence, prompt(sequence, 100) * 80)
     ids, samplers = list(range(256)), [_rust.SamplerState(temperature=0) for _ in range(256)]
     lengths, tokens, steps = [1] * 256, [5] * 256, [0] * 256
     seconds: list[float] = []
-    for _ in range(20):
+    for _ in range(90):
         start = time.perf_counter()
         _, _, errors = decoder.model.execute(decoder.pool, ids, lengths, tokens, samplers, steps)
         seconds.append(time.perf_counter() - start - decoder.model.compute_seconds())
         assert not errors
-    print(f"{min(seconds) * 1e6:.0f} us")
-    assert min(seconds) < 0.001
+    seconds.sort()
+    print(f"bookkeeping: {seconds[0] * 1e6:.0f} us at best, {seconds[45] * 1e6:.0f} us in the middle")
+    assert seconds[0] < 0.001
