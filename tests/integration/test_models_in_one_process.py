@@ -57,6 +57,11 @@ def room_for(folder: Path, number: int) -> int:
     return int(number * (weight_bytes(folder) * 1.3 + KV_BYTES))
 
 
+def own_threads() -> set[threading.Thread]:
+    """The threads that engines started; those of earlier tests may not have ended yet."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("pyagent-")}
+
+
 def backend_of(folder: Path, num_fitting: int) -> NativeBackend:
     options = EngineOptions(cpu=CpuOptions(threads=1, kv_bytes=KV_BYTES))
     pool = ModelPool(lambda name: folder / f"{name}.gguf", options, Ledger(room_for(folder, num_fitting)))
@@ -114,6 +119,7 @@ def test_longest_unused_model_is_unloaded_when_memory_is_short(folder: Path) -> 
     """With room for two, the third model takes the place of the one used longest ago, and texts stay the same."""
 
     async def work() -> None:
+        threads_before = own_threads()
         backend = backend_of(folder, 2)
         first = {name: (await collect(backend.chat(ask(name)))).text for name in "ab"}
         gone = weakref.ref(await backend.engine.load("b"))
@@ -129,7 +135,7 @@ def test_longest_unused_model_is_unloaded_when_memory_is_short(folder: Path) -> 
         assert set(held.accounts()) == {"weights:b", "kv:b", "weights:c", "kv:c"}
         await backend.close()
         assert held.accounts() == {}
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("pyagent-")]
+        assert not own_threads() - threads_before
 
     run(work())
 
