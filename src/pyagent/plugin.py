@@ -32,11 +32,13 @@ from pyagent.core.messages import (
     FunctionCall,
     FunctionDefinition,
     Health,
+    Hint,
     ImagePart,
     ImageUrl,
     JsonSchemaFormat,
     Message,
     ModelInfo,
+    Origin,
     PromptTokensDetails,
     ResponseFormat,
     Role,
@@ -52,14 +54,23 @@ from pyagent.core.resilience.deadline import Deadline
 
 if TYPE_CHECKING:
     from pyagent.core.config import Settings
+    from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent, Task
     from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.hooks import Parts
+    from pyagent.core.scheduling import Queued, QueuePolicy, QueuePolicyFactory
 
 _LATER = {
     "Agent": "pyagent.core.fleet.agent",
     "Context": "pyagent.core.fleet.context",
+    "EvictionPolicy": "pyagent.core.eviction",
+    "EvictionPolicyFactory": "pyagent.core.eviction",
     "FleetTool": "pyagent.core.fleet.tools",
+    "Parts": "pyagent.core.hooks",
+    "QueuePolicy": "pyagent.core.scheduling",
+    "QueuePolicyFactory": "pyagent.core.scheduling",
+    "Queued": "pyagent.core.scheduling",
     "Settings": "pyagent.core.settings",
     "Task": "pyagent.core.fleet.agent",
 }
@@ -83,11 +94,14 @@ __all__ = [
     "DeadlineError",
     "EmbedRequest",
     "EmbedResult",
+    "EvictionPolicy",
+    "EvictionPolicyFactory",
     "FinishReason",
     "FleetTool",
     "FunctionCall",
     "FunctionDefinition",
     "Health",
+    "Hint",
     "ImagePart",
     "ImageUrl",
     "JsonSchemaFormat",
@@ -95,9 +109,14 @@ __all__ = [
     "Message",
     "ModelError",
     "ModelInfo",
+    "Origin",
+    "Parts",
     "PluginError",
     "PromptTokensDetails",
     "PyAgentError",
+    "QueuePolicy",
+    "QueuePolicyFactory",
+    "Queued",
     "RequestError",
     "ResponseFormat",
     "Role",

@@ -57,34 +57,6 @@ def prompt(seed: int, count: int = 20) -> list[int]:
     return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
-def test_pending_tokens_are_those_drawn_last(tiny_model_path: Path) -> None:
-    """Steps queued before their tokens are known write what steps with known tokens write."""
-    decoder = Decoder(tiny_model_path)
-    expected = [Decoder(tiny_model_path).greedy(0, prompt(seed), 12) for seed in range(3)]
-    for seed in range(3):
-        decoder.pool.add(seed, prompt(seed))
-    drawn = [decoder.step([(seed, prompt(seed)) for seed in range(3)])[0]]
-    drawn += [decoder.step([(seed, [_rust.PENDING]) for seed in range(3)])[0] for _ in range(11)]
-    assert [list(column) for column in zip(*drawn, strict=True)] == expected
-    assert decoder.pool.tokens(0) == [*prompt(0), *expected[0][:11]]
-
-
-def test_pending_without_a_drawn_token_is_that_segments_error(tiny_model_path: Path) -> None:
-    """Nothing drawn yet, or forgotten: the segment says so, is not computed, and the other one is."""
-    expected = Decoder(tiny_model_path).greedy(0, prompt(1), 3)
-    decoder = Decoder(tiny_model_path)
-    decoder.pool.add(1, prompt(1))
-    decoder.pool.add(2, prompt(2))
-    (_, first), errors = decoder.step([(2, [_rust.PENDING]), (1, prompt(1))])
-    assert errors == {0: "no token has been drawn for sequence 2 yet"}
-    assert decoder.pool.num_tokens(2) == 0
-    tokens, errors = decoder.step([(2, prompt(2)), (1, [_rust.PENDING])])
-    assert (first, tokens[1], errors) == (expected[0], expected[1], {})
-    decoder.model.forget_sequence(2)
-    tokens, errors = decoder.step([(1, [_rust.PENDING]), (2, [_rust.PENDING])])
-    assert (tokens[0], list(errors)) == (expected[2], [1])
-
-
 def test_segments_that_cannot_be_computed_are_left_out(tiny_model_path: Path) -> None:
     """A sequence that is gone, one without room and a token that is none: each is named, the fourth is computed."""
     expected = Decoder(tiny_model_path).greedy(0, prompt(1), 1)

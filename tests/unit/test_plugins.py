@@ -485,8 +485,9 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
 API = (
     "Agent AgentError Answer Attempt Backend BackendError BackendFactory BudgetError CapacityError "
     "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError EmbedRequest "
-    "EmbedResult FinishReason FleetTool FunctionCall FunctionDefinition Health ImagePart ImageUrl "
-    "JsonSchemaFormat Link Message ModelError ModelInfo PluginError PromptTokensDetails PyAgentError "
+    "EmbedResult EvictionPolicy EvictionPolicyFactory FinishReason FleetTool FunctionCall "
+    "FunctionDefinition Health Hint ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
+    "Origin Parts PluginError PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
     "RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
     "ToolCall Usage collect hookimpl"
 )

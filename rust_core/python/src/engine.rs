@@ -17,7 +17,7 @@ use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::cache::BlockPool;
-use crate::step::{self, Asked, Columns, LastDrawn};
+use crate::step::{self, Asked, Columns};
 
 create_exception!(
     pyagent._rust,
@@ -129,7 +129,6 @@ impl SwapHandle {
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct CpuModel {
     inner: Mutex<runner::CpuModel>,
-    last_drawn: LastDrawn,
     swap_dir: Option<PathBuf>,
 }
 
@@ -193,7 +192,6 @@ impl CpuModel {
             .map_err(|error| engine_error(&error))?;
         Ok(Self {
             inner: Mutex::new(model),
-            last_drawn: LastDrawn::default(),
             swap_dir,
         })
     }
@@ -202,8 +200,7 @@ impl CpuModel {
     ///
     /// A segment is the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]` of `pool`, which learns that they are
     /// computed. The first `len(samplers)` segments draw the token after their last, with `samplers[i]`, as its
-    /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. A segment whose only token is `PENDING`
-    /// computes the token last drawn for its sequence. `num_outputs` says how many of each segment's last tokens give
+    /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. `num_outputs` says how many of each segment's last tokens give
     /// logits, if not one of each that draws.
     ///
     /// Returns the tokens drawn, likelihoods by segment where they were asked for, and by segment what was wrong with it:
@@ -243,13 +240,8 @@ impl CpuModel {
             lengths,
             tokens,
         };
-        let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, &self.last_drawn, columns, &asked))?;
+        let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, columns, &asked))?;
         Ok((outcome.tokens, outcome.likelihoods, outcome.errors))
-    }
-
-    /// Forgets the token last drawn for a sequence.
-    fn forget_sequence(&self, sequence_id: u64) {
-        self.last_drawn.forget(sequence_id);
     }
 
     /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.

@@ -27,7 +27,6 @@ mod _rust {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("PENDING", crate::step::PENDING)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

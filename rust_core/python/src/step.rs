@@ -6,7 +6,7 @@
 //! left out with the reason; the others are computed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::forward::Segment;
 use pyagent_engine::kv::KvGroup;
@@ -18,12 +18,6 @@ use pyo3::prelude::*;
 
 use crate::cache::BlockPool;
 use crate::engine::engine_error;
-
-/// As the only token of a segment: the token last drawn for its sequence.
-pub(crate) const PENDING: u32 = u32::MAX;
-
-/// Drawn tokens kept of sequences that the pool may not know any more, before these are looked for.
-const KEPT_DRAWS: usize = 1024;
 
 /// What a step computes: one segment for a sequence.
 pub(crate) struct Columns {
@@ -47,21 +41,6 @@ pub(crate) struct Outcome {
     pub(crate) tokens: Vec<u32>,
     pub(crate) likelihoods: HashMap<usize, (f32, Vec<(u32, f32)>)>,
     pub(crate) errors: HashMap<usize, String>,
-}
-
-/// The token last drawn for each sequence.
-#[derive(Default)]
-pub(crate) struct LastDrawn(Mutex<HashMap<u64, u32>>);
-
-impl LastDrawn {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
-        // A map is whole after every operation on it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn forget(&self, sequence_id: u64) {
-        self.lock().remove(&sequence_id);
-    }
 }
 
 /// Where a segment's tokens go.
@@ -97,13 +76,7 @@ struct Step<'a> {
 }
 
 /// Computes a step and draws its tokens. A `ValueError` says what is wrong with the columns; then nothing was computed.
-pub(crate) fn run(
-    model: &mut CpuModel,
-    pool: &BlockPool,
-    last_drawn: &LastDrawn,
-    columns: Columns,
-    asked: &[Asked],
-) -> PyResult<Outcome> {
+pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: Columns, asked: &[Asked]) -> PyResult<Outcome> {
     check(&columns, asked, model.config().vocab_size)?;
     let mut samplers = Vec::with_capacity(asked.len());
     for draw in asked {
@@ -119,11 +92,10 @@ pub(crate) fn run(
         outcome: Outcome::default(),
     };
     step.outcome.tokens.resize(asked.len(), 0);
-    step.locate(last_drawn)?;
+    step.locate()?;
     step.compute(model)?;
     step.commit(model)?;
     step.draw(model, asked, &mut samplers)?;
-    step.remember(last_drawn)?;
     Ok(step.outcome)
 }
 
@@ -169,8 +141,8 @@ fn check(columns: &Columns, asked: &[Asked], vocab_size: usize) -> PyResult<()> 
 }
 
 impl Step<'_> {
-    /// Finds each segment's tables and position; fills in the tokens that were drawn by the step before.
-    fn locate(&mut self, last_drawn: &LastDrawn) -> PyResult<()> {
+    /// Finds each segment's tables and position.
+    fn locate(&mut self) -> PyResult<()> {
         let pool = self.pool.lock()?;
         if pool.block_tokens() != BLOCK_TOKENS {
             let got = pool.block_tokens();
@@ -178,19 +150,10 @@ impl Step<'_> {
                 "the model's KV blocks hold {BLOCK_TOKENS} tokens, the pool's {got}"
             )));
         }
-        let drawn = last_drawn.lock();
         let mut end = 0;
         for (segment, &sequence) in self.columns.sequence_ids.iter().enumerate() {
             let tokens = (end, end + self.columns.lengths[segment]);
             end = tokens.1;
-            if self.columns.tokens[tokens.0..tokens.1] == [PENDING] {
-                let Some(token) = drawn.get(&sequence) else {
-                    let reason = format!("no token has been drawn for sequence {sequence} yet");
-                    self.outcome.errors.insert(segment, reason);
-                    continue;
-                };
-                self.columns.tokens[tokens.0] = *token;
-            }
             match pool
                 .tables(sequence)
                 .and_then(|tables| Ok((tables, pool.num_tokens(sequence)?)))
@@ -314,24 +277,6 @@ impl Step<'_> {
                     self.outcome.errors.insert(segment, error.to_string());
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Keeps what was drawn for the next step, and forgets sequences that are gone.
-    fn remember(&self, last_drawn: &LastDrawn) -> PyResult<()> {
-        let pool = self.pool.lock()?;
-        let mut drawn = last_drawn.lock();
-        for (segment, &token) in self.outcome.tokens.iter().enumerate() {
-            let sequence = self.columns.sequence_ids[segment];
-            if self.outcome.errors.contains_key(&segment) {
-                drawn.remove(&sequence);
-            } else {
-                drawn.insert(sequence, token);
-            }
-        }
-        if drawn.len() > KEPT_DRAWS.max(4 * self.outcome.tokens.len()) {
-            drawn.retain(|sequence, _| pool.num_tokens(*sequence).is_ok());
         }
         Ok(())
     }

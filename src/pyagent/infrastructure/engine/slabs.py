@@ -1,7 +1,8 @@
 """KV memory that grows by slabs as long as the ledger has room, and is given back when others need it.
 
 The pool's address space is there from the start; how many of its pages may be used is a limit, and the ledger holds the
-bytes up to that limit. Growing comes before evicting what is cached, evicting before asking other holders. Whatever
+bytes up to that limit. Growing comes before evicting what is cached (but not what is demoted), evicting before asking
+other holders. Whatever
 takes pages and whatever gives memory back hold one lock: a page must not be taken between being found empty and being
 given back. Others are asked without it, so that two engines that ask each other cannot lock each other out.
 """
@@ -67,7 +68,8 @@ class KvSlabs:
     def _grow(self, num_pages: int) -> None:
         """Make so many pages empty by raising the limit, as far as the ledger has room."""
         stats = self._pool.stats()
-        missing = num_pages - (stats.limit - stats.active - stats.cached)
+        # Demoted pages, such as those a window has left behind, are as good as empty.
+        missing = num_pages - (stats.limit - stats.active - stats.cached + stats.demoted)
         if missing <= 0 or stats.limit == self._num_pages:
             return
         slabs = -(-missing // self._slab_pages)

@@ -138,7 +138,6 @@ class CpuRunner:
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""
         self.pool.release(sequence_id)
-        self.model.forget_sequence(sequence_id)
         self.stats()  # an eviction policy that failed meanwhile is named in the log
 
     def fork(self, parent: int, child: int) -> bool:
