@@ -72,7 +72,6 @@ FIGURES = (
 
 def measure(path: Path, figure: Figure, isa: str | None) -> float:
     """Loads the model here, warms up with a small run of the same kind, and measures one throughput."""
-    from pyagent.infrastructure.engine.batch import Batch, Segment
     from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 
     runner = CpuRunner(path, CpuOptions(threads=NUM_THREADS, kv_bytes=KV_BYTES, isa=isa))
@@ -82,7 +81,9 @@ def measure(path: Path, figure: Figure, isa: str | None) -> float:
         return [draw.randrange(300, runner.vocab_size) for _ in range(count)]
 
     def feed(num_tokens: int) -> None:
-        runner.execute(Batch([Segment(seq, tokens(num_tokens), None) for seq in range(figure.batch)]))
+        sequences = list(range(figure.batch))
+        lengths, ones = [num_tokens] * figure.batch, [1] * figure.batch
+        runner.model.execute(runner.pool, sequences, lengths, tokens(num_tokens * figure.batch), num_outputs=ones)
 
     def run(num_new: int) -> float:
         start_tokens = figure.num_prompt or figure.depth
