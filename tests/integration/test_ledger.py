@@ -85,8 +85,9 @@ def test_refusal_names_who_holds_what() -> None:
         ledger.reserve("kv:b", 4_000_000)
     assert "held by: weights:a 7.0 MB, kv:a 2.0 MB" in str(caught.value)
     assert caught.value.retry_after_seconds
-    assert ledger.try_reserve("kv:b", 4_000_000) is None
-    assert ledger.try_reserve("kv:b", 1_000_000) is not None
+    held = ledger.reserve("kv:b", 0)
+    assert not held.try_resize(4_000_000)
+    assert held.try_resize(1_000_000)
 
 
 def test_holder_that_fails_to_give_back_is_passed_by() -> None:
@@ -108,11 +109,11 @@ def test_threads_share_the_ledger_without_losing_a_byte() -> None:
 
     def work(number: int) -> None:
         for turn in range(300):
-            held = ledger.try_reserve(f"t{number}", turn % 200)
-            if held is not None:
+            held = ledger.reserve(f"t{number}", 0)
+            if held.try_resize(turn % 200):
                 with contextlib.suppress(CapacityError):
                     held.resize(turn % 300)
-                held.release()
+            held.release()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:

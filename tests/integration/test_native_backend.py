@@ -356,7 +356,7 @@ def test_closing_a_stream_aborts_and_frees(tiny_model_path: Path) -> None:
                         break
             assert (await other).last.finish_reason == "length"
             await assert_idle(backend)
-            assert model.engine.counts.num_finished == 6
+            assert model.engine.counts.finished.total() == 6
 
     run(work())
 

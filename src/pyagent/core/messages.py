@@ -103,12 +103,6 @@ class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     choice: list[str] | None = None
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
-    """Options of a streamed answer."""
-
-    include_usage: bool = False
-
-
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is drawn, and when the answer ends. Checked once, by `validate`.
 

@@ -96,12 +96,6 @@ class Ledger:
         self.resize(reservation, num_bytes)
         return reservation
 
-    def try_reserve(self, account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation | None:
-        """As `reserve`, but asks nobody to give back; None when the bytes are not free now."""
-        reservation = Reservation(self, account, 0, reclaim)
-        reservation.touch()
-        return reservation if self.try_resize(reservation, num_bytes) else None
-
     def resize(self, reservation: Reservation, num_bytes: int) -> None:
         """Change what a reservation holds; see `Reservation.resize`."""
         if self.try_resize(reservation, num_bytes):

@@ -114,11 +114,6 @@ class Counts:
     first_token_seconds: Window = field(default_factory=Window)
     inter_token_seconds: Window = field(default_factory=Window)
 
-    @property
-    def num_finished(self) -> int:
-        """Requests that ended, for whatever reason."""
-        return sum(self.finished.values())
-
     def note_step(self, seconds: float, planning: float, num_tokens: int, num_drawn: int) -> None:
         """A step was computed."""
         self.num_steps += 1
