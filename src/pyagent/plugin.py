@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
-    from pyagent.core.scheduling import Queued, QueuePolicy, QueuePolicyFactory
+    from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
 
 _LATER = {
     "Agent": "pyagent.core.fleet.agent",
@@ -68,6 +68,7 @@ _LATER = {
     "EvictionPolicyFactory": "pyagent.core.eviction",
     "FleetTool": "pyagent.core.fleet.tools",
     "Parts": "pyagent.core.hooks",
+    "PreemptingPolicy": "pyagent.core.scheduling",
     "QueuePolicy": "pyagent.core.scheduling",
     "QueuePolicyFactory": "pyagent.core.scheduling",
     "Queued": "pyagent.core.scheduling",
@@ -112,6 +113,7 @@ __all__ = [
     "Origin",
     "Parts",
     "PluginError",
+    "PreemptingPolicy",
     "PromptTokensDetails",
     "PyAgentError",
     "QueuePolicy",

@@ -39,6 +39,7 @@ from pyagent.core.messages import (
 )
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, KvType
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 
@@ -186,6 +187,24 @@ def test_preempted_answers_are_unchanged(tiny_model_path: Path, kind: str) -> No
             model.runner.swap_seconds = lambda num_tokens: 0.0 if kind == "swap" else math.inf
             assert [answer.text for answer in await at_once(backend, seeded)] == expected
             assert model.engine.scheduler.num_preemptions[kind] > 0
+            await assert_idle(backend)
+
+    run(work())
+
+
+def test_answers_that_lose_their_seats_are_unchanged(tiny_model_path: Path) -> None:
+    """Two seats, levels of 4 draws: requests of all kinds take each other's seats, and their texts are the same."""
+
+    async def work() -> None:
+        requests = mixed_requests(24)
+        expected = await alone(tiny_model_path, requests)
+        queue = QueueOptions("mlfq", {"quantum": 4, "levels": 4})
+        chosen = replace(options(), queues=lambda: make_queues({"default": queue}))
+        chosen = replace(chosen, limits=replace(chosen.limits, max_num_seqs=2))
+        async with running(tiny_model_path, chosen) as backend:
+            model = await backend.load()
+            assert [answer.text for answer in await at_once(backend, requests)] == expected
+            assert model.engine.scheduler.num_preemptions["recompute"] > 0
             await assert_idle(backend)
 
     run(work())

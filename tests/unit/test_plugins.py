@@ -487,7 +487,7 @@ API = (
     "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError EmbedRequest "
     "EmbedResult EvictionPolicy EvictionPolicyFactory FinishReason FleetTool FunctionCall "
     "FunctionDefinition Health Hint ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
-    "Origin Parts PluginError PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
+    "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
     "RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
     "ToolCall Usage collect hookimpl"
 )

@@ -1,13 +1,14 @@
 """What a queue policy is: the order in which the engine's waiting requests are taken, and who yields to whom.
 
 A policy orders; it neither computes nor holds memory. The scheduler asks it for the next request, tells it what each
-was served, and asks it whom to put back when memory runs out. Policies are made by plugins, one for each queue.
+was served, and asks it whom to put back when memory runs out. One that also lets waiting requests take the seats of
+running ones is a `PreemptingPolicy`. Policies are made by plugins, one for each queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pyagent.core.messages import Origin
 
@@ -66,6 +67,21 @@ class QueuePolicy(Protocol):
 
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
         """Of these (never empty), the one that yields first when memory runs out."""
+        ...
+
+
+@runtime_checkable
+class PreemptingPolicy(QueuePolicy, Protocol):
+    """A policy by which a waiting request may take a running one's seat, where neither memory nor the seats suffice.
+
+    The scheduler bounds how often a request loses its seat; its text does not change by it.
+    """
+
+    def seat_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
+        """Of the queue's running requests, the one whose seat `waiting` takes; None when it has to wait.
+
+        Asked in the order of `ordered`, until the first None. One that loses its seat must come behind `waiting`.
+        """
         ...
 
 

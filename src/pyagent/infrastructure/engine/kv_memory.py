@@ -65,6 +65,11 @@ class KvMemory:
         needed = self._expected_pages(request) - self._num_pages(request.num_reserved)
         return max(0, needed) + self._growth + watermark <= free
 
+    def pages_short(self, request: Request) -> int:
+        """Pages that a waiting request lacks to start, when none of its prefix is there."""
+        watermark = max(1, int(self._runner.free_pages * _WATERMARK))
+        return max(0, self._expected_pages(request) + watermark - self.spare_pages)
+
     def hold(self, request: Request) -> None:
         """A request runs: count what it is expected to need."""
         request.num_pages = self._num_pages(request.num_reserved)

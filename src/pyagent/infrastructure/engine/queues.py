@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from pyagent.core.errors import ConfigError, PyAgentError, RequestError
-from pyagent.core.scheduling import QueuePolicy, QueuePolicyFactory
+from pyagent.core.scheduling import PreemptingPolicy, QueuePolicy, QueuePolicyFactory
 from pyagent.infrastructure.engine.policies import BUILT_IN
 from pyagent.infrastructure.engine.policies.ordered import make_fcfs
 from pyagent.infrastructure.engine.request import Request
@@ -52,6 +52,11 @@ class ClassQueue:
     def is_active(self) -> bool:
         """Whether it has any request."""
         return bool(self.waiting or self.running)
+
+    @property
+    def is_preempting(self) -> bool:
+        """Whether a waiting request may take a running one's seat."""
+        return isinstance(self._policy, PreemptingPolicy)
 
     def add(self, request: Request, now: float) -> None:
         """A request waits: new or put back."""
@@ -103,6 +108,15 @@ class ClassQueue:
             self.settle(request, now)
         chosen = self._ask(lambda policy: policy.victim(running, now), now)
         return next((request for request in running if request is chosen), running[-1])
+
+    def seat_for(self, waiting: Request, running: Sequence[Request], now: float) -> Request | None:
+        """Whose seat of these the waiting request takes, if anybody's."""
+
+        def ask(policy: QueuePolicy) -> object:
+            return policy.seat_for(waiting, running, now) if isinstance(policy, PreemptingPolicy) else None
+
+        chosen = self._ask(ask, now)
+        return next((request for request in running if request is chosen), None)
 
     def _leave(self, request: Request, now: float) -> None:
         self._ask(lambda policy: policy.remove(request), now)
@@ -176,6 +190,10 @@ class RequestQueues:
         for queue in sorted(self._queues.values(), key=lambda queue: queue.clock):
             if queue.waiting:
                 yield from queue.ordered(now)
+
+    def preempting(self) -> list[ClassQueue]:
+        """Classes with requests that wait and may take the seat of one that runs."""
+        return [queue for queue in self._queues.values() if queue.waiting and queue.running and queue.is_preempting]
 
     def victim(self, running: Sequence[Request], now: float) -> Request:
         """Who of these yields: of the class that is furthest ahead, whom its policy names."""

@@ -4,7 +4,7 @@ One token budget holds for a step. Decoding requests come first, a token each. W
 allows, goes to prompts: half of it to waiting requests short enough to be done with in this step, so that a long prompt
 holds nobody up; the rest to prompts under way, then to other waiting requests, in the order of their queues. When
 memory runs out a running request, chosen by its queue's policy, is put back to wait: its token log is kept and computed
-again later, so that its text does not change.
+again later, so that its text does not change. So is one whose seat its queue's policy gives to a waiting one (`seats`).
 
 Invariants: no step exceeds the budget; a request is in one place (waiting, prefilling, decoding or in its last step);
 it holds memory only while it runs.
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, Batch, Runner
 from pyagent.infrastructure.engine.kv_memory import KvMemory
@@ -27,6 +27,7 @@ from pyagent.infrastructure.engine.pacing import StepCosts
 from pyagent.infrastructure.engine.prefixes import ComingPrefixes
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Request, Status, TransitionError
+from pyagent.infrastructure.engine.seats import seat_changes
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,8 @@ class Scheduler:
         self.num_preemptions = Counter[str]()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
         self._swapped: set[int] = set()
+        self._takers: list[Request] = []
+        """Waiting requests for whom others left their seats in this step."""
         self._num_grammars = 0  # of running requests
         self._num_searching = 0  # running beams
         self.end_ids: frozenset[int] = frozenset()
@@ -209,6 +212,7 @@ class Scheduler:
 
     def _plan(self) -> Plan | None:
         now = self._clock()
+        self._takers = self._take_seats(now)
         self._reserve_for_lanes(now)
         plan = self._plan_lanes([log[-1] for log in self.lanes.logs])
         if self.prefilling or self.queues.num_waiting:
@@ -287,13 +291,34 @@ class Scheduler:
         victim = self.queues.victim(open_to, now) if open_to else max(running, key=_age)
         self._preempt(victim, now)
 
-    def _preempt(self, request: Request, now: float) -> None:
-        """Put a request back to wait: what it computed is swapped out, or computed again when that is quicker."""
+    def _take_seats(self, now: float) -> list[Request]:
+        """Put back those whose seats waiting requests take by their queue's policy; returns who takes them."""
+        if self.queues.num_waiting == 0 or self._may_admit() or not self.queues.preempting():
+            return []
+        is_full = self.num_running >= self._max_running
+        running = [*self.lanes.requests, *self.prefilling.values()]
+        found = seat_changes(
+            self.queues,
+            [one for one in running if one.num_preemptions < _MAX_PREEMPTIONS and one.search is None],
+            now,
+            can_start=lambda request: not self._prefixes.has_more_for(request),
+            pages_short=None if is_full else self.memory.pages_short,
+        )
+        for change in (changes := list(found)):
+            for victim in change.victims:
+                self._preempt(victim, now, is_memory_short=not is_full)
+        return [change.taker for change in changes]
+
+    def _preempt(self, request: Request, now: float, *, is_memory_short: bool = True) -> None:
+        """Put a request back to wait: what it computed is swapped out, or computed again when that is quicker.
+
+        While memory is not short it is left where it is, to be found again as a prefix.
+        """
         self.queues.settle(request, now)
         if request.status is Status.DECODING:
             request.num_computed = len(request.tokens) - 1
         self._stop_running(request)
-        is_swapped = self._is_swap_quicker(request) and self.runner.swap_out(request.id)
+        is_swapped = is_memory_short and self._is_swap_quicker(request) and self.runner.swap_out(request.id)
         if is_swapped:
             self._swapped.add(request.id)
         else:
@@ -470,7 +495,8 @@ class Scheduler:
         """Start waiting requests within the budget; with `is_short` only such as are done with in this step."""
         used = 0
         while used < budget and self._may_admit():
-            candidates = islice(self.queues.ordered(now), _MAX_LOOKED_AT)
+            takers = (one for one in self._takers if one.status in {Status.WAITING, Status.SWAPPED})
+            candidates = islice(chain(takers, self.queues.ordered(now)), _MAX_LOOKED_AT)
             request = next((one for one in candidates if not self._prefixes.has_more_for(one)), None)
             if request is None or (is_short and request is self._long[0] and self._long[1] > budget - used):
                 break

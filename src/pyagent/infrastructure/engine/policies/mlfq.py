@@ -3,7 +3,7 @@
 A level has a quantum of service, each `ratio` times the one before. A request joins at the first level whose quantum
 covers its prompt (skip-join); one that used up its quantum goes down a level, exactly then. Every `boost_seconds` all
 go to the first level, so that nobody waits for ever. Nothing of a level is taken while a higher one has something
-waiting.
+waiting, and a running request gives its seat to one waiting at a higher level.
 """
 
 from __future__ import annotations
@@ -91,6 +91,11 @@ class Mlfq:
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
         """The one at the lowest level; of several the last that came to it."""
         return max(running, key=lambda request: (self.level(request), self._places[request.id].since, request.id))
+
+    def seat_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
+        """The victim of these, if its level is lower."""
+        victim = self.victim(running, now) if running else None
+        return victim if victim is not None and self.level(victim) > self.level(waiting) else None
 
     def level(self, request: Queued) -> int:
         """The request's level, 0 the highest."""

@@ -1,7 +1,7 @@
 """Policies that are an order by one fixed number: first come, priority with ageing, earliest deadline.
 
 The number of a request never changes, and of requests that come later it grows without bound, so that nobody starves.
-The last in the order yields first.
+The last in the order yields first. With `takes_seats` a waiting request also takes the seat of one it outranks.
 """
 
 from __future__ import annotations
@@ -51,20 +51,36 @@ class Ordered:
         return self._rank(request), request.arrived
 
 
+class Urgent(Ordered):
+    """Lets a waiting request take the seat of the last by rank of those it outranks."""
+
+    def __init__(self, rank: Callable[[Queued], float], outranks: Callable[[Queued, Queued], bool]) -> None:
+        """`outranks` says it of a waiting request and a running one, whose rank must be behind."""
+        super().__init__(rank)
+        self._outranks = outranks
+
+    def seat_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
+        """The last by rank of those outranked."""
+        behind = [request for request in running if self._outranks(waiting, request)]
+        return self.victim(behind, now) if behind else None
+
+
 class NoOptions(msgspec.Struct, forbid_unknown_fields=True):
     """First come, first served, has nothing to choose."""
 
 
 class PriorityOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`ageing_seconds` of waiting make up for one step of priority."""
+    """`ageing_seconds` of waiting make up for one step of priority. `takes_seats`: of lower ones that have not."""
 
     ageing_seconds: Positive = 30.0
+    takes_seats: bool = False
 
 
 class DeadlineOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """A request without a deadline counts as due `default_seconds` after its arrival."""
+    """A request without a deadline is due `default_seconds` after its arrival. `takes_seats`: of those due later."""
 
     default_seconds: Positive = 60.0
+    takes_seats: bool = False
 
 
 def make_fcfs(options: Mapping[str, object]) -> QueuePolicy:
@@ -75,15 +91,26 @@ def make_fcfs(options: Mapping[str, object]) -> QueuePolicy:
 
 def make_priority(options: Mapping[str, object]) -> QueuePolicy:
     """Lowest priority number first; waiting counts too, so that a flood of urgent requests holds nobody up for ever."""
-    ageing = checked(PriorityOptions, "priority", options).ageing_seconds
-    return Ordered(lambda request: request.arrived + request.priority * ageing)
+    wanted = checked(PriorityOptions, "priority", options)
+    ageing = wanted.ageing_seconds
+
+    def rank(request: Queued) -> float:
+        return request.arrived + request.priority * ageing
+
+    def outranks(waiting: Queued, running: Queued) -> bool:
+        return waiting.priority < running.priority and rank(waiting) < rank(running)
+
+    return Urgent(rank, outranks) if wanted.takes_seats else Ordered(rank)
 
 
 def make_deadline(options: Mapping[str, object]) -> QueuePolicy:
     """Earliest deadline first."""
-    default = checked(DeadlineOptions, "deadline", options).default_seconds
+    wanted = checked(DeadlineOptions, "deadline", options)
 
     def due(request: Queued) -> float:
-        return request.arrived + default if request.deadline is None else request.deadline
+        return request.arrived + wanted.default_seconds if request.deadline is None else request.deadline
 
-    return Ordered(due)
+    def outranks(waiting: Queued, running: Queued) -> bool:
+        return due(waiting) < due(running)
+
+    return Urgent(due, outranks) if wanted.takes_seats else Ordered(due)
