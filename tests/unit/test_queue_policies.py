@@ -146,10 +146,11 @@ def test_fair_gives_no_credit_for_a_pause_and_counts_shares() -> None:
     assert ids(policy.ordered(1.0)) == [1, 3, 2]
 
 
-def test_fair_by_agent_keeps_agents_of_one_client_apart() -> None:
-    """With `per = "agent"` the agent's name counts, not the client's."""
-    policy = BUILT_IN["fair"]({"per": "agent"})
-    busy, idle = (Job(n, origin=Origin(client="c", agent=a)) for n, a in ((1, "busy"), (2, "idle")))
+@pytest.mark.parametrize("per", ["agent", "run"])
+def test_fair_by_agent_or_run_keeps_those_of_one_client_apart(per: str) -> None:
+    """With `per = "agent"` the agent's name counts, with `per = "run"` the run's; not the client's."""
+    policy = BUILT_IN["fair"]({"per": per})
+    busy, idle = (Job(n, origin=Origin(**{"client": "c", per: name})) for n, name in ((1, "busy"), (2, "idle")))
     policy.add(busy, 0.0)
     policy.add(idle, 0.0)
     policy.served(busy, 10, 0, 0.0)

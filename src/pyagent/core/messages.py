@@ -152,7 +152,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asks: fairness is kept between clients, siblings are the agents of one run. All names are free text."""
+    """Who asks: fairness is kept between clients, runs or agents, as settings say. All names are free text."""
 
     client: str = ""
     agent: str = ""

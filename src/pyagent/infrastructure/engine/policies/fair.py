@@ -1,4 +1,4 @@
-"""Fair shares between clients or agents: the Virtual Token Counter (Sheng et al. 2024, arXiv 2401.00588).
+"""Fair shares between clients, runs or agents: the Virtual Token Counter (Sheng et al. 2024, arXiv 2401.00588).
 
 Each client has a counter of the tokens it was served, prompt tokens and draws weighted; the client with the lowest is
 next. A client that comes back after a pause is lifted to the lowest of those waiting, so that a pause earns no credit.
@@ -28,7 +28,7 @@ class FairOptions(msgspec.Struct, forbid_unknown_fields=True):
     `shares` gives some names more (2.0: twice) or less than the 1.0 that everybody has.
     """
 
-    per: Literal["client", "agent"] = "client"
+    per: Literal["client", "run", "agent"] = "client"
     prompt_weight: Positive = 1.0
     drawn_weight: Positive = 2.0
     shares: dict[str, Positive] = {}
@@ -99,7 +99,8 @@ class Fair:
         return self._counters[name], self._since[name], name
 
     def _name(self, request: Queued) -> str:
-        return request.origin.agent if self._options.per == "agent" else request.origin.client
+        origin = request.origin
+        return {"client": origin.client, "run": origin.run, "agent": origin.agent}[self._options.per]
 
     def _lift(self, name: str) -> None:
         lowest = self._order[0][0] if self._order else self._counters.get(self._last_left, 0.0)
@@ -114,5 +115,5 @@ class Fair:
 
 
 def make_fair(options: Mapping[str, object]) -> QueuePolicy:
-    """Fair shares between clients, or agents."""
+    """Fair shares between clients, runs or agents."""
     return Fair(checked(FairOptions, "fair", options))
