@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyagent.assembly import Fleet as Fleet
+    from pyagent.fleet import Fleet as Fleet
 
 __version__ = "0.1.0"
 __all__ = ["Fleet", "__version__"]
 
-_HOME = {"Fleet": "pyagent.assembly"}
+_HOME = {"Fleet": "pyagent.fleet"}
 
 
 def __getattr__(name: str) -> object:

@@ -18,9 +18,11 @@ type TensorRow = (String, Vec<usize>, &'static str, usize);
 /// What the header of a GGUF file, or of a folder of safetensors, says; tensors' bytes are not read.
 ///
 /// A dict of `file_bytes`, `metadata` (empty for a folder, whose `config.json` says it) and `tensors`, rows of
-/// (name, dimensions with the contiguous one first, element type, bytes). Raises `ModelFileError`.
+/// (name, dimensions with the contiguous one first, element type, bytes). Without `arrays` the metadata's arrays, such as
+/// the vocabulary, are left out. Raises `ModelFileError`.
 #[pyfunction]
-pub fn read_model_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+#[pyo3(signature = (path, *, arrays = true))]
+pub fn read_model_header(py: Python<'_>, path: PathBuf, arrays: bool) -> PyResult<Bound<'_, PyDict>> {
     let file = py
         .detach(|| ModelFile::open(&path))
         .map_err(|error| file_error(&error))?;
@@ -38,7 +40,9 @@ pub fn read_model_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, Py
     let metadata = PyDict::new(py);
     if let ModelFile::Gguf(gguf) = &file {
         for (key, value) in gguf.metadata() {
-            metadata.set_item(key, value_object(py, value)?)?;
+            if arrays || !matches!(value, MetadataValue::Array(_)) {
+                metadata.set_item(key, value_object(py, value)?)?;
+            }
         }
     }
     let header = PyDict::new(py);

@@ -29,11 +29,11 @@ def agent(
     """Give a task to one agent: the words that follow its name, and its own options as --key value."""
     import asyncio
 
-    from pyagent.assembly import Fleet
     from pyagent.cli.files import checked_files
     from pyagent.cli.progress import as_json as json_of
     from pyagent.cli.run import watch
     from pyagent.core.fleet.agent import unknown_name
+    from pyagent.fleet import Fleet
 
     settings = read_settings(config, chain, model)
     files = checked_files(file or [])

@@ -200,8 +200,8 @@ class Conversation:
         sys.stdout.write(f"talking to {', '.join(self.entries)}\n")
 
     def _use_agent(self, name: str) -> None:
-        from pyagent.assembly import Fleet
         from pyagent.core.fleet.agent import unknown_name
+        from pyagent.fleet import Fleet
 
         if name and self.fleet is None:
             self.fleet = Fleet(self.settings)

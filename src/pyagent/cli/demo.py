@@ -31,10 +31,10 @@ def demo(
     import asyncio
     import sys
 
-    from pyagent.assembly import Fleet
     from pyagent.cli.models import fetch_first_model
     from pyagent.cli.run import watch
     from pyagent.core.errors import RequestError
+    from pyagent.fleet import Fleet
 
     settings = read_settings(config, chain, model)
     folder = (repository or Path(__file__).parent.parent).resolve()

@@ -11,9 +11,9 @@ import typer
 from pyagent.cli.options import AsJson, Chain, Config, Files, Model, read_settings
 
 if TYPE_CHECKING:
-    from pyagent.assembly import Fleet
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.orchestrator import Step
+    from pyagent.fleet import Fleet
 
 app = typer.Typer(add_completion=False)
 
@@ -32,10 +32,10 @@ def run(
     """Give a task to the fleet and watch it work."""
     import asyncio
 
-    from pyagent.assembly import Fleet
     from pyagent.cli.files import checked_files
     from pyagent.cli.models import fetch_first_model
     from pyagent.core.errors import RequestError
+    from pyagent.fleet import Fleet
 
     settings = read_settings(config, chain, model)
     files = checked_files(file or [])

@@ -2,7 +2,7 @@
 
 A run is a graph of steps; a plain task is a graph of one. Everything a run starts ends with it: closing the iterator of
 `run`, cancelling the task that reads it, or leaving the fleet cancels every agent, call and tool of the run. Where
-agents, backend and journal come from is `pyagent.assembly`'s business.
+agents, backend and journal come from is `pyagent.fleet`'s business.
 """
 
 from __future__ import annotations

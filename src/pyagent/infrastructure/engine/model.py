@@ -40,7 +40,6 @@ from pyagent.infrastructure.engine.request import Output, Request, Status, Token
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner, available_cores
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
-from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.volatile import Settled, settle
 
 _RELEASE_SECONDS = 1.0
@@ -76,6 +75,8 @@ class LoadedModel:
         grammars: Reservation | None = None,
     ) -> None:
         """Load the model; KV memory and grammars hold their bytes in the reservations, where there are any."""
+        from pyagent.infrastructure.engine.tokens import ModelTokenizer  # with jinja2: not before a server answers
+
         start = time.perf_counter()
         self.runner = CpuRunner(path, options.cpu, kv)
         self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)

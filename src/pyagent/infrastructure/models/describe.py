@@ -34,7 +34,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 def describe(path: Path, licence: str = "unknown", kv_type: str = "f16") -> ModelDescription:
     """Read a model's header, for KV in `kv_type`. Raises `ModelError` saying why the file cannot be run."""
     try:
-        header = _rust.read_model_header(path)
+        header = _rust.read_model_header(path, arrays=False)
         shape = _rust.describe_model(path, kv_type)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error

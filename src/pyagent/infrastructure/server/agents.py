@@ -2,19 +2,21 @@
 
 The last user message is the task; what the agent says on its way comes as reasoning, its result as content. An agent
 draws as it sees fit, so sampling fields are not passed on; tools and answer formats are refused.
+
+The fleet is made when somebody first asks: importing all agents takes longer than a server should take to answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.fleet.agent import Task
-from pyagent.core.fleet.events import Event, ModelCalled, Progress, RunFinished, TextDelta, Totals
-from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.messages import (
     Attempt,
     ChatDelta,
@@ -27,25 +29,46 @@ from pyagent.core.messages import (
     Usage,
 )
 
+if TYPE_CHECKING:
+    from pyagent.core.fleet.agent import Task
+    from pyagent.core.fleet.events import Event, Totals
+    from pyagent.core.fleet.orchestrator import Fleet
+
 PREFIX = "agent:"
 
 
 class AgentBackend:
     """A `Backend` whose models are the fleet's agents."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, make_fleet: Callable[[], Fleet]) -> None:
+        """`make_fleet` is called once; the fleet is closed with the backend."""
         self.name = "agents"
-        self._fleet = fleet
+        self._make_fleet = make_fleet
+        self._fleet: Fleet | None = None
+        self._lock = threading.Lock()
+
+    def fleet(self) -> Fleet:
+        """The fleet, made when it is not; from any thread."""
+        with self._lock:
+            if self._fleet is None:
+                self._fleet = self._make_fleet()
+            return self._fleet
+
+    async def _made(self) -> Fleet:
+        return self._fleet or await asyncio.to_thread(self.fleet)
 
     async def models(self) -> list[ModelInfo]:
         """One model for each agent."""
-        return [ModelInfo(id=PREFIX + name, backend=self.name) for name in self._fleet.agents]
+        return [ModelInfo(id=PREFIX + name, backend=self.name) for name in (await self._made()).agents]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Run the agent; closing the iterator cancels its run."""
+        from pyagent.core.fleet.events import ModelCalled
+
         name = request.model.removeprefix(PREFIX)
-        task = self._task(request, name)
-        run = self._fleet.run(
+        fleet = await self._made()
+        task = _task(request, name, fleet)
+        run = fleet.run(
             task,
             agent=name,
             timeout_seconds=request.timeout_seconds,
@@ -62,31 +85,38 @@ class AgentBackend:
                     yield msgspec.structs.replace(delta, model=request.model, backend=self.name, attempts=attempts)
                     attempts = []
 
-    def _task(self, request: ChatRequest, name: str) -> Task:
-        if name not in self._fleet.agents:
-            known = ", ".join(PREFIX + agent for agent in self._fleet.agents)
-            raise RequestError(f"there is no agent {name!r}; there are {known}", param="model", code="model_not_found")
-        if request.tools or (request.response_format and request.response_format.type != "text"):
-            param = "tools" if request.tools else "response_format"
-            raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)
-        if request.n > 1 or request.best_of is not None or request.beam is not None:
-            raise RequestError(f"{request.model} is an agent, which gives one answer", param="n")
-        asked = [message for message in request.messages if message.role == "user"]
-        return Task(text=asked[-1].text if asked else request.prompt or "")
-
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Agents do not embed."""
         raise RequestError("agents do not embed; use an embedding model", param="model")
 
     async def health(self) -> Health:
         """As ready as what answers them."""
-        return await self._fleet.backend.health()
+        return await (await self._made()).backend.health()
 
     async def close(self) -> None:
-        """Nothing: the fleet is its owner's to close."""
+        """Close the fleet, if it was made."""
+        if self._fleet is not None:
+            await self._fleet.close()
+
+
+def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
+    from pyagent.core.fleet.agent import Task
+
+    if name not in fleet.agents:
+        known = ", ".join(PREFIX + agent for agent in fleet.agents)
+        raise RequestError(f"there is no agent {name!r}; there are {known}", param="model", code="model_not_found")
+    if request.tools or (request.response_format and request.response_format.type != "text"):
+        param = "tools" if request.tools else "response_format"
+        raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)
+    if request.n > 1 or request.best_of is not None or request.beam is not None:
+        raise RequestError(f"{request.model} is an agent, which gives one answer", param="n")
+    asked = [message for message in request.messages if message.role == "user"]
+    return Task(text=asked[-1].text if asked else request.prompt or "")
 
 
 def _delta(event: Event) -> ChatDelta | None:
+    from pyagent.core.fleet.events import Progress, RunFinished, TextDelta
+
     match event:
         case TextDelta():
             return ChatDelta(reasoning=event.text)

@@ -60,15 +60,14 @@ class ModelTokenizer:
     @classmethod
     def load(cls, path: Path, *, vocab_size: int) -> ModelTokenizer:
         """Read the tokenizer of a GGUF file or a safetensors folder. Raises `ModelError` saying what is wrong."""
-        loaded = cls._from_folder(path) if path.is_dir() else cls._from_gguf(path)
-        num_tokens = 1 + max(loaded.tokenizer.get_vocab().values(), default=-1)
+        loaded, num_tokens = cls._from_folder(path) if path.is_dir() else cls._from_gguf(path)
         if num_tokens > vocab_size:
             raise ModelError(f"{path}: the tokenizer has {num_tokens} tokens, the model {vocab_size}", model=str(path))
         loaded.vocab_size = vocab_size
         return loaded
 
     @classmethod
-    def _from_gguf(cls, path: Path) -> ModelTokenizer:
+    def _from_gguf(cls, path: Path) -> tuple[ModelTokenizer, int]:
         try:
             metadata = _rust.read_model_header(path)["metadata"]
         except _rust.ModelFileError as error:
@@ -83,16 +82,17 @@ class ModelTokenizer:
         end_id = metadata.get("tokenizer.ggml.eos_token_id")
         source = metadata.get("tokenizer.chat_template")
         texts = {"bos_token": _text(tokenizer, begin_id), "eos_token": _text(tokenizer, end_id)}
-        return cls(
+        loaded = cls(
             tokenizer,
             template=ChatTemplate(source, texts, str(path)) if isinstance(source, str) else None,
             declared_end_ids=[token for token in declared if isinstance(token, int)],
             begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
             name=str(path),
         )
+        return loaded, len(cast("list[str]", metadata["tokenizer.ggml.tokens"]))
 
     @classmethod
-    def _from_folder(cls, path: Path) -> ModelTokenizer:
+    def _from_folder(cls, path: Path) -> tuple[ModelTokenizer, int]:
         file = path / "tokenizer.json"
         if not file.is_file():
             raise ModelError(f"{path}: no tokenizer.json; save the model with its (fast) tokenizer", model=str(path))
@@ -106,13 +106,14 @@ class ModelTokenizer:
         texts = {key: _token_name(about.get(key)) for key in ("bos_token", "eos_token")}
         source = _folder_template(path, about)
         begin_id = settings.get("bos_token_id") if about.get("add_bos_token") else None
-        return cls(
+        loaded = cls(
             tokenizer,
             template=ChatTemplate(source, texts, str(path)) if source else None,
             declared_end_ids=[end_ids] if isinstance(end_ids, int) else cast("list[int]", end_ids or []),
             begin_id=begin_id if isinstance(begin_id, int) else None,
             name=str(path),
         )
+        return loaded, 1 + max(tokenizer.get_vocab().values(), default=-1)  # ids may have holes
 
     def encode_text(self, text: str) -> list[int]:
         """Plain text, as the start of a document; control tokens in it are read as such. Empty text has no tokens."""

@@ -1,0 +1,66 @@
+"""A fleet made of what the settings and the installed plugins bring.
+
+What is given by hand is used as it is; what is not comes from the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pyagent.assembly import make_chain, make_host, make_journal
+from pyagent.core.fleet import orchestrator
+
+if TYPE_CHECKING:
+    from pyagent.core.backends import Backend
+    from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.journal import Journal
+    from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.plugins import PluginHost
+    from pyagent.core.settings import Settings
+
+__all__ = ["Fleet"]
+
+
+class Fleet(orchestrator.Fleet):
+    """A fleet with everything in place: `async with pyagent.Fleet() as fleet: async for event in fleet.run("...")`.
+
+    Without arguments it reads `pyagent.toml` and uses the installed plugins. A backend given is the caller's to close.
+    """
+
+    def __init__(  # noqa: PLR0913 - each stands in for one thing the settings would bring
+        self,
+        settings: Settings | None = None,
+        *,
+        backend: Backend | None = None,
+        agents: Iterable[Agent] | None = None,
+        tools: Iterable[FleetTool] | None = None,
+        journal: Journal | None = None,
+        host: PluginHost | None = None,
+    ) -> None:
+        if settings is None:
+            from pyagent.core.config import load_settings
+
+            settings = load_settings().settings
+        host = make_host(settings) if host is None else host
+        self._is_backend_owned = backend is None
+        limits = orchestrator.FleetLimits(
+            run_tokens=settings.budget.run.tokens,
+            run_seconds=settings.budget.run.seconds,
+            max_concurrency=settings.fleet.max_concurrency,
+        )
+        super().__init__(
+            make_chain(settings, host) if backend is None else backend,
+            host.agents().values() if agents is None else agents,
+            host.tools().values() if tools is None else tools,
+            journal=make_journal(settings) if journal is None else journal,
+            limits=limits,
+        )
+        self.settings = settings
+        self.host = host
+
+    async def close(self) -> None:
+        """End the runs, close the agents, and the chain when it was made here."""
+        await super().close()
+        if self._is_backend_owned:
+            await self.backend.close()
