@@ -20,6 +20,7 @@ from pyagent.infrastructure.engine.forks.beams import Search, SearchRules, check
 from pyagent.infrastructure.engine.request import Request
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 
+Tokens = tuple[int, ...]
 Scores = Callable[[tuple[int, ...]], list[tuple[int, float]]]
 END = 0
 
@@ -36,8 +37,13 @@ def scores_of(seed: int, vocab: int) -> Scores:
     return scores
 
 
-def plain_search(scores: Scores, beam: BeamSearch, max_tokens: int) -> list[tuple[float, tuple[int, ...]]]:
-    """Beam search written down without requests, stopped by nothing but its length or `early_stopping`."""
+def plain_search(
+    scores: Scores, beam: BeamSearch, max_tokens: int, stop: Tokens = ()
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Beam search written down without requests, stopped by nothing but its length or `early_stopping`.
+
+    Tokens that end with those of `stop` are an answer.
+    """
     beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     done: list[tuple[float, tuple[int, ...]]] = []
     for length in range(1, max_tokens + 1):
@@ -49,24 +55,31 @@ def plain_search(scores: Scores, beam: BeamSearch, max_tokens: int) -> list[tupl
         found.sort(key=lambda one: -one[0])
         beams = []
         for rank, (logprob, tokens, token) in enumerate(found[: 2 * beam.width]):
-            if token == END:
-                done += [(logprob / length**beam.length_penalty, tokens)] if rank < beam.width else []
+            longer = (*tokens, token)
+            if token == END or length == max_tokens or (stop and longer[-len(stop) :] == stop):
+                whole = tokens if token == END else longer
+                done += [(logprob / length**beam.length_penalty, whole)] if rank < beam.width else []
             elif len(beams) < beam.width:
-                beams.append((logprob, (*tokens, token)))
+                beams.append((logprob, longer))
         done = sorted(done, reverse=True)[: beam.width]
         if not beams or (beam.early_stopping and len(done) == beam.width):
-            return done
-    done += [(logprob / max_tokens**beam.length_penalty, tokens) for logprob, tokens in beams]
-    return sorted(done, reverse=True)[: beam.width]
+            break
+    return done
 
 
-def searched(scores: Scores, beam: BeamSearch, max_tokens: int) -> list[tuple[float, tuple[int, ...]]]:
+def searched(
+    scores: Scores, beam: BeamSearch, max_tokens: int, stop: Tokens = ()
+) -> list[tuple[float, tuple[int, ...]]]:
     """The same by `SearchRules`."""
     rules = SearchRules(beam, frozenset({END}), max_tokens)
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     while not rules.is_done:
         offers = [(tokens, logprob, scores(tokens)[: 2 * beam.width]) for tokens, logprob in beams]
-        beams = [((*beams[one.beam][0], one.token), one.logprob) for one in rules.choose(offers)]
+
+        def stops(beam: int, token: int, before: list[tuple[Tokens, float]] = beams) -> bool:
+            return bool(stop) and (*before[beam][0], token)[-len(stop) :] == stop
+
+        beams = [((*beams[one.beam][0], one.token), one.logprob) for one in rules.choose(offers, stops)]
     return [(answer.score, answer.tokens) for answer in rules.answers]
 
 
@@ -78,12 +91,23 @@ beams_of_any_kind = st.builds(
 )
 
 
+stops_of_any_kind = st.just(()) | st.tuples(st.integers(1, 4)) | st.tuples(st.integers(1, 4), st.integers(1, 4))
+
+
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 10_000), beam=beams_of_any_kind, max_tokens=st.integers(1, 7), vocab=st.integers(2, 9))
-def test_rules_find_what_a_plain_search_finds(seed: int, beam: BeamSearch, max_tokens: int, vocab: int) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    beam=beams_of_any_kind,
+    max_tokens=st.integers(1, 7),
+    vocab=st.integers(2, 9),
+    stop=stops_of_any_kind,
+)
+def test_rules_find_what_a_plain_search_finds(
+    seed: int, beam: BeamSearch, max_tokens: int, vocab: int, stop: Tokens
+) -> None:
     """Ending when no beam can do better changes nothing of what is found."""
     scores = scores_of(seed, vocab)
-    found, expected = searched(scores, beam, max_tokens), plain_search(scores, beam, max_tokens)
+    found, expected = searched(scores, beam, max_tokens, stop), plain_search(scores, beam, max_tokens, stop)
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected])
     assert {tokens for _, tokens in found} == {tokens for _, tokens in expected}
 
@@ -129,6 +153,9 @@ class Spelled:
     def detokenizer(self) -> Spelled:
         return Spelled()
 
+    def copy(self) -> Spelled:
+        return self
+
     def push(self, token: int) -> str:
         return f"{token} "
 
@@ -136,7 +163,11 @@ class Spelled:
         return ""
 
 
-def beam_client(num_prompt: int, max_tokens: int, beam: BeamSearch) -> Client:
+def spelled(tokens: Tokens) -> str:
+    return "".join(f"{token} " for token in tokens)
+
+
+def beam_client(num_prompt: int, max_tokens: int, beam: BeamSearch, stop: Tokens) -> Client:
     """A client whose request is searched."""
     ids = count(1000)
 
@@ -146,6 +177,7 @@ def beam_client(num_prompt: int, max_tokens: int, beam: BeamSearch) -> Client:
         client.request.max_tokens = max_tokens
         client.request.tokenizer = Spelled()  # type: ignore[assignment]
         client.request.end_ids = frozenset({END})
+        client.request.params = SamplingParams(stop=(spelled(stop),) if stop else ())
         clients.append(client)
         return client.request
 
@@ -165,6 +197,7 @@ def beam_client(num_prompt: int, max_tokens: int, beam: BeamSearch) -> Client:
     max_num_seqs=st.integers(1, 8),
     token_budget=st.integers(1, 64),
     abort_at=st.none() | st.integers(0, 10),
+    stop=stops_of_any_kind,
 )
 def test_beams_are_those_of_the_plain_search_however_little_there_is(
     seed: int,
@@ -175,12 +208,13 @@ def test_beams_are_those_of_the_plain_search_however_little_there_is(
     max_num_seqs: int,
     token_budget: int,
     abort_at: int | None,
+    stop: Tokens,
 ) -> None:
     """Beside another request, with one place or many, preempted or forked: the answers are the same, and no block is
     held at the end. An aborted search ends once."""
     runner = LikelyRunner(num_blocks, scores=scores_of(seed, 9), num_prompt=num_prompt)
     engine = Engine(runner, SchedulerLimits(max_num_seqs, token_budget))
-    client, other = beam_client(num_prompt, max_tokens, beam), Client(1, [7] * 20, 40)
+    client, other = beam_client(num_prompt, max_tokens, beam, stop), Client(1, [7] * 20, 40)
     engine.scheduler.add(client.request)
     engine.scheduler.add(other.request)
     step = 0
@@ -195,10 +229,13 @@ def test_beams_are_those_of_the_plain_search_however_little_there_is(
     assert [output.is_last for output in client.news].count(True) == 1
     if client.news[-1].finish_reason == "abort":
         return
-    expected = plain_search(runner.scores, beam, max_tokens)
+    expected = plain_search(runner.scores, beam, max_tokens, stop)
     assert {output.tokens for output in client.news} == {tokens for _, tokens in expected}
     assert [output.index for output in client.news] == list(range(len(expected)))
-    assert all(output.text == "".join(f"{token} " for token in output.tokens) for output in client.news)
+    for output in client.news:
+        is_stopped = bool(stop) and output.tokens[-len(stop) :] == stop
+        assert output.text == spelled(output.tokens[: -len(stop)] if is_stopped else output.tokens)
+        assert not is_stopped or output.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +246,7 @@ def test_beams_are_those_of_the_plain_search_however_little_there_is(
         ({"beam": BeamSearch(width=2, length_penalty=math.inf)}, "beam"),
         ({"beam": BeamSearch(width=2), "n": 3}, "n"),
         ({"beam": BeamSearch(width=2), "best_of": 2}, "best_of"),
-        ({"beam": BeamSearch(width=2), "sampling": SamplingParams(stop=("x",))}, "stop"),
+        ({"beam": BeamSearch(width=2), "sampling": SamplingParams(top_logprobs=1)}, "top_logprobs"),
         ({"beam": BeamSearch(width=2), "response_format": ResponseFormat("json_object")}, "response_format"),
         ({"beam": BeamSearch(width=2), "sampling": SamplingParams(presence_penalty=1)}, "repetition_penalty"),
     ],

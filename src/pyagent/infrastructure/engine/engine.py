@@ -252,10 +252,8 @@ class Engine:
         lead.finish(answers[0].reason)
         self.counts.note_end(lead)
         for index, answer in enumerate(answers):
-            detokenizer = lead.tokenizer.detokenizer()
-            text = "".join(map(detokenizer.push, answer.tokens)) + detokenizer.flush()
             is_last = index == len(answers) - 1
-            self._tell(lead, Output(text, (), answer.reason, None, answer.tokens, index, is_last))
+            self._tell(lead, Output(search.text(answer), (), answer.reason, None, answer.tokens, index, is_last))
 
     def _end_search(self, search: Search, request: Request, output: Output) -> Request:
         """One beam was ended from outside, and so is its search; returns the request that stands for it."""

@@ -30,7 +30,7 @@ from pyagent.infrastructure.engine.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
 from pyagent.infrastructure.engine.flight import AsyncScheduling, is_async
-from pyagent.infrastructure.engine.forks.beams import Search, check_beam
+from pyagent.infrastructure.engine.forks.beams import Search, check_beam, num_offered
 from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.ledger import Reservation
@@ -163,7 +163,8 @@ class LoadedModel:
         """The sampler of one answer. The likelihoods of draws are needed where the best are told."""
         params = request.sampling
         if request.beam is not None:
-            params = SamplingParams(temperature=0, top_logprobs=2 * request.beam.width, logit_bias=params.logit_bias)
+            num_top = num_offered(request.beam, len(self.tokenizer.end_ids))
+            params = SamplingParams(temperature=0, top_logprobs=num_top, logit_bias=params.logit_bias)
         if params.seed is not None and index:
             params = replace_fields(params, seed=(params.seed + index) & (2**64 - 1))
         if request.best_of is not None and params.top_logprobs is None:

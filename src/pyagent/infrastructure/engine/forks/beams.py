@@ -1,28 +1,37 @@
 """Beam search: the `width` likeliest continuations are kept, step by step (as Hugging Face's `generate` defines it).
 
 Each beam is a request of its own, forked from the one it continues. A step of the search begins when all beams have
-offered their likeliest next tokens. Of all continuations the 2 x width best are looked at: one that ends is a finished
-answer if it is among the first `width`, others become beams until there are `width`. An answer's score is its log
-probability, end included, over its number of tokens ** `length_penalty`. The search ends when `width` answers are
-finished and (with `early_stopping`) at once, or when no beam can become better than the worst of them, or at the
-longest answer allowed. Ties go to the earlier beam and the lower token.
+offered their likeliest next tokens. Of all continuations the 2 x width best are looked at (one more width for each end
+token after the first): one that ends, by an end token, a stop text or its length, is a finished answer if it is among
+the first `width`, others become beams until there are `width`. An answer's score is its log probability, end included,
+over its number of tokens ** `length_penalty`. The search ends when `width` answers are finished and (with
+`early_stopping`) at once, or when no beam can become better than the worst of them (`early_stopping="never"` there), or
+at the longest answer allowed. Ties go to the earlier beam and the lower token.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.core.errors import RequestError
+from pyagent.infrastructure.engine.stops import StopTexts
 
 if TYPE_CHECKING:
     from pyagent.core.messages import BeamSearch, ChatRequest, FinishReason
     from pyagent.infrastructure.engine.batch import Likelihood
     from pyagent.infrastructure.engine.request import Request
+    from pyagent.infrastructure.engine.tokens import Detokenizer
 
 MAX_WIDTH = 8
+
+
+def num_offered(beam: BeamSearch, num_end_ids: int) -> int:
+    """Continuations looked at in a step, and next tokens that each beam offers."""
+    return max(2, 1 + num_end_ids) * beam.width
 
 
 class Continuation(NamedTuple):
@@ -51,8 +60,15 @@ class SearchRules:
     answers: list[Answer] = field(default_factory=list[Answer])
     is_done: bool = False
 
-    def choose(self, beams: Sequence[tuple[tuple[int, ...], float, Sequence[tuple[int, float]]]]) -> list[Continuation]:
-        """The beams of the next step, from each beam's tokens, log probability and likeliest next tokens."""
+    def choose(
+        self,
+        beams: Sequence[tuple[tuple[int, ...], float, Sequence[tuple[int, float]]]],
+        stops: Callable[[int, int], bool] = lambda beam, token: False,
+    ) -> list[Continuation]:
+        """The beams of the next step, from each beam's tokens, log probability and likeliest next tokens.
+
+        `stops` says of a beam and a token whether a stop text ends there.
+        """
         width = self.beam.width
         found = [
             Continuation(beam, token, before + logprob)
@@ -62,18 +78,18 @@ class SearchRules:
         found.sort(key=lambda one: (-one.logprob, one.beam, one.token))
         chosen: list[Continuation] = []
         num_tokens = len(beams[0][0]) + 1
-        for rank, one in enumerate(found[: 2 * width]):
-            if one.token not in self.end_ids:
+        for rank, one in enumerate(found[: num_offered(self.beam, len(self.end_ids))]):
+            tokens = beams[one.beam][0]
+            is_end = one.token in self.end_ids
+            is_stop = is_end or stops(one.beam, one.token)
+            if not is_stop and num_tokens < self.max_tokens:
                 chosen.append(one)
             elif rank < width:
-                self._add(beams[one.beam][0], one.logprob, num_tokens, "stop")
+                whole = tokens if is_end else (*tokens, one.token)
+                self._add(whole, one.logprob, num_tokens, "stop" if is_stop else "length")
             if len(chosen) == width:
                 break
-        self.is_done = not chosen or self._cannot_improve(found[0].logprob, num_tokens)
-        if num_tokens >= self.max_tokens and not self.is_done:
-            self.is_done = True
-            for one in chosen:
-                self._add((*beams[one.beam][0], one.token), one.logprob, num_tokens, "length")
+        self.is_done = not chosen or self._cannot_improve(chosen[0].logprob, num_tokens)
         return [] if self.is_done else chosen
 
     def _add(self, tokens: tuple[int, ...], logprob: float, num_tokens: int, reason: FinishReason) -> None:
@@ -90,6 +106,23 @@ class SearchRules:
         # A beam's log probability only falls; divided by a power of its length it may still rise until the longest.
         longest = self.max_tokens if self.beam.length_penalty > 0 else num_tokens
         return self.beam.early_stopping or self.answers[-1].score >= self._score(best, longest)
+
+
+class BeamText:
+    """A beam's text, as far as stop texts may yet be found in it."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopTexts) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+
+    def after(self, token: int) -> tuple[BeamText, str, bool]:
+        """The text with another token, what that lets be told, and whether a stop text ended it."""
+        longer = BeamText(self._detokenizer.copy(), copy(self._stops))
+        return longer, *longer._stops.push(longer._detokenizer.push(token))
+
+    def flush(self) -> str:
+        """What is left to tell at the end."""
+        return self._stops.flush(self._detokenizer.flush())
 
 
 class Step(NamedTuple):
@@ -112,6 +145,7 @@ class Search:
         self._num_told = num_told
         self._logprobs = {lead.id: 0.0}
         self._offers: dict[int, list[tuple[int, float]]] = {}
+        self._texts = {lead.id: self._no_text()}
         lead.search = self
 
     @property
@@ -121,19 +155,21 @@ class Search:
 
     def offer(self, request: Request, likelihood: Likelihood) -> bool:
         """A beam's likeliest next tokens; True when all beams have offered."""
-        self._offers[request.id] = likelihood.top[: 2 * self.rules.beam.width]
+        self._offers[request.id] = likelihood.top
         return len(self._offers) == len(self.live)
 
     def step(self) -> Step:
         """Go on by a token; `rules.is_done` afterwards says whether that was the last."""
         beams = [(self._drawn(one), self._logprobs[one.id], self._offers[one.id]) for one in self.live]
-        chosen = self.rules.choose(beams)
+        chosen = self.rules.choose(beams, self._stops_after) if self._has_stops else self.rules.choose(beams)
         step = Step([], [], [])
         taken: set[int] = set()
         live: list[Request] = []
         logprobs: dict[int, float] = {}
+        texts: dict[int, BeamText] = {}
         for beam, token, logprob in chosen:
             request = self.live[beam]
+            text = self._texts[request.id].after(token)[0] if self._has_stops else self._texts[request.id]
             if beam in taken:
                 child = self._make(list(self._drawn(request)))
                 child.search = self
@@ -143,9 +179,30 @@ class Search:
             step.going_on.append((request, token))
             live.append(request)
             logprobs[request.id] = logprob
+            texts[request.id] = text
         step.ended.extend(one for beam, one in enumerate(self.live) if beam not in taken)
-        self.live, self._logprobs, self._offers = live, logprobs, {}
+        self.live, self._logprobs, self._texts, self._offers = live, logprobs, texts, {}
         return step
+
+    def text(self, answer: Answer) -> str:
+        """An answer's text, up to a stop text."""
+        text, told = self._no_text(), ""
+        for token in answer.tokens:
+            text, piece, is_stopped = text.after(token)
+            told += piece
+            if is_stopped:
+                return told
+        return told + text.flush()
+
+    @property
+    def _has_stops(self) -> bool:
+        return bool(self.lead.params.stop)
+
+    def _no_text(self) -> BeamText:
+        return BeamText(self.lead.tokenizer.detokenizer(), StopTexts(self.lead.params.stop))
+
+    def _stops_after(self, beam: int, token: int) -> bool:
+        return self._texts[self.live[beam].id].after(token)[2]
 
     def _drawn(self, request: Request) -> tuple[int, ...]:
         return tuple(request.tokens[request.num_prompt_tokens :])
@@ -164,7 +221,6 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
     penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     refused = {
         "best_of": request.best_of is not None,
-        "stop": bool(sampling.stop),
         "response_format": has_form,
         "top_logprobs": sampling.top_logprobs is not None,
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),

@@ -72,6 +72,13 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._is_start = token_bytes.has_leading_space
 
+    def copy(self) -> Detokenizer:
+        """Another that goes on from where this one is."""
+        other = Detokenizer(self._token_bytes)
+        other._utf8.setstate(self._utf8.getstate())
+        other._is_start = self._is_start
+        return other
+
     def push(self, token: int) -> str:
         """Take a token; returns the text it completes, possibly none."""
         data = self._token_bytes[token]
