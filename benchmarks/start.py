@@ -22,7 +22,7 @@ COMMANDS = {
     "pyagent version": ["-c", MAIN, "version"],
 }
 LIMITS_MS = {"import pyagent": 150.0, "pyagent --help": 300.0}
-HEAVY = ("torch", "numpy", "sympy", "httpx", "starlette", "uvicorn", "pydantic_settings", "tokenizers", "structlog")
+HEAVY = ("torch", "numpy", "sympy", "httpx", "starlette", "uvicorn", "tokenizers", "structlog")
 
 
 def run_ms(arguments: list[str]) -> float:

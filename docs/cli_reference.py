@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from pyagent.cli.main import COMMANDS
+from pyagent.cli.root import COMMANDS
 
 _NOT_SHOWN = {"install_completion", "show_completion", "help"}
 _INTRO = """# Command line
@@ -29,7 +29,7 @@ usage, 130 interrupted.
 def load(name: str) -> Any:
     """The click command behind `pyagent NAME`."""
     if name == "version":
-        from pyagent.cli.main import app
+        from pyagent.cli.root import app
 
         return next(iter(typer.main.get_command(app).commands.values()))  # pyright: ignore
     command: Any = typer.main.get_command(import_module(f"pyagent.cli.{name}").app)

@@ -14,7 +14,7 @@ import pytest
 from support.tiny_model import write_tiny_model
 from support.wheels import build_wheel
 
-from pyagent.cli.models import fetch_first_model, terminal_progress
+from pyagent.cli.startup import fetch_first_model, terminal_progress
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.models.store import Fetch

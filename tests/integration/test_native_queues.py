@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pyagent.assembly import make_chain, make_host
@@ -64,5 +65,5 @@ def test_wrong_queue_settings_are_refused_before_anything_runs(tiny_model_path: 
 def test_engine_needs_no_policy_plugin(tiny_model_path: Path) -> None:
     """With the plugin of the policies disabled, first come, first served is still there."""
     settings = settings_with(tiny_model_path, {})
-    host = PluginHost.discover(settings.plugins.model_copy(update={"disable": ["queues"]}))
+    host = PluginHost.discover(msgspec.structs.replace(settings.plugins, disable=["queues"]))
     make_chain(settings, host)

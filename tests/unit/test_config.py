@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pyagent.cli.config import app, render_settings_reference
-from pyagent.core.config import Settings, leaf_fields, load_settings, project_file, read_secret
+from pyagent.core.config import Settings, leaf_settings, load_settings, project_file, read_secret
 from pyagent.core.errors import ConfigError
-from pyagent.core.settings import parse_size
+from pyagent.core.setting_kinds import parse_size
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ def test_defaults_need_no_file() -> None:
     loaded = load_settings()
     assert loaded.settings == Settings()
     assert loaded.settings.chain == ["native"]
-    assert set(loaded.sources) == set(leaf_fields())
+    assert set(loaded.sources) == set(leaf_settings())
     assert set(loaded.sources.values()) == {"default"}
 
 
@@ -153,7 +153,12 @@ def test_unknown_key_names_the_nearest(text: str, key: str, hint: str) -> None:
         ("[engine]\nthreads = 0", "engine.threads", "expected greater than 0"),
         ("[engine]\nmemory = '12 parsecs'", "engine.memory", 'expected a size such as "12GB"'),
         ("[engine]\nisa = 'neon'", "engine.isa", "expected 'auto', 'scalar', 'avx2', 'avx512' or 'amx'"),
-        ("[budget.run]\nseconds = nan", "budget.run.seconds", "expected"),
+        ("[budget.run]\nseconds = nan", "budget.run.seconds", "expected a finite number"),
+        ("[server]\nport = 1.5", "server.port", "expected a valid integer"),
+        ("[log]\nlevel = 3", "log.level", "expected 'debug', 'info', 'warning' or 'error'"),
+        ("[engine]\nprocess = 'perhaps'", "engine.process", "expected true or false"),
+        ("[engine.queues.a]\npolcy = 'fair'", "engine.queues", "a table with policy, options, share for 'a'"),
+        ("[engine.queues.a]\nshare = 0", "engine.queues", "expected greater than 0 as a.share"),
         ("engine = 3", "engine", "is a table with models, memory"),
         ("chain = []", "chain", "at least one backend"),
         ("chain = [':x']", "chain", "SCHEME or SCHEME:TARGET"),
@@ -241,7 +246,7 @@ def test_keys_never_stand_in_settings(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_settings_cannot_be_changed() -> None:
     """Settings are built once and frozen."""
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(AttributeError, match="immutable"):
         Settings().engine.threads = 3  # type: ignore[misc]
 
 
@@ -260,6 +265,28 @@ def test_settings_cannot_be_changed() -> None:
 def test_sizes(text: object, size: int) -> None:
     """GB counts in thousands, GiB in 1024s, a bare number in bytes."""
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("key", leaf_settings())
+def test_every_default_is_a_value_of_its_kind(key: str) -> None:
+    """What stands as a default would also be taken from a file, and stays what it is."""
+    leaf = leaf_settings()[key]
+    assert leaf.setting.read(leaf.default) == leaf.default
+    assert not leaf.setting.none or leaf.setting.read(leaf.setting.none) is None
+
+
+@given(
+    st.sampled_from(list(leaf_settings())),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+        max_leaves=6,
+    ),
+)
+def test_any_value_is_read_or_refused(key: str, value: object) -> None:
+    """No value makes a setting's reader fail otherwise than by refusing."""
+    with contextlib.suppress(ValueError):
+        leaf_settings()[key].setting.read(value)
 
 
 @given(st.text(max_size=60) | st.floats() | st.booleans() | st.none())
@@ -299,4 +326,4 @@ def test_reference_page_is_the_models() -> None:
     page = ROOT / "docs/reference/settings.md"
     assert page.read_text(encoding="utf-8") == render_settings_reference()
     assert CliRunner().invoke(app, ["reference"]).stdout == render_settings_reference()
-    assert all(field.description for field in leaf_fields().values())
+    assert all(leaf.setting.meaning for leaf in leaf_settings().values())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Files, Model, read_settings
+from pyagent.cli.options import AsJson, Chain, Config, Files, Model
+from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent, Task

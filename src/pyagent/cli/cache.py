@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from pyagent.cli.options import AsJson, Config, read_settings
+from pyagent.cli.options import AsJson, Config
+from pyagent.cli.startup import read_settings
 from pyagent.core.errors import BackendError, RequestError
 
 if TYPE_CHECKING:

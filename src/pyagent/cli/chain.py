@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Model, read_settings
+from pyagent.cli.options import AsJson, Chain, Config, Model
+from pyagent.cli.startup import read_settings
 
 app = typer.Typer(add_completion=False, help="Explain which backends a request would try.", no_args_is_help=True)
 

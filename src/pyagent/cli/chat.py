@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, read_settings
+from pyagent.cli.options import Chain, Config, Model
+from pyagent.cli.startup import fetch_first_model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.chain import Chain as BackendChain
@@ -49,7 +50,6 @@ def chat(
     config: Config = None,
 ) -> None:
     """Talk to the default chain; /help lists what can be said to the program itself."""
-    from pyagent.cli.models import fetch_first_model
 
     settings = read_settings(config, chain, model)
     fetch_first_model(settings)

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from pyagent.cli.options import AsJson, Config
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-    from pyagent.core.config import Loaded
+    from pyagent.core.config import Leaf, Loaded
+    from pyagent.core.settings import Section, Setting
 
 app = typer.Typer(add_completion=False, help="Show the settings and where they come from.", no_args_is_help=True)
 
 _USER_INFO = re.compile(r"(?<=://)[^\s/@]+(?=@)")
-
-_TYPE_NAMES = {
-    "bool": "true or false",
-    "list": "list of text",
-    "dict": "table",
-    "int": "whole number",
-    "float": "number",
-    "str": "text",
-    "Path": "path",
-}
 
 
 @app.command()
@@ -62,15 +50,17 @@ def reference() -> None:
 
 def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
     """Each dotted key with its value, fit for JSON and without passwords, and its source."""
-    from pyagent.core.config import leaf_fields
+    import msgspec
 
-    dumped = loaded.settings.model_dump(mode="json")
+    from pyagent.core.config import leaf_settings
+
+    dumped = msgspec.to_builtins(loaded.settings, enc_hook=str)
     rows: dict[str, tuple[object, str]] = {}
-    for key, field in leaf_fields().items():
+    for key, leaf in leaf_settings().items():
         value = cast("object", dumped)
         for part in key.split("."):
             value = cast("dict[str, object]", value)[part]
-        rows[key] = (_masked(_extra(field, "none") if value is None else value), loaded.sources[key])
+        rows[key] = (_masked(leaf.setting.none if value is None else value), loaded.sources[key])
     return rows
 
 
@@ -84,7 +74,7 @@ def _masked(value: object) -> object:
 
 def render_settings_reference() -> str:
     """The page docs/reference/settings.md; a test compares the two."""
-    from pyagent.core.config import env_name, leaf_fields
+    from pyagent.core.config import env_name, leaf_settings
     from pyagent.core.settings import Settings
 
     lines = [
@@ -97,62 +87,40 @@ def render_settings_reference() -> str:
         "for both files. Sizes are written `12GB` (10⁹ bytes) or `12GiB` (2³⁰). In environment variables lists are",
         "JSON or parts with commas between. `pyagent config show` says where each value came from.",
     ]
-    fields = leaf_fields()
-    for section in dict.fromkeys(key.rpartition(".")[0] for key in fields):
+    leaves = leaf_settings()
+    for section in dict.fromkeys(key.rpartition(".")[0] for key in leaves):
         heading = f"`[{section}]`" if section else "Top level"
         lines += ["", f"## {heading}", ""]
         if section:
             lines += [_section_text(Settings, section), ""]
         lines += ["| key | type | default | environment | meaning |", "|---|---|---|---|---|"]
-        for key, field in fields.items():
+        for key, leaf in leaves.items():
             table, _, name = key.rpartition(".")
             if table == section:
                 cells = [
                     f"`{name}`",
-                    _type_text(field),
-                    _default_text(field),
+                    _type_text(leaf.setting),
+                    _default_text(leaf),
                     f"`{env_name(key)}`",
-                    field.description or "",
+                    leaf.setting.meaning,
                 ]
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _section_text(model: object, section: str) -> str:
+def _section_text(kind: type[Section], section: str) -> str:
+    from pyagent.core.settings import sections_in
+
     for name in section.split("."):
-        fields = cast("dict[str, FieldInfo]", getattr(model, "model_fields", {}))
-        model = fields[name].annotation
-    return (model.__doc__ or "").strip()
+        kind = sections_in(kind)[name]
+    return (kind.__doc__ or "").strip()
 
 
-def _extra(field: FieldInfo, name: str) -> str:
-    extra = cast("dict[str, object]", field.json_schema_extra or {})
-    return str(extra.get(name) or "")
+def _default_text(leaf: Leaf) -> str:
+    if leaf.default is None:
+        return f"`{leaf.setting.none}`"
+    return leaf.setting.shown or f"`{json.dumps(leaf.default)}`"
 
 
-def _default_text(field: FieldInfo) -> str:
-    default = cast("object", field.default)
-    if default is None:
-        return f"`{_extra(field, 'none')}`"
-    return _extra(field, "shown") or f"`{json.dumps(default)}`"
-
-
-def _type_text(field: FieldInfo) -> str:
-    if any("parse_size" in repr(part) for part in (field.annotation, *field.metadata)):
-        name = "size"
-    else:
-        name = _type_name(field.annotation)
-    word = _extra(field, "none")
-    return f"{name} or `{word}`" if word else name
-
-
-def _type_name(kind: object) -> str:
-    origin: object = get_origin(kind)
-    arguments = cast("tuple[object, ...]", get_args(kind))
-    if origin is Literal:
-        return " or ".join(f"`{argument}`" for argument in arguments)
-    if origin is Annotated:
-        return _type_name(arguments[0])
-    if isinstance(kind, UnionType) or (origin is not None and any(part is NoneType for part in arguments)):
-        return _type_name(next(part for part in arguments if part is not NoneType))
-    return _TYPE_NAMES[getattr(origin or kind, "__name__", "")]
+def _type_text(setting: Setting) -> str:
+    return f"{setting.kind.text} or `{setting.none}`" if setting.none else setting.kind.text

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, read_settings
+from pyagent.cli.options import Chain, Config, Model
+from pyagent.cli.startup import fetch_first_model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
@@ -31,7 +32,6 @@ def demo(
     import asyncio
     import sys
 
-    from pyagent.cli.models import fetch_first_model
     from pyagent.cli.run import watch
     from pyagent.core.errors import RequestError
     from pyagent.fleet import Fleet

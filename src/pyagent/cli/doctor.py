@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Model, read_settings
+from pyagent.cli.options import AsJson, Chain, Config, Model
+from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend

@@ -1,25 +1,19 @@
-"""`pyagent models`: which models there are, what each needs, and how one is fetched or thrown away.
-
-Other commands show a first download with `terminal_progress`, or call `fetch_first_model` before they begin.
-"""
+"""`pyagent models`: which models there are, what each needs, and how one is fetched or thrown away."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pyagent.cli.options import AsJson, Config
+from pyagent.cli.startup import read_settings, size_text, terminal_progress
 
 if TYPE_CHECKING:
-    from pyagent.core.settings import Settings
     from pyagent.infrastructure.models.describe import ModelDescription
-    from pyagent.infrastructure.models.store import Fetch, ModelStore, Watcher
+    from pyagent.infrastructure.models.store import ModelStore, Watcher
 
 app = typer.Typer(add_completion=False, help="List, fetch and inspect models.", no_args_is_help=True)
 
@@ -46,9 +40,11 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
         ]
         typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known}))
         return
-    lines = [(model.manifest.name, _size(model.size_bytes), model.manifest.licence, str(model.path)) for model in here]
+    lines = [
+        (model.manifest.name, size_text(model.size_bytes), model.manifest.licence, str(model.path)) for model in here
+    ]
     lines += [
-        (name, _size(source.size_bytes), source.licence, f"not here; pyagent models pull {name}")
+        (name, size_text(source.size_bytes), source.licence, f"not here; pyagent models pull {name}")
         for name, source in absent.items()
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -64,11 +60,11 @@ def pull(
 ) -> None:
     """Fetch a model, unless it is here."""
     if found := _store(config).find(name):
-        typer.echo(f"{name} is here: {found.path} ({_size(found.size_bytes)})")
+        typer.echo(f"{name} is here: {found.path} ({size_text(found.size_bytes)})")
         return
     with terminal_progress("you asked for it") as watch:
         stored = _store(config, watch).pull(name)
-    typer.echo(f"{name} is here: {stored.path} ({_size(stored.size_bytes)})")
+    typer.echo(f"{name} is here: {stored.path} ({size_text(stored.size_bytes)})")
 
 
 @app.command()
@@ -105,79 +101,10 @@ def show(
 def remove(name: str, config: Config = None) -> None:
     """Delete a model from the store."""
     removed = _store(config).remove(name)
-    typer.echo(f"deleted {name}: {_size(removed.size_bytes)} are free again")
-
-
-def fetch_first_model(settings: Settings) -> None:
-    """Fetch the model of the chain's first link, shown on standard error, when that is `native` and lacks its model.
-
-    For commands with a display of their own, before it begins. Links further down fetch theirs when they are reached.
-    """
-    from pyagent.core.backends import Link
-    from pyagent.infrastructure.models.store import ModelStore, is_path
-
-    link = Link.parse(settings.chain[0]) if settings.chain else None
-    if link is None or link.scheme != "native":
-        return
-    name = link.target or next(iter(settings.engine.models), "")
-    if not name or is_path(name) or ModelStore(settings.paths.models).find(name):
-        return
-    with terminal_progress("the embedded engine needs a model; this happens once") as watch:
-        ModelStore(settings.paths.models, watch=watch).pull(name)
-
-
-@contextlib.contextmanager
-def terminal_progress(reason: str) -> Generator[Watcher]:
-    """A watcher for `ModelStore` that says what is fetched and why: a bar on a terminal, plain lines in a pipe.
-
-    Writes to standard error, so that a command's output stays its own.
-    """
-    if not sys.stderr.isatty():
-        yield _PlainProgress(reason).show
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def show(fetch: Fetch) -> None:
-            if fetch.name not in tasks:
-                console.print(_announcement(fetch, reason), markup=False, soft_wrap=True)
-                tasks[fetch.name] = progress.add_task(fetch.name, total=fetch.total_bytes or None)
-            progress.update(tasks[fetch.name], completed=fetch.done_bytes)
-
-        yield show
-
-
-class _PlainProgress:
-    """What is fetched in a line, then a line for each quarter of it."""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-        self._quarters: dict[str, int] = {}
-
-    def show(self, fetch: Fetch) -> None:
-        """Take in news of a fetch."""
-        quarter = 4 * fetch.done_bytes // fetch.total_bytes if fetch.total_bytes else 0
-        before = self._quarters.get(fetch.name)
-        if before is None:
-            typer.echo(_announcement(fetch, self._reason), err=True)
-        elif quarter > before:
-            typer.echo(f"{fetch.name}: {_size(fetch.done_bytes)} of {_size(fetch.total_bytes)}", err=True)
-        self._quarters[fetch.name] = max(quarter, before or 0)
-
-
-def _announcement(fetch: Fetch, reason: str) -> str:
-    size = f", {_size(fetch.total_bytes)}" if fetch.total_bytes else ""
-    about = f" ({fetch.about})" if fetch.about else ""
-    return f"fetching {fetch.name}{about}{size}, from {fetch.origin} into {fetch.folder}: {reason}"
+    typer.echo(f"deleted {name}: {size_text(removed.size_bytes)} are free again")
 
 
 def _store(config: Path | None, watch: Watcher | None = None) -> ModelStore:
-    from pyagent.cli.options import read_settings
     from pyagent.infrastructure.models.store import ModelStore
 
     return ModelStore(read_settings(config).paths.models, watch=watch)
@@ -188,7 +115,7 @@ def _contexts(longest: int) -> list[int]:
 
 
 def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[tuple[str, str]]:
-    needs = (f"{_size(need)} with {context:,} tokens" for context, need in memory.items())
+    needs = (f"{size_text(need)} with {context:,} tokens" for context, need in memory.items())
     return [
         ("architecture", f"{about.architecture}, {about.num_layers} layers"),
         ("quantisation", about.quantization),
@@ -198,9 +125,5 @@ def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[t
         ("memory", "; ".join(needs)),
         ("licence", about.licence),
         ("chat template", "yes" if about.has_chat_template else "no; completions only"),
-        ("file", f"{path} ({_size(about.file_bytes)})"),
+        ("file", f"{path} ({size_text(about.file_bytes)})"),
     ]
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Files, Model, read_settings
+from pyagent.cli.options import AsJson, Chain, Config, Files, Model
+from pyagent.cli.startup import fetch_first_model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Task
@@ -33,7 +34,6 @@ def run(
     import asyncio
 
     from pyagent.cli.files import checked_files
-    from pyagent.cli.models import fetch_first_model
     from pyagent.core.errors import RequestError
     from pyagent.fleet import Fleet
 

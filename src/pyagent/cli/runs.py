@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Config, read_settings
+from pyagent.cli.options import AsJson, Config
+from pyagent.cli.startup import read_settings
 
 app = typer.Typer(add_completion=False, help="Look at past runs.", no_args_is_help=True)
 

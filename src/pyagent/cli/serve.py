@@ -1,28 +1,15 @@
-"""`pyagent serve`: OpenAI's API on a local port, over the chain and the fleet's agents.
-
-It answers before it has all: the first model and then the fleet come in a thread, and who needs them sooner waits.
-"""
+"""`pyagent serve`: its flags. The work is in `serving.py`, which starts without this where the flags are plain."""
 
 from __future__ import annotations
 
-import gc
-import logging
-import sys
-import threading
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from pyagent.cli.options import Chain, Config, Model, read_settings
-from pyagent.core.errors import PyAgentError
-
-if TYPE_CHECKING:
-    from pyagent.core.chain import Chain as BackendChain
-    from pyagent.fleet import Fleet
-    from pyagent.infrastructure.server.agents import AgentBackend
+from pyagent.cli import serving
+from pyagent.cli.options import Chain, Config, Model
 
 app = typer.Typer(add_completion=False)
-logger = logging.getLogger(__name__)
 
 
 @app.command()
@@ -35,69 +22,4 @@ def serve(
     config: Config = None,
 ) -> None:
     """Answer OpenAI clients over HTTP until Ctrl+C."""
-    gc.disable()  # what is imported stays: looking for garbage in it is a tenth of the time to start
-    from pyagent.assembly import make_chain, make_host
-    from pyagent.cli.models import fetch_first_model
-    from pyagent.core.errors import ConfigError
-
-    if runner == "torch":
-        raise ConfigError("this version computes on the CPU only; use --runner cpu, or auto", key="runner")
-    settings = read_settings(config, chain, model, server__host=host, server__port=port)
-    fetch_first_model(settings)
-    plugins = make_host(settings)
-    backend = make_chain(settings, plugins)
-
-    import asyncio
-
-    from pyagent import __version__
-    from pyagent.infrastructure.server.agents import AgentBackend
-    from pyagent.infrastructure.server.guards import read_keys
-    from pyagent.infrastructure.server.serving import address, bind
-
-    keys = read_keys(settings.server.api_keys_file, settings.server.host)
-    listening = bind(settings.server.host, settings.server.port)
-
-    def make_fleet() -> Fleet:
-        from pyagent.fleet import Fleet
-
-        return Fleet(settings, backend=backend, host=plugins)
-
-    agents = AgentBackend(make_fleet)
-    # The model loads while the server's modules are imported: each takes about as long as the other.
-    threading.Thread(target=_load, args=(backend, agents), name="pyagent-first-model", daemon=True).start()
-
-    from pyagent.infrastructure.server.app import create_app
-    from pyagent.infrastructure.server.serving import serve as serve_app
-
-    async def work() -> None:
-        try:
-            server = create_app(
-                backend,
-                agents=agents,
-                api_keys=keys,
-                max_body_bytes=settings.server.max_body_bytes,
-                version=__version__,
-            )
-            sys.stdout.write(
-                f"PyAgent answers on {address(listening)} ({', '.join(settings.chain)}); Ctrl+C stops it\n"
-            )
-            sys.stdout.flush()
-            gc.freeze()
-            gc.enable()
-            await serve_app(server, listening, drain_seconds=settings.server.drain_seconds)
-        finally:
-            await agents.close()
-            await backend.close()
-
-    asyncio.run(work())
-
-
-def _load(backend: BackendChain, agents: AgentBackend) -> None:
-    """Get the first link ready, then the agents; what goes wrong is told to the request that needs it."""
-    import asyncio
-
-    asyncio.run(backend.load())
-    try:
-        agents.fleet()
-    except PyAgentError as error:
-        logger.error("the agents cannot be used: %s", error)  # noqa: TRY400 - the text says it all
+    serving.serve(model=model, chain=chain, runner=runner, host=host, port=port, config=config)

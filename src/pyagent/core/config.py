@@ -3,29 +3,38 @@
 The layers: defaults < the user's file < the project's `pyagent.toml` < environment (`PYAGENT_ENGINE__MEMORY`) < flags.
 A list or free table of a higher layer replaces that of a lower one. Unknown keys are refused, naming the nearest known
 one. This is the only module that reads environment variables. Built once at the edge; parts receive the values they
-need. Importing it costs what pydantic-settings costs, so command-line modules import it inside their functions.
+need.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeVar, cast
 
+import msgspec
 import platformdirs
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_settings import EnvSettingsSource
 
 from pyagent.core.errors import ConfigError
-from pyagent.core.settings import ENV_PREFIX, Settings
+from pyagent.core.settings import ENV_PREFIX, Section, Setting, Settings, sections_in, settings_in
 
-__all__ = ["Loaded", "Settings", "env_name", "leaf_fields", "load_settings", "project_file", "read_secret", "user_file"]
+__all__ = [
+    "Loaded",
+    "Settings",
+    "env_name",
+    "leaf_settings",
+    "load_settings",
+    "project_file",
+    "read_secret",
+    "user_file",
+]
+
+T = TypeVar("T", bound=Section)
 
 FILE_NAME = "pyagent.toml"
 
@@ -47,7 +56,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
     Raises `ConfigError`, one sentence for each fault, with its key and where it stands.
     """
     merged: Leaves = {}
-    sources = dict.fromkeys(leaf_fields(), "default")
+    sources = dict.fromkeys(leaf_settings(), "default")
     files = [path] if path is not None else [file for file in (user_file(), project_file()) if file is not None]
     for file in files:
         leaves = _anchored(_flatten(_read_toml(file), str(file)), file.parent)
@@ -59,10 +68,22 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
     flags = _flatten(_nested({k: v for k, v in (overrides or {}).items() if v is not None}), "flag")
     merged |= flags
     sources |= dict.fromkeys(flags, "flag")
-    try:
-        return Loaded(Settings(**cast("dict[str, Any]", _nested(merged))), sources)
-    except ValidationError as error:
-        raise _config_error(error, sources) from error
+    return Loaded(_built(Settings, _read(merged, sources)), sources)
+
+
+def _read(merged: Leaves, sources: Mapping[str, str]) -> Leaves:
+    """The values as the model has them; raises `ConfigError`, one line for each that is wrong."""
+    values: Leaves = {}
+    faults: dict[str, tuple[object, ValueError]] = {}
+    for key, leaf in leaf_settings().items():
+        if key in merged:
+            try:
+                values[key] = leaf.setting.read(merged[key])
+            except ValueError as error:
+                faults[key] = merged[key], error
+    if faults:
+        raise _config_error(faults, sources)
+    return values
 
 
 def user_file() -> Path | None:
@@ -93,25 +114,36 @@ def env_name(key: str) -> str:
     return ENV_PREFIX + key.upper().replace(".", "__")
 
 
-def leaf_fields() -> dict[str, FieldInfo]:
+class Leaf(msgspec.Struct, frozen=True):
+    """A setting at its place: what it is and its default."""
+
+    setting: Setting
+    default: object
+
+
+@functools.cache
+def leaf_settings() -> Mapping[str, Leaf]:
     """Every setting by its dotted key, in the order of the model."""
-    return dict(_walk(Settings, ""))
+    return dict(_walk(Settings(), ""))
 
 
-def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in model.model_fields.items():
-        if section := _section(field):
-            yield from _walk(section, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field
+def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Leaf]]:
+    for name, setting in settings_in(type(section)).items():
+        yield prefix + name, Leaf(setting, getattr(section, name))
+    for name in sections_in(type(section)):
+        yield from _walk(getattr(section, name), f"{prefix}{name}.")
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    kind: object = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+def _built(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
+    """The table with these values, by dotted key; what is not there is its default."""
+    own = {name: values[prefix + name] for name in settings_in(kind) if prefix + name in values}
+    tables = {name: _built(inner, values, f"{prefix}{name}.") for name, inner in sections_in(kind).items()}
+    return kind(**own, **tables)
 
 
 def _read_toml(file: Path) -> dict[str, object]:
+    import tomllib
+
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -129,26 +161,23 @@ def _flatten(data: Mapping[str, object], where: str) -> Leaves:
     return dict(_leaves(Settings, data, "", where))
 
 
-def _leaves(
-    model: type[BaseModel], data: Mapping[str, object], prefix: str, where: str
-) -> Iterator[tuple[str, object]]:
+def _leaves(kind: type[Section], data: Mapping[str, object], prefix: str, where: str) -> Iterator[tuple[str, object]]:
+    settings, sections = settings_in(kind), sections_in(kind)
     for name, value in data.items():
-        field = model.model_fields.get(name)
-        if field is None:
-            raise _unknown_key(prefix + name, where)
-        section = _section(field)
-        if section is None:
+        if name in settings:
             yield prefix + name, value
+        elif name not in sections:
+            raise _unknown_key(prefix + name, where)
         elif isinstance(value, Mapping):
-            yield from _leaves(section, cast("Mapping[str, object]", value), f"{prefix}{name}.", where)
+            yield from _leaves(sections[name], cast("Mapping[str, object]", value), f"{prefix}{name}.", where)
         else:
-            known = ", ".join(section.model_fields)
+            known = ", ".join(sections[name].__struct_fields__)
             raise ConfigError(f"{prefix}{name} ({where}) is a table with {known}; got {value!r}", key=prefix + name)
 
 
 def _unknown_key(key: str, where: str) -> ConfigError:
-    sections = {known.rpartition(".")[0] for known in leaf_fields()} - {""}
-    nearest = get_close_matches(key, [*leaf_fields(), *sections], n=1, cutoff=0.5)
+    sections = {known.rpartition(".")[0] for known in leaf_settings()} - {""}
+    nearest = get_close_matches(key, [*leaf_settings(), *sections], n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else "`pyagent config show` lists all settings"
     return ConfigError(f"unknown setting {key} ({where}); {hint}", key=key)
 
@@ -156,15 +185,18 @@ def _unknown_key(key: str, where: str) -> ConfigError:
 def _nested(leaves: Mapping[str, object]) -> dict[str, object]:
     result: dict[str, object] = {}
     for key, value in leaves.items():
-        *parents, last = key.split(".")
-        table = result
-        for parent in parents:
-            inner = table.setdefault(parent, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{key} stands beside a value for {parent}; give one of them", key=key)
-            table = cast("dict[str, object]", inner)
-        table[last] = value
+        _put(result, key, value)
     return result
+
+
+def _put(tables: dict[str, object], key: str, value: object) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = tables.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{key} stands beside a value for {parent}; give one of them", key=key)
+        tables = cast("dict[str, object]", inner)
+    tables[last] = value
 
 
 def _anchored(leaves: Leaves, folder: Path) -> Leaves:
@@ -184,33 +216,36 @@ def _anchored(leaves: Leaves, folder: Path) -> Leaves:
     return anchored
 
 
-class _Environment(EnvSettingsSource):
-    """Environment variables; a list may be JSON or parts with commas between."""
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        text = str(value).strip()
-        if text.startswith(("[", "{")):
-            return json.loads(text)
-        return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _environment_leaves() -> Leaves:
-    for variable in os.environ:
-        if variable.upper().startswith(ENV_PREFIX):
-            key = variable[len(ENV_PREFIX) :].lower().replace("__", ".")
-            if key.partition(".")[0] not in Settings.model_fields:
-                raise _unknown_variable(variable)
-    try:
-        data = cast("dict[str, object]", _Environment(Settings)())
-    except ValueError as error:
-        raise ConfigError(
-            f"environment: {error} ({error.__cause__}); lists are JSON or parts with commas between"
-        ) from error
-    return _flatten(data, "environment")
+    """The variables' values; one that names a key goes before one that gives a table around it as JSON."""
+    tables: dict[str, object] = {}
+    for variable in sorted(os.environ, key=lambda name: name.count("__")):
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        key = variable[len(ENV_PREFIX) :].lower().replace("__", ".")
+        if key.partition(".")[0] not in Settings.__struct_fields__:
+            raise _unknown_variable(variable)
+        if os.environ[variable]:
+            _put(tables, key, _decoded(variable, key, os.environ[variable]))
+    return _flatten(tables, "environment")
+
+
+def _decoded(variable: str, key: str, value: str) -> object:
+    """A variable's text; JSON, or a list of parts, where the setting is a list or a table."""
+    leaf, text = leaf_settings().get(key), value.strip()
+    written = leaf.setting.kind.written if leaf else "table"
+    if written != "word" and text.startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"environment: error parsing value of {variable} ({error}); lists are JSON or parts with commas between"
+            ) from error
+    return [part.strip() for part in text.split(",") if part.strip()] if written == "list" else value
 
 
 def _unknown_variable(variable: str) -> ConfigError:
-    nearest = get_close_matches(variable.upper(), [env_name(key) for key in leaf_fields()], n=1, cutoff=0.5)
+    nearest = get_close_matches(variable.upper(), [env_name(key) for key in leaf_settings()], n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else "`pyagent config show` lists all settings"
     return ConfigError(f"unknown environment variable {variable}; {hint}")
 
@@ -223,17 +258,12 @@ def _variable_that_set(key: str) -> str:
     return next((name for name in names if name in upper), names[0])
 
 
-def _config_error(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
-    faults = [_fault(cast("Mapping[str, Any]", detail), sources) for detail in error.errors(include_url=False)]
-    return ConfigError("\n".join(text for _, text in faults), key=faults[0][0])
+def _config_error(faults: Mapping[str, tuple[object, ValueError]], sources: Mapping[str, str]) -> ConfigError:
+    texts = [_fault(key, value, error, sources[key]) for key, (value, error) in faults.items()]
+    return ConfigError("\n".join(texts), key=next(iter(faults)))
 
 
-def _fault(detail: Mapping[str, Any], sources: Mapping[str, str]) -> tuple[str, str]:
-    parts = [str(part) for part in detail["loc"]]
-    keys = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    key = next((key for key in keys if key in sources), ".".join(parts))
-    said = str(detail["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
+def _fault(key: str, value: object, error: ValueError, source: str) -> str:
     if key == "backends.api_keys":  # never echoed: somebody may have written the key itself
-        where = sources.get(key, "default")
-        return key, f"{key} ({where}): expected a table of env:NAME or file:PATH; keys never stand in settings"
-    return key, f"{key} = {detail['input']!r:.100} ({sources.get(key, 'default')}): {said}"
+        return f"{key} ({source}): expected a table of env:NAME or file:PATH; keys never stand in settings"
+    return f"{key} = {value!r:.100} ({source}): {error}"

@@ -10,6 +10,8 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pyagent.core.backends import Backend, BackendFactory, Link
 from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import Parts, hookimpl
@@ -48,7 +50,7 @@ class _Links:
             from pyagent.infrastructure.engine.remote import ProcessEngine
 
             options_of(settings, self._parts)  # what is wrong with the settings is said now
-            engine: LocalEngine | ProcessEngine = ProcessEngine(settings.model_dump_json().encode())
+            engine: LocalEngine | ProcessEngine = ProcessEngine(msgspec.json.encode(settings, enc_hook=str))
         else:
             engine = make_engine(settings, self._parts)
         self._shared = (key, engine)

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from contextlib import aclosing
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -130,9 +131,14 @@ def main() -> None:
     (size,) = struct.unpack("!I", sys.stdin.buffer.read(4))
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Start)
     threading.Thread(target=_end_with_parent, name="pyagent-parent", daemon=True).start()
-    settings = Settings.model_validate_json(start.settings)
+    settings = msgspec.json.decode(start.settings, type=Settings, dec_hook=_path)
     configure_logging(settings.log.level, settings.log.format)
     asyncio.run(_serve(settings, start.endpoint))
+
+
+def _path(kind: type[Path], value: str) -> Path:
+    """Paths stand in the settings as texts."""
+    return kind(value)
 
 
 async def _serve(settings: Settings, endpoint: str) -> None:

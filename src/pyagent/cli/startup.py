@@ -1,0 +1,125 @@
+"""What commands do before they begin: settings, logging, and the first download, with its progress.
+
+Imports no parser of command lines: `pyagent serve` starts without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyagent.core.settings import Settings
+    from pyagent.infrastructure.models.store import Fetch, Watcher
+
+
+def read_settings(
+    config: Path | None = None, chain: str | None = None, model: str | None = None, **more: object
+) -> Settings:
+    """The settings with these flags on top, and logging set up by them.
+
+    `--model M` alone means the embedded engine with M; with a chain it is the model of the chain's `native` link.
+    """
+    from pyagent.core.config import load_settings
+
+    entries = None if chain is None else [entry.strip() for entry in chain.split(",") if entry.strip()]
+    overrides: dict[str, object] = {"chain": entries, **{key.replace("__", "."): value for key, value in more.items()}}
+    if model is not None:
+        overrides["engine.models"] = [model]
+        overrides["chain"] = ["native"] if entries is None else entries
+    settings = load_settings(config, overrides).settings
+    _log_later(settings)
+    return settings
+
+
+def _log_later(settings: Settings) -> None:
+    """Set up logging when the first record comes: importing structlog costs what loading the model costs."""
+    root, ours = logging.getLogger(), logging.getLogger("pyagent")
+
+    class _First(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            from pyagent.infrastructure.observability.logging import configure_logging
+
+            root.removeHandler(self)
+            configure_logging(settings.log.level, settings.log.format)
+            logging.getLogger(record.name).handle(record)
+
+    root.addHandler(_First())
+    ours.setLevel(settings.log.level.upper())
+
+
+def fetch_first_model(settings: Settings) -> None:
+    """Fetch the model of the chain's first link, shown on standard error, when that is `native` and lacks its model.
+
+    For commands with a display of their own, before it begins. Links further down fetch theirs when they are reached.
+    """
+    from pyagent.core.backends import Link
+    from pyagent.infrastructure.models.store import ModelStore, is_path
+
+    link = Link.parse(settings.chain[0]) if settings.chain else None
+    if link is None or link.scheme != "native":
+        return
+    name = link.target or next(iter(settings.engine.models), "")
+    if not name or is_path(name) or ModelStore(settings.paths.models).find(name):
+        return
+    with terminal_progress("the embedded engine needs a model; this happens once") as watch:
+        ModelStore(settings.paths.models, watch=watch).pull(name)
+
+
+@contextlib.contextmanager
+def terminal_progress(reason: str) -> Generator[Watcher]:
+    """A watcher for `ModelStore` that says what is fetched and why: a bar on a terminal, plain lines in a pipe.
+
+    Writes to standard error, so that a command's output stays its own.
+    """
+    if not sys.stderr.isatty():
+        yield _PlainProgress(reason).show
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(fetch: Fetch) -> None:
+            if fetch.name not in tasks:
+                console.print(_announcement(fetch, reason), markup=False, soft_wrap=True)
+                tasks[fetch.name] = progress.add_task(fetch.name, total=fetch.total_bytes or None)
+            progress.update(tasks[fetch.name], completed=fetch.done_bytes)
+
+        yield show
+
+
+class _PlainProgress:
+    """What is fetched in a line, then a line for each quarter of it."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self._quarters: dict[str, int] = {}
+
+    def show(self, fetch: Fetch) -> None:
+        """Take in news of a fetch."""
+        quarter = 4 * fetch.done_bytes // fetch.total_bytes if fetch.total_bytes else 0
+        before = self._quarters.get(fetch.name)
+        if before is None:
+            sys.stderr.write(f"{_announcement(fetch, self._reason)}\n")
+        elif quarter > before:
+            sys.stderr.write(f"{fetch.name}: {size_text(fetch.done_bytes)} of {size_text(fetch.total_bytes)}\n")
+        self._quarters[fetch.name] = max(quarter, before or 0)
+
+
+def _announcement(fetch: Fetch, reason: str) -> str:
+    size = f", {size_text(fetch.total_bytes)}" if fetch.total_bytes else ""
+    about = f" ({fetch.about})" if fetch.about else ""
+    return f"fetching {fetch.name}{about}{size}, from {fetch.origin} into {fetch.folder}: {reason}"
+
+
+def size_text(num_bytes: int) -> str:
+    """Bytes as people say them."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,184 @@
+"""What a setting may be: each kind reads what a file, the environment or a flag gives, or says what it expects.
+
+Knows no setting. Invariant: a kind raises nothing but `ValueError`, whose text begins with "expected".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, cast
+
+import msgspec
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
+_UNITS: dict[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)
+}
+_LONGEST_NUMBER = 40
+_TRUTHS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
+}
+_REFERENCE = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)")
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of setting: its name on the reference page, how it is read, and how an environment variable writes it."""
+
+    text: str
+    read: Callable[[object], object]
+    written: Literal["word", "list", "table"] = "word"
+
+
+def parse_size(value: object) -> int:
+    """Bytes from `"12GB"` (10⁹), `"12GiB"` (2³⁰) or a whole number; raises `ValueError`."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) < _LONGEST_NUMBER else None
+    unit = match[2].lower() if match else "?"
+    if match is None or unit not in _UNITS:
+        raise ValueError('expected a size such as "12GB", "512MiB" or a number of bytes')
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def whole(least: int = 1, most: int = 2**31 - 1) -> Kind:
+    """A whole number within bounds."""
+
+    def read(value: object) -> object:
+        return _bounded(_whole(value), least, most)
+
+    return Kind("whole number", read)
+
+
+def number(most: float = 10.0**9) -> Kind:
+    """A number above zero."""
+
+    def read(value: object) -> object:
+        found = _number(value)
+        if not math.isfinite(found):
+            raise ValueError("expected a finite number")
+        if found <= 0:
+            raise ValueError("expected greater than 0")
+        return _bounded(found, 0, most)
+
+    return Kind("number", read)
+
+
+def choice(*words: object) -> Kind:
+    """One of these words or numbers."""
+    text_to_word = {str(word): word for word in words}
+    shown = [repr(word) for word in words]
+    expected = f"expected {', '.join(shown[:-1])} or {shown[-1]}"
+
+    def read(value: object) -> object:
+        if isinstance(value, bool) or str(value) not in text_to_word:
+            raise ValueError(expected)
+        return text_to_word[str(value)]
+
+    return Kind(" or ".join(f"`{word}`" for word in words), read)
+
+
+def or_word(kind: Kind, word: str) -> Kind:
+    """The kind, or a word that stands for None, as TOML has no null."""
+
+    def read(value: object) -> object:
+        return None if value is None or value == word else kind.read(value)
+
+    return Kind(kind.text, read, kind.written)
+
+
+def _bounded(value: float, least: float, most: float) -> float:
+    if value < least:
+        raise ValueError("expected greater than 0" if least == 1 else f"expected greater than or equal to {least}")
+    if value > most:
+        raise ValueError(f"expected less than or equal to {most}")
+    return value
+
+
+def _no_bool(value: object) -> None:
+    if isinstance(value, bool):
+        raise ValueError("expected a number, got true or false")  # noqa: TRY004 - the loader collects ValueErrors
+
+
+def _whole(value: object) -> int:
+    _no_bool(value)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and len(value) < _LONGEST_NUMBER:
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise ValueError("expected a valid integer")
+
+
+def _number(value: object) -> float:
+    _no_bool(value)
+    try:
+        if isinstance(value, int | float) or (isinstance(value, str) and len(value) < _LONGEST_NUMBER):
+            return float(value)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("expected a valid number")
+
+
+def _read_size(value: object) -> object:
+    return _bounded(parse_size(value), 1, 2**62)
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a valid string")  # noqa: TRY004 - as above
+    return value
+
+
+def _read_truth(value: object) -> object:
+    found = _TRUTHS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
+    if found is None:
+        raise ValueError("expected true or false")
+    return found
+
+
+def _read_texts(value: object) -> list[str]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("expected a valid list")  # noqa: TRY004 - as above
+    return [_read_text(entry) for entry in cast("list[object]", value)]
+
+
+def _read_path(value: object) -> object:
+    if not isinstance(value, str | Path):
+        raise ValueError("expected a valid path")  # noqa: TRY004 - as above
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"expected a path that can be found: {error}") from error
+
+
+def read_table(value: object) -> dict[str, object]:
+    """A table with keys that are text."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a valid table")  # noqa: TRY004 - as above
+    return {_read_text(key): entry for key, entry in cast("Mapping[object, object]", value).items()}
+
+
+def _read_references(value: object) -> dict[str, str]:
+    references = {host: _read_text(reference) for host, reference in read_table(value).items()}
+    if not all(_REFERENCE.fullmatch(reference) for reference in references.values()):
+        raise ValueError("expected env:NAME or file:PATH")
+    return references
+
+
+COUNT = whole()
+NUMBER = number()
+SIZE = Kind("size", _read_size)
+TEXT = Kind("text", _read_text)
+TRUTH = Kind("true or false", _read_truth)
+TEXTS = Kind("list of text", _read_texts, "list")
+PATH = Kind("path", _read_path)
+TABLE = Kind("table", read_table, "table")
+REFERENCES = Kind("table", _read_references, "table")

@@ -1,0 +1,102 @@
+"""Command lines read without the parser, and what a server does not import before it answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyagent.cli import serve, serving
+from pyagent.cli.plain_flags import read_plain
+
+LATE = [
+    "typer",
+    "rich",
+    "pydantic",
+    "pydantic_settings",
+    "jinja2",
+    "tokenizers",
+    "llguidance",
+    "httpx",
+    "zmq",
+    "wsproto",
+    "websockets",
+    "structlog",
+    "sympy",
+    "pyagent.core.fleet.orchestrator",
+    "pyagent.logic.agents",
+    "pyagent.infrastructure.storage",
+    "pyagent.fleet",
+]
+
+
+def values_by_typer(arguments: list[str]) -> dict[str, object] | None:
+    """What the declared command makes of the arguments; None when it refuses them or prints its help."""
+    command: typing.Any = typer.main.get_command(serve.app)
+    given: list[dict[str, object]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "serve", lambda **values: given.append(values))
+        try:
+            command.main(args=arguments, standalone_mode=False)
+        except typer.TyperException:
+            return None
+    return given[0] if given else None
+
+
+def test_plain_flags_are_those_declared() -> None:
+    """The flags read without the parser are all that the command has."""
+    command: typing.Any = typer.main.get_command(serve.app)
+    declared = {name for parameter in command.params for name in parameter.opts if parameter.name != "help"}
+    assert declared == set(serving.FLAGS)
+
+
+WORDS = st.sampled_from(
+    ["a", "8080", "70000", "-1", "007", "", "auto", "torch", "gpu", "./m.gguf", "a=b", "--port", "--help", "-h", "--"]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from([*serving.FLAGS, "--prt", "port"]), WORDS, st.booleans()), max_size=3))
+def test_plain_flags_are_read_as_typer_reads_them(pairs: list[tuple[str, str, bool]]) -> None:
+    """What is read without the parser the parser reads alike."""
+    arguments: list[str] = []
+    for flag, text, is_joined in pairs:
+        arguments += [f"{flag}={text}"] if is_joined else [flag, text]
+    plain = read_plain(arguments, serving.FLAGS)
+    if plain is not None:
+        defaults: dict[str, object] = {**dict.fromkeys(("model", "chain", "host", "port", "config")), "runner": "auto"}
+        assert values_by_typer(arguments) == {**defaults, **plain}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--port"], ["--port", "x"], ["--model", "--port"], ["extra"], ["--runner", "gpu"]]
+)
+def test_what_is_not_plain_is_left_to_the_parser(arguments: list[str]) -> None:
+    """Help, a missing value, a wrong value, an argument too many: none is read."""
+    assert read_plain(arguments, serving.FLAGS) is None
+
+
+def test_serve_imports_little_before_it_answers(tmp_path: Path) -> None:
+    """Before a server answers it has imported no parser, no agents, no tokenizer, no templates, no other libraries."""
+    program = f"""
+import sys, asyncio
+from pyagent.infrastructure.server import serving
+async def told(*_, **__):
+    print([name for name in {LATE!r} if name in sys.modules])
+serving.serve = told
+from pyagent.core.chain import Chain
+async def load(self): pass
+Chain.load = load
+from pyagent.infrastructure.server.agents import AgentBackend
+AgentBackend.fleet = lambda self: None
+sys.argv = ["pyagent", "serve", "--model", {str(tmp_path / "m.gguf")!r}, "--port", "0"]
+from pyagent.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
