@@ -38,6 +38,9 @@ class IdleRunner:
     def num_pages(self, num_tokens: int) -> int:
         return self.pool.most_pages(num_tokens, 1)
 
+    def lookup(self, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> tuple[int, int]:
+        return self.pool.lookup(tokens)
+
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         return self.pool.add(sequence_id, tokens)
 

@@ -33,6 +33,9 @@ class CountingRunner:
     def __post_init__(self) -> None:
         self.pool = _rust.BlockPool(self.num_blocks)
 
+    def lookup(self, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> tuple[int, int]:
+        return self.pool.lookup(tokens, tenant=key.tenant)
+
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         return self.pool.add(sequence_id, tokens, tenant=key.tenant, count=not is_resumed)
 

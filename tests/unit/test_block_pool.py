@@ -34,7 +34,7 @@ def test_add_finds_computed_prefix() -> None:
     pool = BlockPool(16)
     prompt = list(range(48))
     assert compute(pool, 1, prompt) == 0
-    assert pool.num_cached_tokens(prompt) == 32
+    assert pool.lookup(prompt)[0] == 32
     assert pool.add(2, [*prompt, 1]) == 48
     assert pool.tokens(2) == prompt
     assert (pool.num_tokens(2), len(pool.table(2)), pool.block_tokens) == (48, 3, 16)
@@ -45,10 +45,10 @@ def test_salt_separates_sequences() -> None:
     pool = BlockPool(16, block_tokens=2)
     prompt = [1, 2, 3]
     compute(pool, 1, prompt)
-    assert pool.num_cached_tokens(prompt) == 2
-    assert pool.num_cached_tokens(prompt, adapter_id=1) == 0
-    assert pool.num_cached_tokens(prompt, media_hash=b"picture") == 0
-    assert pool.num_cached_tokens(prompt, tenant="other") == 0
+    assert pool.lookup(prompt)[0] == 2
+    assert pool.lookup(prompt, adapter_id=1)[0] == 0
+    assert pool.lookup(prompt, media_hash=b"picture")[0] == 0
+    assert pool.lookup(prompt, tenant="other")[0] == 0
     assert compute(pool, 2, prompt, tenant="other") == 0
 
 
@@ -100,7 +100,7 @@ def test_stats_count_blocks_hits_and_evictions() -> None:
     assert (stats.hits_tokens, stats.queried_tokens, stats.evictions) == (2, 14, 1)
     assert stats.cached == 4
     pool.clear_index()
-    assert (pool.stats().cached, pool.num_cached_tokens([9, 9, 9])) == (0, 0)
+    assert (pool.stats().cached, pool.lookup([9, 9, 9])) == (0, (0, 0))
     pool.check()
 
 
@@ -129,7 +129,7 @@ def test_window_group_keeps_what_is_in_sight() -> None:
     assert [page == 0xFFFFFFFF for page in window] == [True] * 8 + [False] * 4
     assert pool.table(1) == full
     assert pool.stats().active == 6 + 4
-    assert pool.num_cached_tokens(prompt[:7]) == 6
+    assert pool.lookup(prompt[:7])[0] == 6
     assert pool.pages_in_use(1) == full + window[8:]
     assert pool.most_pages(1000, 2) < 500 + 2 * 10
 
@@ -212,7 +212,7 @@ class Newest:
 
 
 def cached(pool: BlockPool, prompts: list[list[int]]) -> list[int]:
-    return [pool.num_cached_tokens([*prompt, 99]) for prompt in prompts]
+    return [pool.lookup([*prompt, 99])[0] for prompt in prompts]
 
 
 def test_python_policy_orders_eviction() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.counting_runner import Client, CountingRunner, run_to_end
 
+from pyagent import _rust
 from pyagent.core.messages import SamplingParams
 from pyagent.core.scheduling import Queued
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
@@ -331,6 +332,57 @@ def test_prompts_count_once_as_looked_up() -> None:
     run_to_end(engine)
     assert engine.scheduler.num_preemptions.total() > 0
     assert runner.stats().queried_tokens == 108 * 20
+
+
+class CountsHits:
+    """First in, first out; counts the hits it is told of."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+        self.num_hits = 0
+
+    def insert(self, block: int, key: int, priority: int) -> None:
+        pass
+
+    def hit(self, block: int) -> None:
+        self.num_hits += 1
+
+    def release(self, block: int) -> None:
+        self.released.append(block)
+
+    def hold(self, block: int) -> None:
+        self.released.remove(block)
+
+    def evict(self) -> int:
+        return self.released.pop(0)
+
+    def forget(self, block: int) -> None:
+        if block in self.released:
+            self.released.remove(block)
+
+
+def test_waiting_is_no_use_of_a_prefix() -> None:
+    """A request that is looked at in many steps before there is memory for it counts its prefix's use once."""
+    runner = CountingRunner(num_blocks=20)
+    policy = CountsHits()
+    runner.pool = _rust.BlockPool(20, eviction=policy)
+    engine = Engine(runner, SchedulerLimits(max_num_seqs=8))
+    prefix = list(range(40))
+    engine.scheduler.add(Client(0, prefix, 1).request)
+    run_to_end(engine)
+    others = [Client(number, [500 + number] * 8, 12 * number) for number in range(1, 6)]
+    waiting = Client(9, [*prefix, 7], 150)
+    for client in [*others, waiting]:
+        engine.scheduler.add(client.request)
+    num_waits = 0
+    while waiting.request.scheduled is None:
+        engine.step()
+        num_waits += 1
+    run_to_end(engine)
+    assert num_waits > 20
+    assert all(client.is_well for client in [*others, waiting])
+    assert runner.stats().policy_error is None
+    assert policy.num_hits == 2  # of two blocks
 
 
 @pytest.mark.parametrize(("mode", "threads", "expected"), [("on", 2, True), ("off", 1, False), ("auto", 2, False)])

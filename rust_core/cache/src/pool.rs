@@ -60,6 +60,15 @@ pub struct AddOptions {
     pub is_resumed: bool,
 }
 
+/// What is there of a prompt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Tokens that need no computing.
+    pub num_tokens: usize,
+    /// Free pages that a sequence would take by holding them.
+    pub num_pages: usize,
+}
+
 /// A fixed number of pages of KV memory, the sequences that use them, and the prefixes that can be used again.
 ///
 /// Costs are constant or in proportion to the blocks touched, except [`BlockPool::clear_index`] and
@@ -175,11 +184,25 @@ impl BlockPool {
         sequence
     }
 
-    /// How many tokens of `prompt` an [`BlockPool::add`] would find cached now.
-    pub fn num_cached_tokens(&self, prompt: &[u32], salt: &Salt) -> usize {
+    /// What an [`BlockPool::add`] would find cached now. Not a use: no policy hears of it.
+    pub fn lookup(&self, prompt: &[u32], salt: &Salt) -> Found {
+        let store = &self.store;
         let usable = &prompt[..prompt.len().saturating_sub(1)];
-        let chain = self.store.chain(usable, &Arc::new(salt.clone()));
-        self.store.usable(&chain) * self.block_tokens()
+        let chain = store.chain(usable, &Arc::new(salt.clone()));
+        let num_blocks = store.usable(&chain);
+        let num_tokens = num_blocks * self.block_tokens();
+        let pages_to_hold = |class| {
+            let in_sight = &chain[store.layout.first_block(class, num_tokens).min(num_blocks)..num_blocks];
+            let is_free = |&&entry: &&u32| {
+                let unit = store.unit(entry, class);
+                unit.refs + unit.pins == 0
+            };
+            in_sight.iter().filter(is_free).count() * store.layout.classes[class].row.len()
+        };
+        Found {
+            num_tokens,
+            num_pages: (0..store.layout.num_groups).map(pages_to_hold).sum(),
+        }
     }
 
     /// Makes room so that the sequence's tables cover `num_tokens` tokens, all or nothing.

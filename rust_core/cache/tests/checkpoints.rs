@@ -41,7 +41,8 @@ fn run(pool: &mut BlockPool, seq: u64, prompt: &[u32], drawn: &[u32]) -> (usize,
 
 /// Cached prefix of a prompt that goes on after `tokens`.
 fn cached(pool: &BlockPool, tokens: &[u32]) -> usize {
-    pool.num_cached_tokens(&[tokens, &[u32::MAX]].concat(), &Salt::default())
+    pool.lookup(&[tokens, &[u32::MAX]].concat(), &Salt::default())
+        .num_tokens
 }
 
 /// A long sequence holds a window's worth of pages in the window group, however long it is.
@@ -71,7 +72,7 @@ fn ends_of_prompt_and_turn_are_checkpoints() {
     assert_eq!(cached(&pool, &turn), 120, "the next turn");
     assert_eq!(cached(&pool, &prompt), 80, "another answer");
     assert_eq!(
-        pool.num_cached_tokens(&prompt, &Salt::default()),
+        pool.lookup(&prompt, &Salt::default()).num_tokens,
         76,
         "the same prompt again"
     );

@@ -50,7 +50,8 @@ impl Clocked {
 
     fn cached(&self, tokens: &[u32]) -> usize {
         self.pool
-            .num_cached_tokens(&[tokens, &[u32::MAX]].concat(), &Salt::default())
+            .lookup(&[tokens, &[u32::MAX]].concat(), &Salt::default())
+            .num_tokens
     }
 
     fn explain(&self, tokens: &[u32]) -> Explanation {

@@ -195,7 +195,9 @@ fn access(pool: &mut BlockPool, words: &[u32], priority: i64) {
 
 fn num_cached(pool: &BlockPool, words: &[u32]) -> usize {
     let tokens: Vec<u32> = words.iter().flat_map(|&word| [word; BLOCK]).collect();
-    pool.num_cached_tokens(&[&tokens[..], &[u32::MAX]].concat(), &Salt::default()) / BLOCK
+    pool.lookup(&[&tokens[..], &[u32::MAX]].concat(), &Salt::default())
+        .num_tokens
+        / BLOCK
 }
 
 proptest! {

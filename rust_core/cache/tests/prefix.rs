@@ -58,7 +58,7 @@ fn add_leaves_a_token_to_compute() {
     let (mut pool, salt) = (pool(8), Salt::default());
     let prompt: Vec<u32> = (0..8).collect();
     assert_eq!(run(&mut pool, 1, &prompt, &salt), 0);
-    assert_eq!(pool.num_cached_tokens(&prompt, &salt), 4);
+    assert_eq!(pool.lookup(&prompt, &salt).num_tokens, 4);
     assert_eq!(pool.add(2, &prompt, &salt, AddOptions::default()), Ok(4));
     assert_eq!(
         pool.add(3, &[&prompt[..], &[9]].concat(), &salt, AddOptions::default()),
@@ -147,8 +147,8 @@ fn eviction_takes_oldest_tail_first() {
     assert_eq!((pool.stats().cached, pool.stats().evictions()), (4, 0));
     compute(&mut pool, 3, &(200..212).collect::<Vec<u32>>(), &salt);
     assert_eq!(pool.stats().evictions(), 1);
-    assert_eq!(pool.num_cached_tokens(&old, &salt), 4, "the head outlives the tail");
-    assert_eq!(pool.num_cached_tokens(&new, &salt), 8);
+    assert_eq!(pool.lookup(&old, &salt).num_tokens, 4, "the head outlives the tail");
+    assert_eq!(pool.lookup(&new, &salt).num_tokens, 8);
 }
 
 /// A fork shares whole blocks, copies the partial one, and then goes its own way.
@@ -167,8 +167,8 @@ fn fork_copies_only_the_partial_block() {
     pool.commit(2, &[70, 80]).expect("the copy has room");
     pool.commit(1, &[7, 8]).expect("its own has room");
     assert_eq!(pool.fork(1, 3), Ok(vec![]), "nothing is partial");
-    assert_eq!(pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 70, 80, 9], &salt), 8);
-    assert_eq!(pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt), 8);
+    assert_eq!(pool.lookup(&[1, 2, 3, 4, 5, 6, 70, 80, 9], &salt).num_tokens, 8);
+    assert_eq!(pool.lookup(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt).num_tokens, 8);
     pool.check().expect("consistent");
 }
 
@@ -180,7 +180,7 @@ fn clear_index_hides_running_sequences() {
     pool.clear_index();
     pool.commit(1, &[6, 7, 8]).expect("room in the block");
     pool.check().expect("consistent");
-    assert_eq!(pool.num_cached_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt), 0);
+    assert_eq!(pool.lookup(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &salt).num_tokens, 0);
     assert_eq!(run(&mut pool, 2, &[1, 2, 3, 4, 5], &salt), 0);
     assert_eq!(run(&mut pool, 3, &[1, 2, 3, 4, 5], &salt), 4);
 }

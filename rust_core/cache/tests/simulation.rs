@@ -181,7 +181,7 @@ impl Machine {
             return;
         }
         let naive = self.naive_hits(adapter, &prompt);
-        let expected = self.pool.num_cached_tokens(&prompt, &salt);
+        let expected = self.pool.lookup(&prompt, &salt).num_tokens;
         let explained = self.pool.explain(&prompt, &salt);
         assert_eq!(explained.cached_tokens, expected);
         assert!(explained.known_tokens >= expected && explained.known_tokens <= prompt.len());
@@ -405,7 +405,7 @@ impl Machine {
         for (adapter, tokens) in self.pins.values() {
             let prompt = [&tokens[..], &[7]].concat();
             assert_eq!(
-                self.pool.num_cached_tokens(&prompt, &salt(*adapter)),
+                self.pool.lookup(&prompt, &salt(*adapter)).num_tokens,
                 tokens.len(),
                 "pinned"
             );

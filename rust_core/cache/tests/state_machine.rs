@@ -241,9 +241,11 @@ impl Machine {
         }
         let naive = self.model.naive_hits(adapter, prompt) * BLOCK;
         let expected = self.model.add(seq, adapter, prompt);
-        assert_eq!(self.pool.num_cached_tokens(prompt, &salt), expected);
+        let (found, free) = (self.pool.lookup(prompt, &salt), self.pool.stats().free);
+        assert_eq!(found.num_tokens, expected);
         assert_eq!(self.pool.add(seq, prompt, &salt, AddOptions::default()), Ok(expected));
         assert!(expected < prompt.len());
+        assert_eq!(free - self.pool.stats().free, found.num_pages);
         assert!(
             self.model.evictions > 0 || expected == naive,
             "nothing evicted: all that was computed is found"

@@ -207,18 +207,19 @@ impl BlockPool {
         self.call(py, |pool| pool.pages_in_use(seq))
     }
 
-    /// How many tokens of `prompt` an `add` would find cached now.
+    /// How many tokens of `prompt` an `add` would find cached now, and how many free pages that would take. Not a use.
     #[pyo3(signature = (prompt, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = ""))]
-    fn num_cached_tokens(
+    fn lookup(
         &self,
         py: Python<'_>,
         prompt: Vec<u32>,
         adapter_id: u64,
         media_hash: &[u8],
         tenant: &str,
-    ) -> PyResult<usize> {
+    ) -> PyResult<(usize, usize)> {
         let salt = salt(adapter_id, media_hash, tenant);
-        self.call(py, |pool| Ok(pool.num_cached_tokens(&prompt, &salt)))
+        self.call(py, |pool| Ok(pool.lookup(&prompt, &salt)))
+            .map(|found| (found.num_tokens, found.num_pages))
     }
 
     /// Makes room for `num_tokens` tokens in all; raises `OutOfBlocks`, and changes nothing, when there is none.

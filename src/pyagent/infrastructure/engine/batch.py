@@ -91,6 +91,10 @@ class Runner(Protocol):
         """Pages that a sequence of so many tokens holds: fewer than its blocks take where layers see a window only."""
         ...
 
+    def lookup(self, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> tuple[int, int]:
+        """How many of a prompt's tokens `add` would find cached, and how many free pages it would take by that."""
+        ...
+
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing.
 

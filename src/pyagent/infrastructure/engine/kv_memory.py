@@ -58,11 +58,11 @@ class KvMemory:
         """Free pages that no running request is expected to need."""
         return self._runner.free_pages - self._growth
 
-    def has_room(self, request: Request) -> bool:
-        """Whether a request that was added to the pool, with `num_reserved` tokens there, may start."""
-        free = self._runner.free_pages
+    def has_room(self, request: Request, num_cached: int = 0, num_taken: int = 0) -> bool:
+        """Whether a request may start that finds `num_cached` tokens, and takes `num_taken` free pages by that."""
+        free = self._runner.free_pages - num_taken
         watermark = max(1, int(free * _WATERMARK))
-        needed = self._expected_pages(request) - self._num_pages(request.num_reserved)
+        needed = self._expected_pages(request) - self._num_pages(num_cached)
         return max(0, needed) + self._growth + watermark <= free
 
     def pages_short(self, request: Request) -> int:

@@ -522,26 +522,32 @@ class Scheduler:
             if request.status is Status.SWAPPED:
                 return None
         try:
+            if not self._fits(request, budget, is_short=is_short):
+                return None
             is_resumed = request.num_preemptions > 0
             num_cached = self.runner.add(request.id, request.tokens, request.key, is_resumed=is_resumed)
         except Exception as error:
             logger.exception("request %d cannot be started", request.id)
             self.failed.append((request, str(error)))
             return None
-        request.num_reserved = num_cached
-        num_left = len(request.tokens) - num_cached
-        is_long = is_short and num_left > budget
-        has_room = self.num_running == 0 or self.memory.has_room(request)
-        if is_long or not has_room or not self._become(request, Status.PREFILLING):
-            if is_long:
-                self._long = (request, num_left)
-            elif not has_room:
-                self._shut_at = self.memory.spare_pages
-            request.num_reserved = 0
+        if not self._become(request, Status.PREFILLING):
             self.runner.release(request.id)
             return None
+        request.num_reserved = num_cached
         self._start(request, num_cached, now)
         return self._take_chunk(plan, request, budget)
+
+    def _fits(self, request: Request, budget: int, *, is_short: bool) -> bool:
+        """Whether a waiting request may start. Only looks: for the cache's policy, waiting is no use of a prefix."""
+        num_cached, num_taken = self.runner.lookup(request.tokens, request.key)
+        num_left = len(request.tokens) - num_cached
+        if is_short and num_left > budget:
+            self._long = (request, num_left)
+            return False
+        if self.num_running > 0 and not self.memory.has_room(request, num_cached, num_taken):
+            self._shut_at = self.memory.spare_pages
+            return False
+        return True
 
     def _start(self, request: Request, num_cached: int, now: float) -> None:
         self._shut_at = None

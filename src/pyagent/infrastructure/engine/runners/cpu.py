@@ -102,6 +102,10 @@ class CpuRunner:
         """Pages that a sequence of so many tokens holds, when it goes on a token at a time."""
         return self.pool.most_pages(num_tokens, 1)
 
+    def lookup(self, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> tuple[int, int]:
+        """How many of a prompt's tokens are cached, and how many free pages holding them would take."""
+        return self.pool.lookup(tokens, adapter_id=key.adapter_id, media_hash=key.media_hash, tenant=key.tenant)
+
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
         return self.pool.add(
