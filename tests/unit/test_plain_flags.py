@@ -16,23 +16,21 @@ from pyagent.cli import serve, serving
 from pyagent.cli.plain_flags import read_plain
 
 LATE = [
-    "typer",
-    "rich",
-    "pydantic",
-    "pydantic_settings",
-    "jinja2",
-    "tokenizers",
-    "llguidance",
-    "httpx",
-    "zmq",
-    "wsproto",
-    "websockets",
-    "structlog",
-    "sympy",
-    "pyagent.core.fleet.orchestrator",
-    "pyagent.logic.agents",
-    "pyagent.infrastructure.storage",
-    "pyagent.fleet",
+    *(
+        "typer",
+        "rich",
+        "pydantic",
+        "jinja2",
+        "tokenizers",
+        "llguidance",
+        "httpx",
+        "zmq",
+        "wsproto",
+        "structlog",
+        "sympy",
+    ),
+    *("pyagent.fleet", "pyagent.core.fleet.orchestrator", "pyagent.logic.agents", "pyagent.infrastructure.storage"),
+    "pyagent.infrastructure.engine.model",
 ]
 
 

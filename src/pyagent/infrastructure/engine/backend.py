@@ -27,8 +27,8 @@ from pyagent.infrastructure.engine.client import EngineClient, EngineState, Loca
 from pyagent.infrastructure.engine.ledger import Ledger
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
 from pyagent.infrastructure.engine.machine_memory import total_for
-from pyagent.infrastructure.engine.model import EngineOptions
 from pyagent.infrastructure.engine.model_pool import ModelPool
+from pyagent.infrastructure.engine.options import EngineOptions
 
 _SCHEME = "native:"
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -22,10 +22,12 @@ from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion
 from pyagent.infrastructure.engine.cache_questions import answer_cache
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, State
-from pyagent.infrastructure.engine.model import LoadedModel, usage_of
 from pyagent.infrastructure.engine.model_pool import ModelPool
-from pyagent.infrastructure.engine.request import Output, Request, TokenLog
 from pyagent.infrastructure.engine.stats import EngineStats
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.model import LoadedModel
+    from pyagent.infrastructure.engine.request import Output, Request, TokenLog
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
@@ -247,6 +249,8 @@ async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _
 
 
 def _delta(output: Output, request: Request, name: str) -> ChatDelta:
+    from pyagent.infrastructure.engine.model import usage_of  # there by now: a request has a model
+
     if output.finish_reason in {"error", "abort"}:
         reason = output.error or "the engine stopped"
         if request.deadline is not None and request.deadline <= time.perf_counter():

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec.structs import replace as replace_fields
@@ -29,56 +29,30 @@ from pyagent.core.messages import (
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.explain import explain_miss
-from pyagent.infrastructure.engine.flight import AsyncScheduling, is_async
+from pyagent.infrastructure.engine.flight import is_async
 from pyagent.infrastructure.engine.forks.beams import Search, check_beam, num_offered
 from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.ledger import Reservation
+from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.prompt_cache import ModelPrompts
-from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner, available_cores
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
-from pyagent.infrastructure.engine.sessions import Prompt, Sessions, SessionScope
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner, available_cores
+from pyagent.infrastructure.engine.sessions import Prompt, Sessions
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.volatile import Settled, settle
 
 _RELEASE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How the native engine runs a model. `max_context` shortens the model's own context, in tokens.
-
-    `session_scope` says which conversations continue their token logs: all, those with a name, or none.
-    `settles_prompts` takes known volatile spans out of system prompts; `takes_hints`
-    lets the fleet say what is worth keeping.
-    """
-
-    cpu: CpuOptions = field(default_factory=CpuOptions)
-    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
-    max_context: int | None = None
-    queues: Callable[[], RequestQueues] = lambda: make_queues({})
-    async_scheduling: AsyncScheduling = "auto"
-    session_scope: SessionScope = "auto"
-    settles_prompts: bool = True
-    takes_hints: bool = True
 
 
 class LoadedModel:
     """A model in memory: its runner, its tokenizer, its grammars, its engine."""
 
     def __init__(
-        self,
-        path: Path,
-        options: EngineOptions,
-        kv: Reservation | None = None,
-        grammars: Reservation | None = None,
+        self, runner: CpuRunner, path: Path, options: EngineOptions, grammars: Reservation | None = None
     ) -> None:
-        """Load the model; KV memory and grammars hold their bytes in the reservations, where there are any."""
-        from pyagent.infrastructure.engine.tokens import ModelTokenizer  # with jinja2: not before a server answers
-
-        start = time.perf_counter()
-        self.runner = CpuRunner(path, options.cpu, kv)
+        """The runner's model, with what else `path` holds; grammars hold their bytes in the reservation, if any."""
+        self.runner = runner
         self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
         self.engine = Engine(
             self.runner,
@@ -101,7 +75,6 @@ class LoadedModel:
         )
         self._settle = settle if options.settles_prompts else Settled.as_it_came
         self._takes_hints = options.takes_hints
-        self.load_seconds = time.perf_counter() - start
         self._ids = itertools.count(1)
 
     def prepare(

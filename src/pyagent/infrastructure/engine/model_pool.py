@@ -16,12 +16,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyagent.core.errors import CapacityError, ModelError
 from pyagent.infrastructure.engine.ledger import Ledger, Reservation, megabytes
-from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.slabs import SLAB_BYTES
 from pyagent.infrastructure.models.describe import ModelDescription, describe
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.model import LoadedModel
 
 _LEAST_KV_TOKENS = 512
 """A model is not loaded with room for fewer tokens than this, or than its context."""
@@ -149,7 +154,11 @@ class ModelPool:
         weights = self._reserve(f"weights:{entry.name}", about.weight_bytes, partial(self._unload_if_idle, entry), held)
         kv.try_resize(min(most_kv, max(least_kv, SLAB_BYTES)))
         grammars = self._reserve(f"grammars:{entry.name}", 0, partial(self._forget_grammars, entry), held)
-        model = LoadedModel(path, replace(options, cpu=replace(options.cpu, kv_bytes=most_kv)), kv, grammars)
+        runner = CpuRunner(path, replace(options.cpu, kv_bytes=most_kv), kv)
+        # Imported only now: a server that starts has the interpreter for itself while the weights are read.
+        from pyagent.infrastructure.engine.model import LoadedModel
+
+        model = LoadedModel(runner, path, options, grammars)
         try:
             weights.resize(model.runner.info["weight_bytes"])  # the header's size is an estimate
         except CapacityError:

@@ -19,7 +19,7 @@ from pyagent.core.settings import Settings
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
-    from pyagent.infrastructure.engine.model import EngineOptions
+    from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.engine.remote import ProcessEngine
 
 
@@ -75,10 +75,9 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     """The engine's options from the settings, and what plugins bring for it. Raises `ConfigError`."""
     from pyagent.infrastructure.engine.kv.evictions import pick_eviction
-    from pyagent.infrastructure.engine.model import EngineOptions
+    from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
     from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
     from pyagent.infrastructure.engine.runners.cpu import CpuOptions
-    from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 
     engine = settings.engine
     queues = {name: QueueOptions(queue.policy, queue.options, queue.share) for name, queue in engine.queues.items()}

@@ -13,13 +13,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyagent.core.errors import ConfigError, PyAgentError, RequestError
 from pyagent.core.scheduling import PreemptingPolicy, QueuePolicy, QueuePolicyFactory
 from pyagent.infrastructure.engine.policies import BUILT_IN
 from pyagent.infrastructure.engine.policies.ordered import make_fcfs
-from pyagent.infrastructure.engine.request import Request
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.request import Request
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from itertools import chain, islice
 from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, Batch, Runner
 from pyagent.infrastructure.engine.kv_memory import KvMemory
 from pyagent.infrastructure.engine.lanes import Lanes
+from pyagent.infrastructure.engine.options import SchedulerLimits
 from pyagent.infrastructure.engine.pacing import StepCosts
 from pyagent.infrastructure.engine.prefixes import ComingPrefixes
 from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
@@ -35,19 +36,6 @@ _MAX_LOOKED_AT = 64
 """Waiting requests looked at for one that need not wait for its prefix."""
 _MAX_PREEMPTIONS = 4
 """A request put back this often yields no more while others can."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Requests that run at once, tokens computed in a step, requests that may wait, and how long decoding ones wait.
-
-    `decode_latency` is the time in seconds between two tokens that prompts may cost decoding requests; None is `auto`.
-    """
-
-    max_num_seqs: int = 64
-    token_budget: int = 1024
-    max_num_waiting: int = 4096
-    decode_latency: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message, Tool
@@ -28,9 +28,9 @@ from pyagent.infrastructure.engine.turns import RenderedText, Turn, conversation
 from pyagent.infrastructure.engine.volatile import NOTHING, Settled, with_moved
 
 if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.options import SessionScope
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
-SessionScope = Literal["auto", "named", "off"]
 DEFAULT_MAX_BYTES = 32 << 20
 _NUM_RECENT = 32
 """Turns a prompt is compared with to say where it left what was computed before."""

@@ -1,0 +1,45 @@
+"""What can be chosen of the engine; settings are checked with it before anything of a model is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pyagent.infrastructure.engine.flight import AsyncScheduling
+from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+
+SessionScope = Literal["auto", "named", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Requests that run at once, tokens computed in a step, requests that may wait, and how long decoding ones wait.
+
+    `decode_latency` is the time in seconds between two tokens that prompts may cost decoding requests; None is `auto`.
+    """
+
+    max_num_seqs: int = 64
+    token_budget: int = 1024
+    max_num_waiting: int = 4096
+    decode_latency: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the native engine runs a model. `max_context` shortens the model's own context, in tokens.
+
+    `session_scope` says which conversations continue their token logs: all, those with a name, or none.
+    `settles_prompts` takes known volatile spans out of system prompts; `takes_hints`
+    lets the fleet say what is worth keeping.
+    """
+
+    cpu: CpuOptions = field(default_factory=CpuOptions)
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    max_context: int | None = None
+    queues: Callable[[], RequestQueues] = lambda: make_queues({})
+    async_scheduling: AsyncScheduling = "auto"
+    session_scope: SessionScope = "auto"
+    settles_prompts: bool = True
+    takes_hints: bool = True
