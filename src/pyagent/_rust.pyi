@@ -237,6 +237,8 @@ class ModelShape(TypedDict):
     num_layers: int
     weight_bytes: int
     kv_bytes_per_token: int
+    kv_groups: list[tuple[str, int, int]]
+    page_bytes: int
 
 def describe_model(path: str | PathLike[str], kv_type: str = "f16") -> ModelShape: ...
 def read_model_header(path: str | PathLike[str], *, arrays: bool = True) -> ModelHeader: ...

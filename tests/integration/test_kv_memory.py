@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -9,6 +10,12 @@ import pytest
 from support.tiny_model import vocabulary, write_tiny_model
 
 from pyagent import _rust
+from pyagent.core.backends import collect
+from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 
 NUM_TOKENS = len(vocabulary()[0])
 WINDOW = 40
@@ -162,6 +169,29 @@ def test_pages_that_cannot_be_moved_are_refused(tiny_model_path: Path, tmp_path:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("num_pages", [40, 64, 97, 128])
+def test_context_is_what_windows_leave_room_for(tiny_gemma_path: Path, num_pages: int) -> None:
+    """Memory for a seventh of a context, were every layer to see it all, is memory for a long one with windows; an
+    answer can fill it to its last position."""
+
+    async def main() -> None:
+        kv_bytes = num_pages * load(tiny_gemma_path).info()["page_bytes"]
+        chosen = EngineOptions(CpuOptions(threads=1, kv_bytes=kv_bytes), SchedulerLimits(token_budget=64))
+        backend = NativeBackend.of("tiny", lambda: tiny_gemma_path, chosen)
+        model = await backend.load()
+        try:
+            room = model.context_length
+            assert room > (num_pages - 40) * 16
+            sampling = SamplingParams(temperature=0, ignore_eos=True)
+            text = "the user is at ease and " * (room // 40)
+            answer = await collect(backend.chat(ChatRequest(messages=[Message("user", text)], sampling=sampling)))
+            assert answer.usage.prompt_tokens + answer.usage.completion_tokens == room
+        finally:
+            await backend.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow

@@ -305,6 +305,22 @@ def test_damaged_entry_is_fetched_again(store: ModelStore) -> None:
     assert store.pull("tiny:1").path.is_file()
 
 
+def test_describe_counts_no_keys_that_slid_out_of_a_window(tmp_path: Path) -> None:
+    """With ten of twelve layers that see 40 tokens, a long context takes little more than the two that see all."""
+    path = write_tiny_model(
+        tmp_path / "gemma.gguf",
+        architecture="gemma3",
+        gemma3__block_count=12,
+        gemma3__attention__sliding_window=40,
+        gemma3__context_length=4096,
+    )
+    about = describe(path)
+    assert about.kv_groups == (("window", 40, 5), ("full", 0, 1))
+    assert about.kv_bytes(16) == 16 * about.kv_bytes_per_token
+    everywhere = 4096 * about.kv_bytes_per_token
+    assert everywhere / 6 < about.kv_bytes(4096) < everywhere / 5
+
+
 def test_describe_says_what_a_file_is_and_needs(tmp_path: Path) -> None:
     """A file's card comes from its header, memory for a context included; a file that is no model says why."""
     path = write_tiny_model(tmp_path / "m.gguf")
@@ -313,7 +329,7 @@ def test_describe_says_what_a_file_is_and_needs(tmp_path: Path) -> None:
     assert (about.context_length, about.num_layers, about.licence) == (512, 2, "apache-2.0")
     assert about.has_chat_template
     assert about.num_parameters * 4 == about.weight_bytes
-    assert about.memory_bytes(100) == about.weight_bytes + 100 * about.kv_bytes_per_token
+    assert about.memory_bytes(96) == about.weight_bytes + 96 * about.kv_bytes_per_token
     assert about.file_bytes == path.stat().st_size
     path.write_bytes(b"<html>")
     with pytest.raises(ModelError, match=r"m\.gguf"):

@@ -141,7 +141,7 @@ class ModelPool:
         options = self._options
         about = describe(path, kv_type=options.cpu.kv_type)
         most_kv = _most_kv(about, options, self.ledger.total_bytes)
-        least_kv = min(most_kv, about.kv_bytes_per_token * min(_LEAST_KV_TOKENS, about.context_length))
+        least_kv = min(most_kv, about.kv_bytes(min(_LEAST_KV_TOKENS, about.context_length)))
         if about.weight_bytes + least_kv > self.ledger.total_bytes:
             raise ModelError(
                 f"{entry.name} needs {megabytes(about.weight_bytes)} for its weights and {megabytes(least_kv)} for KV, "
@@ -218,6 +218,6 @@ class ModelPool:
 
 def _most_kv(about: ModelDescription, options: EngineOptions, total_bytes: int) -> int:
     """What KV memory may grow to: twice what all sequences can hold, as far as the ledger and the options go."""
-    whole = about.kv_bytes_per_token * about.context_length * options.limits.max_num_seqs * 2
+    whole = about.kv_bytes(about.context_length) * options.limits.max_num_seqs * 2
     room = max(total_bytes - about.weight_bytes, 1)
     return min(whole, room) if options.cpu.kv_bytes is None else min(options.cpu.kv_bytes, room)

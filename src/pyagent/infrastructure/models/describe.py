@@ -12,7 +12,11 @@ from pyagent.core.errors import ModelError
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's card. Bytes of weights are those the packed weights take in memory."""
+    """A model's card. Bytes of weights are those the packed weights take in memory.
+
+    `kv_bytes_per_token` is what a token takes while every layer sees it. `kv_groups` are the engine's groups of layers:
+    kind, size of the window in tokens, pages of `page_bytes` for a block.
+    """
 
     architecture: str
     quantization: str
@@ -23,12 +27,18 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     weight_bytes: int
     kv_bytes_per_token: int
+    kv_groups: tuple[tuple[str, int, int], ...]
+    page_bytes: int
     licence: str
     has_chat_template: bool
 
+    def kv_bytes(self, context: int) -> int:
+        """Memory for the keys and values of one sequence of `context` tokens, without what slid out of windows."""
+        return _rust.BlockPool(1, groups=self.kv_groups).most_pages(context, 1) * self.page_bytes
+
     def memory_bytes(self, context: int) -> int:
         """Memory for the weights and the keys and values of one sequence of `context` tokens."""
-        return self.weight_bytes + self.kv_bytes_per_token * context
+        return self.weight_bytes + self.kv_bytes(context)
 
 
 def describe(path: Path, licence: str = "unknown", kv_type: str = "f16") -> ModelDescription:
@@ -59,6 +69,8 @@ def describe(path: Path, licence: str = "unknown", kv_type: str = "f16") -> Mode
         file_bytes=header["file_bytes"],
         weight_bytes=shape["weight_bytes"],
         kv_bytes_per_token=shape["kv_bytes_per_token"],
+        kv_groups=tuple(shape["kv_groups"]),
+        page_bytes=shape["page_bytes"],
         licence=declared if isinstance(declared, str) else licence,
         has_chat_template="tokenizer.chat_template" in metadata or folder_template,
     )

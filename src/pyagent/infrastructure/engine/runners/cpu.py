@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,10 @@ class CpuRunner:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit in memory at once."""
-        return self.info["num_pages"] // self.pages_per_block * BLOCK_TOKENS
+        """The longest sequence whose keys and values fit in memory, up to the model's context."""
+        blocks = range(1, -(-self.context_length // BLOCK_TOKENS) + 1)
+        fitting = bisect_right(blocks, self.info["num_pages"], key=lambda block: self.num_pages(block * BLOCK_TOKENS))
+        return fitting * BLOCK_TOKENS
 
     @property
     def free_pages(self) -> int:
