@@ -254,6 +254,64 @@ def test_process_that_hangs_is_replaced(tiny_model_path: Path, monkeypatch: pyte
     run(work())
 
 
+HANGS = '''
+"""A runner whose first step after a file is there never ends, in the engine's own process."""
+import sys, time
+from pathlib import Path
+from pyagent.core.hooks import hookimpl
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+
+marker, execute = Path(__file__).with_name("hang"), CpuRunner.execute
+
+def hang(self, batch):
+    if marker.exists():
+        marker.unlink()
+        time.sleep(3600)
+    return execute(self, batch)
+
+if sys.argv[0].endswith("process.py"):
+    CpuRunner.execute = hang
+
+@hookimpl
+def pyagent_register_queue_policies():
+    return {}
+'''
+
+
+@pytest.mark.parametrize("is_async", ["on", "off"])
+def test_step_that_never_ends_is_a_death(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_async: str,
+) -> None:
+    """A process that answers pings but is stuck in a step is replaced when that has taken `engine.hang_seconds`; the
+    answers go on where they stopped. One at rest is left alone."""
+    install(monkeypatch, tmp_path, "hanging", HANGS)
+
+    async def work() -> None:
+        requests = [ask(temperature=0, max_tokens=450), ask("and on", seed=3, max_tokens=450)]
+        expected = [answer.text for answer in await answers_in_this_process(tiny_model_path, requests)]
+        more = {"engine.hang_seconds": 1.5, "engine.async_scheduling": is_async}
+        async with engine_of(tiny_model_path, **more) as backend:
+            await backend.load()
+            await asyncio.sleep(2.5)
+            assert (await backend.engine_state()).num_restarts == 0
+            streams = [backend.chat(request) for request in requests]
+            texts = [(await anext(stream)).content for stream in streams]
+            (tmp_path / "hang").touch()
+            start = time.perf_counter()
+            for place, stream in enumerate(streams):
+                texts[place] += "".join([delta.content async for delta in stream])
+            assert texts == expected
+            assert time.perf_counter() - start < supervisor_module._SILENCE_SECONDS
+            assert (await backend.engine_state()).num_restarts == 1
+
+    run(work())
+    assert "a step took longer than 1.5 s" in caplog.text
+
+
 POISON = '''
 """A queue policy that kills its process when a request of the client "poison" comes to wait."""
 import os, signal
@@ -277,17 +335,22 @@ def pyagent_register_queue_policies():
 '''
 
 
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str) -> None:
+    """A plugin that this process and those it starts find."""
+    (folder / f"{name}.py").write_text(code)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[pyagent]\n{name}.queue_policies = {name}\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
 def test_request_that_kills_its_process_fails_alone(
     tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that kills its process twice alone is failed with the reason; seven others get their whole texts."""
-    (tmp_path / "poison.py").write_text(POISON)
-    info = tmp_path / "poison-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: poison\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pyagent]\npoison.queue_policies = poison\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    install(monkeypatch, tmp_path, "poison", POISON)
 
     async def work() -> None:
         requests = eight(300)

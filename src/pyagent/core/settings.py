@@ -173,6 +173,14 @@ class Engine(Section, frozen=True):
             "Run the engine in a process of its own: a crash there is mended, and answers go on where they stopped.",
         ),
     ] = False
+    hang_seconds: Annotated[
+        float | None,
+        Setting(
+            NUMBER,
+            "With `process`: a step that takes longer counts as a crash; `never` waits for as long as it takes.",
+            none="never",
+        ),
+    ] = 60.0
     queues: Annotated[
         dict[str, RequestClass],
         Setting(

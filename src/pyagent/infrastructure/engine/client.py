@@ -192,6 +192,10 @@ class LocalEngine:
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
         )
 
+    def turn_seconds(self) -> float:
+        """How long the loop that is longest at its present turn has been at it; 0 while all wait for requests."""
+        return max((model.engine.turn_seconds for model in self.models.loaded().values()), default=0.0)
+
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""
         return await asyncio.to_thread(self.life.drain, grace_seconds)

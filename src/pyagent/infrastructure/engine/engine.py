@@ -50,6 +50,7 @@ class Engine:
         self._is_closing = False
         self._fault: str | None = None
         self._thread: threading.Thread | None = None
+        self._busy_since: float | None = None  # when the loop's present turn began
         self._steps = StepThread(runner) if is_async else None
         self._flight: Flight | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
@@ -95,6 +96,12 @@ class Engine:
             thread.join()
         elif thread is None and self._steps is not None:
             self._steps.close()
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long the loop has been at its present turn, which is a step at most; 0 while it waits for requests."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def stats(self) -> EngineStats:
         """The engine's figures now; may be asked from any thread."""
@@ -340,6 +347,7 @@ class Engine:
                 if request.status is not Status.FINISHED:
                     self._tell(request, request.finish("error", error=f"the engine failed: {self._fault}"))
         finally:
+            self._busy_since = None
             if self._steps is not None:
                 self._steps.close()
 
@@ -347,7 +355,9 @@ class Engine:
         """Take arrivals and aborts in, then one step. False when the loop is to end."""
         with self._wake:
             while not (self._inbox or self._aborts or self._is_closing or self._has_work):
+                self._busy_since = None
                 self._wake.wait()
+            self._busy_since = time.monotonic()
             arrivals, aborts = list(self._inbox), list(self._aborts)
             self._inbox.clear()
             self._aborts.clear()

@@ -116,7 +116,12 @@ ToEngine = Ask | Abort | Call | Ping | Stop
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Ready for requests; said once at the start and in answer to `Ping`."""
+    """Ready for requests; said once at the start and in answer to `Ping`.
+
+    `turn_seconds` is how long the engine has been at its present step; 0 while it waits for requests.
+    """
+
+    turn_seconds: float = 0.0
 
 
 class News(msgspec.Struct, frozen=True, tag=True):

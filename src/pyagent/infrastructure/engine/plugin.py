@@ -50,7 +50,8 @@ class _Links:
             from pyagent.infrastructure.engine.remote import ProcessEngine
 
             options_of(settings, self._parts)  # what is wrong with the settings is said now
-            engine: LocalEngine | ProcessEngine = ProcessEngine(msgspec.json.encode(settings, enc_hook=str))
+            told = msgspec.json.encode(settings, enc_hook=str)
+            engine: LocalEngine | ProcessEngine = ProcessEngine(told, settings.engine.hang_seconds)
         else:
             engine = make_engine(settings, self._parts)
         self._shared = (key, engine)

@@ -77,7 +77,7 @@ class _Served:
                 case Call():
                     self._begin(self._call(message))
                 case Ping():
-                    await self._send(Alive())
+                    await self._send(Alive(self.engine.turn_seconds()))
                 case Stop():
                     break
         await self.engine.close()

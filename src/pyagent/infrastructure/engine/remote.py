@@ -34,10 +34,10 @@ _LOOK_SECONDS = 2.0
 class ProcessEngine:
     """An engine in a process of its own, which starts with the first request."""
 
-    def __init__(self, settings: bytes) -> None:
-        """`settings` are what the process reads (`Settings` as JSON)."""
+    def __init__(self, settings: bytes, hang_seconds: float | None) -> None:
+        """`settings` are what the process reads (`Settings` as JSON); a step of `hang_seconds` counts as its death."""
         self.life = LifeCycle()
-        self.supervisor = Supervisor(settings, self._note_process)
+        self.supervisor = Supervisor(settings, self._note_process, hang_seconds)
         self._ids = itertools.count(1)
         self._num_owners = 1
 

@@ -1,8 +1,9 @@
 """Keeps an engine's process running: hands it requests, hears its news, notices its death, starts the next one.
 
-One thread does it all; others post to it and are told through callbacks, in this thread. A process that ends, or says
-nothing for long, is replaced after a pause that doubles up to a bound; what it worked on is asked again as `inflight`
-says. When no process can be started, the requests fail with the reason, and the next request tries again.
+One thread does it all; others post to it and are told through callbacks, in this thread. A process that ends, says
+nothing for long, or is at one step for long, is replaced after a pause that doubles up to a bound; what it worked on is
+asked again as `inflight` says. When no process can be started, the requests fail with the reason, and the next request
+tries again.
 """
 
 from __future__ import annotations
@@ -70,11 +71,15 @@ class Vitals:
 class Supervisor:
     """The thread and its process. Both start with the first request."""
 
-    def __init__(self, settings: bytes, on_change: Callable[[bool], None]) -> None:
-        """`settings` is what the process gets (JSON); `on_change` hears whether there is a process that answers."""
+    def __init__(self, settings: bytes, on_change: Callable[[bool], None], hang_seconds: float | None) -> None:
+        """`settings` is what the process gets (JSON); `on_change` hears whether there is a process that answers.
+
+        A step that takes longer than `hang_seconds` is taken for one that never ends; with None, none is.
+        """
         self.vitals = Vitals()
         self._settings = settings
         self._on_change = on_change
+        self._hang_seconds = math.inf if hang_seconds is None else hang_seconds
         self._requests = InFlight()
         self._calls: dict[int, tuple[Call, Future[msgspec.Raw]]] = {}
         self._call_ids = itertools.count(1)
@@ -234,6 +239,8 @@ class Supervisor:
             self._do_jobs()
             for message in process.receive():
                 heard = now
+                if isinstance(message, Alive) and message.turn_seconds > self._hang_seconds:
+                    return f"a step took longer than {self._hang_seconds:g} s (engine.hang_seconds)"
                 self._hear(message)
             if process.is_dead:
                 return ""
