@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -417,10 +419,11 @@ def test_closed_stream_ends_the_request_in_the_process(tiny_model_path: Path) ->
     run(work())
 
 
-def test_close_ends_requests_process_and_thread(tiny_model_path: Path) -> None:
+def test_close_ends_requests_process_and_thread(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Closing ends what runs with a reason; neither process nor thread nor socket folder is left."""
-    import tempfile
-    import threading
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others have folders in the common one
 
     async def work() -> None:
         async with engine_of(tiny_model_path) as backend:
@@ -436,10 +439,9 @@ def test_close_ends_requests_process_and_thread(tiny_model_path: Path) -> None:
             with pytest.raises(CapacityError, match="stopped"):
                 await collect(backend.chat(ask()))
 
-    before = set(Path(tempfile.gettempdir()).glob("pyagent-*"))
     run(work())
     assert not [thread for thread in threading.enumerate() if thread.name == "pyagent-supervisor"]
-    assert set(Path(tempfile.gettempdir()).glob("pyagent-*")) <= before
+    assert not list(tmp_path.iterdir())
 
 
 def test_process_that_cannot_start_fails_the_requests(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,14 +53,6 @@ elementwise! {
     /// `x *= factor`.
     scale(x, ; factor) = x.mul(factor)
 }
-elementwise! {
-    /// `acc += factor * x`, rounded once.
-    add_scaled(acc, x; factor) = x.fma(factor, acc)
-}
-elementwise! {
-    /// `x = cap tanh(x / cap)`: Gemma 2's soft cap on logits. The attention kernel has its own.
-    soft_cap(x, ; cap) = functions::soft_cap(x, cap)
-}
 
 /// Defines a gated activation: `out = function(gate) * up`.
 macro_rules! gated {
@@ -141,15 +133,6 @@ unsafe fn inverse_rms<L: Lanes>(x: &[f32], eps: f32) -> f32 {
         squares = x.fma(x, squares);
     }
     1.0 / (squares.sum() / x.len() as f32 + eps).sqrt()
-}
-
-/// Replaces `x` by `e^(x - max x) / sum`, the probabilities of the scores `x`. An empty row stays empty.
-pub fn softmax(isa: Isa, x: &mut [f32]) {
-    let Some(greatest) = x.iter().copied().reduce(|a, b| if b > a { b } else { a }) else {
-        return;
-    };
-    let total = exp_sum(isa, x, greatest, 1.0);
-    scale(isa, x, (1.0 / total) as f32);
 }
 
 /// Replaces `x` by `e^((x - shift) / divisor)` and gives the sum of that, accumulated in `f64`.

@@ -21,7 +21,7 @@ from pyagent.core.errors import BackendError, DeadlineError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion
 from pyagent.infrastructure.engine.cache_questions import answer_cache
-from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, State
+from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.model_pool import ModelPool
 from pyagent.infrastructure.engine.stats import EngineStats
 
@@ -106,24 +106,13 @@ class Piece(msgspec.Struct, frozen=True):
     prompt: bytes = b""
 
 
-class LocalEngine:
+class LocalEngine(Shared):
     """An engine in this process."""
 
     def __init__(self, models: ModelPool) -> None:
         self.models = models
         self.life = LifeCycle()
-        self._num_owners = 1
         self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its last owner closed it."""
-        return self._num_owners <= 0
-
-    def share(self) -> Self:
-        """The engine with one owner more."""
-        self._num_owners += 1
-        return self
 
     def hint(self, hint: Hint) -> None:
         """Take what the fleet knows of a prompt's future."""
@@ -214,8 +203,7 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Give up a share of the engine; with the last one, what runs is aborted and the models are unloaded."""
-        self._num_owners -= 1
-        if not self.is_closed:
+        if not self.give_up():
             return
         self.life.become(State.STOPPED)
         self._hints.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""An engine's life: its states, which may follow which, and how many requests it has.
+"""An engine's life: its states, which may follow which, how many requests it has, and how many owners.
 
 Says whether a request may begin; knows nothing of models, memory or processes. Safe from any thread.
 """
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Self
 
 from pyagent.core.errors import CapacityError, PyAgentError, RequestError
 
@@ -44,6 +45,27 @@ _NEXT: dict[State, frozenset[State]] = {
 _SLEEPING = {1: State.ASLEEP, 2: State.DEEP_ASLEEP}
 GRACE_SECONDS = 30.0
 """How long running requests may take to finish before an engine sleeps, unless the caller says otherwise."""
+
+
+class Shared:
+    """An engine with several owners: each closes it once, and the last to do so ends it."""
+
+    _num_owners = 1
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its last owner closed it."""
+        return self._num_owners <= 0
+
+    def share(self) -> Self:
+        """The engine with one owner more."""
+        self._num_owners += 1
+        return self
+
+    def give_up(self) -> bool:
+        """One owner fewer; True when it was the last."""
+        self._num_owners -= 1
+        return self.is_closed
 
 
 class LifeCycle:

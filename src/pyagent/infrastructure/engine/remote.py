@@ -12,7 +12,6 @@ import itertools
 import random
 import time
 from collections.abc import AsyncGenerator
-from typing import Self
 
 import msgspec
 
@@ -22,7 +21,7 @@ from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, UnpinPrompt, V
 from pyagent.infrastructure.engine.client import EngineState, within
 from pyagent.infrastructure.engine.frames import Ask, AskCache, GiveBack, Load, Look, Told, encode_ask
 from pyagent.infrastructure.engine.inflight import Asked
-from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, State
+from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.supervisor import Supervisor
 
 _MAX_REQUESTS = 8192
@@ -31,7 +30,7 @@ _MAX_REQUESTS = 8192
 _LOOK_SECONDS = 2.0
 
 
-class ProcessEngine:
+class ProcessEngine(Shared):
     """An engine in a process of its own, which starts with the first request."""
 
     def __init__(self, settings: bytes, hang_seconds: float | None) -> None:
@@ -39,17 +38,6 @@ class ProcessEngine:
         self.life = LifeCycle()
         self.supervisor = Supervisor(settings, self._note_process, hang_seconds)
         self._ids = itertools.count(1)
-        self._num_owners = 1
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its last owner closed it."""
-        return self._num_owners <= 0
-
-    def share(self) -> Self:
-        """The engine with one owner more."""
-        self._num_owners += 1
-        return self
 
     def _note_process(self, is_there: bool) -> None:
         if is_there:
@@ -134,7 +122,6 @@ class ProcessEngine:
 
     async def close(self) -> None:
         """Give up a share of the engine; with the last one, what runs is aborted and the process ends."""
-        self._num_owners -= 1
-        if self.is_closed:
+        if self.give_up():
             self.life.become(State.STOPPED)
             await asyncio.to_thread(self.supervisor.close)
