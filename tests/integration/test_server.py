@@ -314,14 +314,14 @@ def test_server_tells_clients_apart_by_key_then_by_name() -> None:
 def test_server_asks_for_a_search_in_vllms_words() -> None:
     """`use_beam_search` takes its width from `beam_width`, else `best_of`, else `n`."""
     widths = []
-    for more in ({"beam_width": 4}, {"best_of": 3}, {}):
+    for more in ({"beam_width": 4}, {"best_of": 3}, {"beam_width": 0}, {}):
         body = {"messages": HI, "n": 2, "use_beam_search": True, "length_penalty": 0.5, "early_stopping": True} | more
         request = read_chat(json.dumps(body).encode()).request
         assert (request.n, request.best_of) == (2, None)
         assert request.beam is not None
         assert (request.beam.length_penalty, request.beam.early_stopping) == (0.5, True)
         widths.append(request.beam.width)
-    assert widths == [4, 3, 2]
+    assert widths == [4, 3, 0, 2]  # which no backend takes
 
 
 def test_server_refuses_several_answers_where_nobody_gives_them() -> None:

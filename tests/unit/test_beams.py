@@ -232,6 +232,7 @@ def test_beams_are_those_of_the_plain_search_however_little_there_is(
     expected = plain_search(runner.scores, beam, max_tokens, stop)
     assert {output.tokens for output in client.news} == {tokens for _, tokens in expected}
     assert [output.index for output in client.news] == list(range(len(expected)))
+    assert client.request.num_drawn == len(client.news[0].tokens)
     for output in client.news:
         is_stopped = bool(stop) and output.tokens[-len(stop) :] == stop
         assert output.text == spelled(output.tokens[: -len(stop)] if is_stopped else output.tokens)

@@ -81,7 +81,13 @@ def test_prompt_is_computed_once_for_all_answers() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "param"),
-    [({"n": 0}, "n"), ({"n": 17}, "n"), ({"best_of": 17}, "best_of"), ({"n": 3, "best_of": 2}, "best_of")],
+    [
+        ({"n": 0}, "n"),
+        ({"best_of": 0}, "best_of"),
+        ({"n": 17}, "n"),
+        ({"best_of": 17}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+    ],
 )
 def test_counts_out_of_range_are_refused_by_name(asked: dict[str, int], param: str) -> None:
     """What cannot be told or is too much names the field."""

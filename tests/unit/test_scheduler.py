@@ -298,6 +298,10 @@ class Faulty:
         self._check()
         return running[0]
 
+    def seat_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
+        self._check()
+        return running[0] if running else None
+
 
 @pytest.mark.parametrize("when", range(12))
 def test_policy_that_fails_costs_no_request(when: int, caplog: pytest.LogCaptureFixture) -> None:

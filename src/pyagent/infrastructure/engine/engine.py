@@ -256,6 +256,7 @@ class Engine:
 
     def _tell_answers(self, search: Search) -> None:
         lead, answers = search.lead, search.answers
+        lead.tokens[lead.num_prompt_tokens :] = answers[0].tokens  # what is measured of it is the best answer's
         lead.finish(answers[0].reason)
         self.counts.note_end(lead)
         for index, answer in enumerate(answers):

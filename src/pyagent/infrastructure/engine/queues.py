@@ -47,18 +47,13 @@ class ClassQueue:
         self.clock = 0.0
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
-        self._policy = policy
         self._share = share
+        self._use(policy)
 
     @property
     def is_active(self) -> bool:
         """Whether it has any request."""
         return bool(self.waiting or self.running)
-
-    @property
-    def is_preempting(self) -> bool:
-        """Whether a waiting request may take a running one's seat."""
-        return isinstance(self._policy, PreemptingPolicy)
 
     def add(self, request: Request, now: float) -> None:
         """A request waits: new or put back."""
@@ -114,11 +109,20 @@ class ClassQueue:
     def seat_for(self, waiting: Request, running: Sequence[Request], now: float) -> Request | None:
         """Whose seat of these the waiting request takes, if anybody's."""
 
-        def ask(policy: QueuePolicy) -> object:
-            return policy.seat_for(waiting, running, now) if isinstance(policy, PreemptingPolicy) else None
+        def ask(_: QueuePolicy) -> object:  # one that replaces it takes no seats
+            return None if self._preempting is None else self._preempting.seat_for(waiting, running, now)
 
         chosen = self._ask(ask, now)
         return next((request for request in running if request is chosen), None)
+
+    def _use(self, policy: QueuePolicy) -> None:
+        self._policy = policy
+        self._preempting = policy if isinstance(policy, PreemptingPolicy) else None
+
+    @property
+    def is_preempting(self) -> bool:
+        """Whether a waiting request may take a running one's seat."""
+        return self._preempting is not None
 
     def _leave(self, request: Request, now: float) -> None:
         self._ask(lambda policy: policy.remove(request), now)
@@ -134,7 +138,7 @@ class ClassQueue:
 
     def _replace_policy(self, now: float) -> None:
         logger.error("queue %s is first come, first served from now on", self.name)
-        self._policy = make_fcfs({})
+        self._use(make_fcfs({}))
         for request in self.waiting.values():
             self._policy.add(request, now)
 

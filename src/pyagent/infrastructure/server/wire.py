@@ -156,7 +156,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             if said:
                 raise RequestError(f"{said[0]} needs use_beam_search: true", param=said[0])
             return None
-        width = self.beam_width or self.best_of or self.n or 1
+        width = next((given for given in (self.beam_width, self.best_of, self.n) if given is not None), 1)
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         return BeamSearch(width=width, length_penalty=penalty, early_stopping=bool(self.early_stopping))
 

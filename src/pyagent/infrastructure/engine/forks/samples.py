@@ -22,15 +22,14 @@ MAX_ANSWERS = 16
 
 def num_samples(request: ChatRequest) -> int:
     """How many answers are drawn. Raises `RequestError` naming the field out of its range."""
-    for name, value in (("n", request.n), ("best_of", request.best_of or request.n)):
+    best_of = request.n if request.best_of is None else request.best_of
+    for name, value in (("n", request.n), ("best_of", best_of)):
         if not 1 <= value <= MAX_ANSWERS:
             raise RequestError(f"{name} must be between 1 and {MAX_ANSWERS}, got {value}", param=name)
-    if request.best_of is not None and request.best_of < request.n:
-        raise RequestError(
-            f"best_of must be at least n: the {request.n} likeliest of {request.best_of} cannot be told",
-            param="best_of",
-        )
-    return request.best_of or request.n
+    if best_of < request.n:
+        text = f"best_of must be at least n: the {request.n} likeliest of {best_of} cannot be told"
+        raise RequestError(text, param="best_of")
+    return best_of
 
 
 class Samples:
