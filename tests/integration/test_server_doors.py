@@ -1,0 +1,72 @@
+"""Who may ask the server: keys, this machine alone, a port that is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from support.server import HI, KEY, fault, post, run
+
+from pyagent.core.errors import (
+    ConfigError,
+)
+from pyagent.infrastructure.server.guards import is_loopback, read_keys
+from pyagent.infrastructure.server.serving import bind
+
+
+def test_server_keys_are_needed_when_set(caplog: pytest.LogCaptureFixture) -> None:
+    """With keys every /v1 path wants one of them; health stays open; no key is logged."""
+    keys = [b"another-key-of-16", KEY.encode()]
+    caplog.set_level("DEBUG")
+    refused = post({"messages": HI}, api_keys=keys)
+    assert (refused.status_code, fault(refused)["code"]) == (401, "invalid_api_key")
+    assert post({"messages": HI}, api_keys=keys, headers={"authorization": f"Bearer {KEY}x"}).status_code == 401
+    assert post({"messages": HI}, api_keys=keys, headers={"authorization": f"Basic {KEY}"}).status_code == 401
+
+    async def work(url: str, client: openai.AsyncOpenAI) -> None:
+        assert (await client.chat.completions.create(model="m", messages=HI)).choices
+        async with httpx.AsyncClient(verify=False) as http:
+            assert (await http.get(f"{url}/health", headers={"host": "gpu-box"})).status_code == 200
+
+    run(work, api_keys=keys)
+    assert KEY not in caplog.text
+
+
+def test_server_without_keys_answers_for_this_machine_only() -> None:
+    """A request whose Host is another name is refused: a page in a browser may have sent it."""
+    evil = post({"messages": HI}, headers={"host": "evil.example:8321"})
+    assert (evil.status_code, fault(evil)["code"]) == (403, "wrong_host")
+    for host in ("localhost:8321", "127.0.0.1", "[::1]:8321", "LOCALHOST"):
+        assert post({"messages": HI}, headers={"host": host}).status_code == 200
+    assert [is_loopback(host) for host in ("127.9.9.9", "::1", "0.0.0.0", "example.com")] == [True, True, False, False]
+
+
+def test_server_beyond_loopback_needs_keys(tmp_path: Path) -> None:
+    """Listening for others without keys is refused; an empty, short or missing key file too."""
+    file = tmp_path / "keys"
+    assert read_keys(None, "127.0.0.1") == []
+    with pytest.raises(ConfigError, match=r"needs API keys; set server\.api_keys_file"):
+        read_keys(None, "0.0.0.0")
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_keys(file, "0.0.0.0")
+    file.write_text("# none yet\n\n")
+    with pytest.raises(ConfigError, match="holds no API key"):
+        read_keys(file, "127.0.0.1")
+    file.write_text("short\n")
+    with pytest.raises(ConfigError, match="shorter than 16"):
+        read_keys(file, "127.0.0.1")
+    file.write_text(f"# laptop\n{KEY}\r\n")
+    assert read_keys(file, "0.0.0.0") == [KEY.encode()]
+
+
+def test_server_port_in_use_is_one_sentence() -> None:
+    """A taken port, or an address of another machine, says what to do."""
+    taken = bind("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use; .*--port"):
+        bind("127.0.0.1", port)
+    taken.close()
+    with pytest.raises(ConfigError, match="not an address of this machine"):
+        bind("no.such.host.invalid", 0)

@@ -1,0 +1,205 @@
+"""What a request's body may say: every field honoured, ignored or refused by name."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.server import HI, KEY, Model, fault, post
+
+from pyagent.core.chain import Chain
+from pyagent.core.errors import (
+    RequestError,
+)
+from pyagent.core.messages import (
+    Origin,
+)
+from pyagent.infrastructure.server.wire import IGNORED, REFUSED, read_chat, read_completion
+
+
+def test_server_honours_every_field() -> None:
+    """What a client asks for arrives at the backend under its core name."""
+    backend = Model()
+    body = {
+        "model": "m",
+        "messages": HI,
+        "max_completion_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 11,
+        "stop": "END",
+        "logit_bias": {"5": -1},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+        "timeout_seconds": 9,
+        "private": True,
+        "session": "s",
+        "user": "ann",
+        "agent": "planner",
+        "run": "r1",
+        "priority": -2,
+        "request_class": "batch",
+    }
+    assert post(body, backend).status_code == 200
+    asked = backend.requests[0]
+    sampling = asked.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.5, 0.9, 3)
+    assert (sampling.min_p, sampling.seed, sampling.stop, sampling.logit_bias) == (0.1, 11, ("END",), {5: -1})
+    assert (sampling.top_logprobs, sampling.ignore_eos, sampling.repetition_penalty) == (2, True, 1.1)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.1, 0.2)
+    assert asked.response_format
+    assert asked.response_format.json_schema
+    assert asked.response_format.json_schema.schema == {"type": "object"}
+    assert (asked.timeout_seconds, asked.private, asked.session) == (9, True, "s")
+    assert asked.origin == Origin(client="ann", agent="planner", run="r1")
+    assert (asked.priority, asked.request_class) == (-2, "batch")
+
+
+def test_server_tells_clients_apart_by_key_then_by_name() -> None:
+    """With keys, a client is its key's place in the file and what it calls itself; keys are not passed on."""
+    backend = Model()
+    for headers, user in ((1, None), (2, "ann")):
+        key = {"authorization": f"Bearer {KEY}{headers}"}
+        body = {"messages": HI, "user": user}
+        assert post(body, backend, api_keys=[f"{KEY}1".encode(), f"{KEY}2".encode()], headers=key).status_code == 200
+    assert [request.origin.client for request in backend.requests] == ["key 1", "key 2/ann"]
+
+
+def test_server_asks_for_a_search_in_vllms_words() -> None:
+    """`use_beam_search` takes its width from `beam_width`, else `best_of`, else `n`."""
+    widths = []
+    for more in ({"beam_width": 4}, {"best_of": 3}, {"beam_width": 0}, {}):
+        body = {"messages": HI, "n": 2, "use_beam_search": True, "length_penalty": 0.5, "early_stopping": True} | more
+        request = read_chat(json.dumps(body).encode()).request
+        assert (request.n, request.best_of) == (2, None)
+        assert request.beam is not None
+        assert (request.beam.length_penalty, request.beam.early_stopping) == (0.5, True)
+        widths.append(request.beam.width)
+    assert widths == [4, 3, 0, 2]  # which no backend takes
+
+
+def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
+    """A chain whose links answer once says so, instead of answering once."""
+    refused = fault(post({"messages": HI, "n": 3}, Chain([Model()])))
+    assert (refused["param"], refused["message"][:40]) == ("n", "no link of the chain gives several answe")
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "says"),
+    [
+        ({"temperature": -1}, "temperature", "between 0 and 2"),
+        ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`"),
+        ({"max_tokens": 0}, "max_tokens", "between 1"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "disagree"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"messages": []}, "messages", "empty"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages", "empty"),
+        ({"messages": "hi"}, "messages", "Expected `array`"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type", "smell"),
+        ({"priority": 2**40}, "priority", "lower goes first"),
+        ({"user": {"a": 1}}, "user", "Expected `str | null`"),
+        ({"n": 0}, "n", "at least 1"),
+        ({"n": "two"}, "n", "Expected `int | null`"),
+        ({"beam_width": 2}, "beam_width", "needs use_beam_search: true"),
+        ({"audio": {"voice": "x"}}, "audio", "no audio"),
+        ({"modalities": ["audio"]}, "modalities", "text is all"),
+        ({"functions": [{"name": "f"}]}, "functions", "use `tools`"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 50}, "top_logprobs", "between 0 and 20"),
+        ({"logit_bias": {"cat": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias", "between -100"),
+        ({"stop": [""]}, "stop", "none of them empty"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "maybe"}, "tool_choice", "none, auto, required"),
+        (
+            {"tools": [{"function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "'g', which is not in tools",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs its json_schema"),
+        ({"response_format": {"type": "choice"}}, "response_format.choice", "needs its choice"),
+        ({"timeout_seconds": -1}, "timeout_seconds", "above 0"),
+        ({"seed": 2**70}, "seed", "seed|range|int"),
+    ],
+)
+def test_server_bad_field_is_named(change: dict[str, Any], param: str, says: str) -> None:
+    """Each bad value is refused with the name of its field and what would be right."""
+    with pytest.raises(RequestError, match=says) as caught:
+        read_chat(json.dumps({"model": "m", "messages": HI} | change).encode())
+    assert caught.value.param == param
+
+
+def test_server_bad_field_is_a_400() -> None:
+    """A refused field is a 400 in OpenAI's shape, and the backend hears nothing of it."""
+    backend = Model()
+    response = post({"model": "m", "messages": HI, "temperature": -1}, backend)
+    assert response.status_code == 400
+    assert (fault(response)["param"], fault(response)["type"]) == ("temperature", "invalid_request_error")
+    assert "between 0 and 2, got -1" in fault(response)["message"]
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": }', b"[" * 100_000])
+def test_server_malformed_json_is_a_clear_400(body: bytes) -> None:
+    """What is not a JSON object is refused as such, and the server goes on."""
+    response = post(body)
+    assert response.status_code == 400
+    assert fault(response)["message"]
+
+
+def test_server_completion_prompts() -> None:
+    """A prompt is one text: empty, several, or token ids are refused by name."""
+    for prompt in ("", [], ["a", "b"], [1, 2], [[1, 2]]):
+        with pytest.raises(RequestError) as caught:
+            read_completion(json.dumps({"prompt": prompt}).encode())
+        assert caught.value.param == "prompt"
+    assert read_completion(b'{"prompt": ["one"]}').request.prompt == "one"
+    with pytest.raises(RequestError, match="echo=true is not supported"):
+        read_completion(b'{"prompt": "x", "echo": true}')
+
+
+def test_server_harmless_fields_are_ignored() -> None:
+    """Fields that change no answer pass, and refused ones pass when they hold the value that means nothing."""
+    body: dict[str, Any] = {"model": "m", "messages": HI} | dict.fromkeys(IGNORED, "x")
+    body |= {
+        name: values[0] for name, (values, _) in REFUSED.items() if values and name not in {"best_of", "echo", "suffix"}
+    }
+    assert read_chat(json.dumps(body).encode()).request.messages[0].text == "hi"
+    nulls = dict.fromkeys(("temperature", "stop", "n", "tools", "tool_choice", "response_format", "logit_bias", "seed"))
+    assert read_chat(json.dumps({"messages": HI} | nulls).encode()).request.sampling.temperature == 1.0
+
+
+json_value = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+field_name = st.sampled_from(
+    ["model", "messages", "temperature", "stop", "logit_bias", "tools", "tool_choice", "n", "seed", "response_format"]
+)
+
+
+@given(st.dictionaries(field_name | st.text(max_size=5), json_value, max_size=5), st.binary(max_size=30))
+def test_server_any_body_is_understood_or_refused(change: dict[str, Any], junk: bytes) -> None:
+    """No body, JSON or not, makes reading it fail in any way but `RequestError`."""
+    for body in (json.dumps({"messages": HI} | change).encode(), junk):
+        for read in (read_chat, read_completion):
+            with suppress(RequestError):
+                read(body)

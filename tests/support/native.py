@@ -1,0 +1,109 @@
+"""The embedded engine over a model file, and ways to ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from support.tiny_model import vocabulary
+
+from pyagent.core.backends import Answer, collect
+from pyagent.core.messages import (
+    ChatRequest,
+    Message,
+    SamplingParams,
+)
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuOptions, KvType
+from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+
+NUM_TOKENS = len(vocabulary()[0])
+
+
+KV_BYTES_A_BLOCK = 256 * 16  # of the tiny model, in f16
+
+
+SUM = "What is 2+2? Answer with the number only."
+
+
+def options(
+    *,
+    blocks: int = 1024,
+    threads: int = 1,
+    isa: str | None = None,
+    kv_type: KvType = "f16",
+    token_budget: int = 1024,
+    max_context: int | None = None,
+) -> EngineOptions:
+    cpu = CpuOptions(threads=threads, kv_bytes=blocks * KV_BYTES_A_BLOCK, isa=isa, kv_type=kv_type)
+    return EngineOptions(cpu, SchedulerLimits(token_budget=token_budget), max_context)
+
+
+@asynccontextmanager
+async def running(path: Path, chosen: EngineOptions | None = None) -> AsyncIterator[NativeBackend]:
+    backend = NativeBackend.of("tiny", lambda: path, chosen or options())
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(work)
+
+
+def chat(text: str, **sampling: object) -> ChatRequest:
+    return ChatRequest(messages=[Message("user", text)], sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
+
+
+def mixed_requests(number: int) -> list[ChatRequest]:
+    """Greedy and seeded requests of many lengths, some with penalties, stop texts and forms."""
+    draw = random.Random(11)
+    requests: list[ChatRequest] = []
+    for index in range(number):
+        text = "".join(draw.choices("the user is at ease, and 12 more\n", k=draw.choice([3, 20, 90, 200])))
+        text = f"You are a helpful system and the user is here. {text}" if index % 3 else text
+        sampling: dict[str, object] = {"max_tokens": draw.choice([1, 5, 17, 90]), "temperature": 0, "ignore_eos": True}
+        if index % 2:
+            sampling |= {"temperature": 1.0, "seed": index, "top_p": 0.95, "top_k": 50, "frequency_penalty": 0.5}
+        if index % 5 == 0:
+            sampling |= {"stop": ("the", "12"), "repetition_penalty": 1.2, "ignore_eos": False}
+        requests.append(chat(text, **sampling))
+    return requests
+
+
+async def one_by_one(backend: NativeBackend, requests: list[ChatRequest]) -> list[Answer]:
+    return [await collect(backend.chat(request)) for request in requests]
+
+
+async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[Answer]:
+    return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
+
+
+async def alone(path: Path, requests: list[ChatRequest], kv_type: KvType = "f16") -> list[str]:
+    """Each answer from an engine that has seen nothing else."""
+    texts: list[str] = []
+    async with running(path, options(kv_type=kv_type)) as backend:
+        model = await backend.load()
+        for request in requests:
+            model.runner.pool.clear_index()
+            texts.append((await collect(backend.chat(request))).text)
+    return texts
+
+
+async def assert_idle(backend: NativeBackend) -> None:
+    """No request is left, and no block is held."""
+    model = await backend.load()
+    for _ in range(500):
+        stats = model.runner.pool.stats()
+        if not model.engine.scheduler.has_work and stats.active == 0:
+            break
+        await asyncio.sleep(0.01)
+    model.runner.pool.check()
+    assert not model.engine.scheduler.has_work
+    assert stats.active == 0
+    assert stats.free == stats.num_pages

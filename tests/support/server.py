@@ -1,0 +1,142 @@
+"""A server over a scripted backend, and ways to ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+
+from pyagent.core.errors import (
+    RequestError,
+)
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    ModelInfo,
+    PromptTokensDetails,
+    Usage,
+)
+from pyagent.infrastructure.server.app import create_app
+from pyagent.infrastructure.server.serving import address, bind
+
+Script = Callable[[ChatRequest], Sequence[ChatDelta | float | Exception]]
+
+
+KEY = "sk-0123456789abcdef"
+
+
+def words(*texts: str, **last: Any) -> list[ChatDelta]:
+    usage = Usage(3, len(texts), 3 + len(texts), PromptTokensDetails(2))
+    return [*(ChatDelta(content=text) for text in texts), ChatDelta(finish_reason="stop", usage=usage, **last)]
+
+
+class Model:
+    """A backend that plays a script for each request and counts the answers under way."""
+
+    def __init__(self, script: Script | None = None, models: Sequence[str] = ("m",)) -> None:
+        self.name = "test:m"
+        self.script = script or (lambda _request: words("Hel", "lo"))
+        self.model_ids = models
+        self.requests: list[ChatRequest] = []
+        self.num_running = 0
+        self.num_aborted = 0
+        self.is_ready = True
+
+    async def models(self) -> list[ModelInfo]:
+        return [ModelInfo(id=model, backend=self.name, context_length=2048) for model in self.model_ids]
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        self.requests.append(request)
+        self.num_running += 1
+        is_whole = False
+        try:
+            for step in self.script(request):
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    yield step
+            is_whole = True
+        finally:
+            self.num_running -= 1
+            self.num_aborted += not is_whole
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        raise RequestError("no")
+
+    async def health(self) -> Health:
+        return Health(is_ready=self.is_ready, detail="as told", models=list(self.model_ids))
+
+    async def close(self) -> None:
+        return None
+
+
+class QuietServer(uvicorn.Server):
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+@asynccontextmanager
+async def serving(backend: Any, **options: Any) -> AsyncIterator[str]:
+    listening = bind("127.0.0.1", 0)
+    server = QuietServer(uvicorn.Config(create_app(backend, **options), lifespan="off", log_config=None))
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield address(listening)
+    finally:
+        server.should_exit = True
+        await task
+        listening.close()
+
+
+def run(work: Callable[[str, openai.AsyncOpenAI], Any], backend: Any = None, **options: Any) -> Any:
+    """Run `work(url, client)` against a server over `backend`."""
+
+    async def main() -> Any:
+        async with (
+            serving(backend or Model(), **options) as url,
+            httpx.AsyncClient(verify=False, timeout=30, limits=httpx.Limits(max_connections=None)) as http,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=http) as client,
+        ):
+            return await work(url, client)
+
+    return asyncio.run(main())
+
+
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+def post(body: Any, backend: Any = None, *, path: str = "/v1/chat/completions", **options: Any) -> httpx.Response:
+    """One plain request; `body` is bytes as they are, or something to send as JSON."""
+
+    async def work(url: str, _client: openai.AsyncOpenAI) -> httpx.Response:
+        headers = {"content-type": "application/json"} | options.pop("headers", {})
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with httpx.AsyncClient(verify=False) as http:
+            return await http.post(url + path, content=content, headers=headers)
+
+    serve_options = {name: options.pop(name) for name in ("api_keys", "max_body_bytes", "agents") if name in options}
+    return run(work, backend, **serve_options)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for it, two seconds at most."""
+    async with asyncio.timeout(2):
+        while not is_so():  # noqa: ASYNC110 - the backend under test has no event to wait for
+            await asyncio.sleep(0.005)
+
+
+def fault(response: httpx.Response) -> dict[str, Any]:
+    return response.json()["error"]
