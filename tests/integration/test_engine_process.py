@@ -172,6 +172,42 @@ def test_killed_process_is_replaced_and_texts_go_on(tiny_model_path: Path) -> No
     run(work())
 
 
+@pytest.mark.parametrize(("session", "is_noticed"), [(None, True), ("s", True), (None, False)])
+def test_conversations_go_on_over_a_kill(tiny_model_path: Path, session: str | None, is_noticed: bool) -> None:
+    """A process killed between the turns of conversations, all of them answered: each next turn goes on from the same
+    tokens, and its text is the one without a kill. So it is when the death is noticed only while they are asked."""
+
+    async def talk(backend: NativeBackend, kills: set[int]) -> list[tuple[str, int, int]]:
+        talks = [[Message("user", text)] for text in ("the user", "and the system is at", "12 more")]
+        said: list[tuple[str, int, int]] = []
+        for turn in range(4):
+            if turn in kills:
+                await kill(backend, is_noticed=is_noticed)
+            sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+            names = [None if session is None else f"{session}{place}" for place in range(len(talks))]
+            requests = [
+                ChatRequest(messages=list(messages), sampling=sampling, session=name)
+                for messages, name in zip(talks, names, strict=True)
+            ]
+            answers = await asyncio.gather(*(collect(backend.chat(request)) for request in requests))
+            for messages, answer in zip(talks, answers, strict=True):
+                assert answer.usage.cache is not None
+                num_log = answer.usage.cache.log_tokens if is_noticed else 0
+                said.append((answer.text, answer.usage.prompt_tokens, num_log))
+                assert answer.usage.cache.cached_tokens <= answer.usage.prompt_tokens
+                messages += [Message("assistant", answer.text), Message("user", "and then?")]
+        return said
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            expected = await talk(backend, set())
+        async with engine_of(tiny_model_path) as backend:
+            assert await talk(backend, {1, 3}) == expected
+            assert (await backend.engine_state()).num_restarts == 2
+
+    run(work())
+
+
 def test_several_answers_are_told_once_over_a_kill(tiny_model_path: Path) -> None:
     """Three answers to one prompt, and the best of four, are whole and told once each when the process is killed."""
 
@@ -228,6 +264,14 @@ def test_death_is_noticed_within_a_second(tiny_model_path: Path) -> None:
             assert (await collect(backend.chat(ask()))).deltas
 
     run(work())
+
+
+async def kill(backend: NativeBackend, *, is_noticed: bool) -> None:
+    """Kill the process; with `is_noticed` wait until there is another."""
+    killed, vitals = process_id(backend), remote(backend).supervisor.vitals
+    os.kill(killed, signal.SIGKILL)
+    if is_noticed:
+        await seconds_until(lambda: vitals.process_id not in {None, killed}, time.perf_counter())
 
 
 async def seconds_until(is_so: Callable[[], bool], start: float) -> float:

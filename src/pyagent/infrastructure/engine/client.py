@@ -27,7 +27,7 @@ from pyagent.infrastructure.engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.model import LoadedModel
-    from pyagent.infrastructure.engine.request import Output, Request, TokenLog
+    from pyagent.infrastructure.engine.request import Output, PastTurn, Request, TokenLog
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
@@ -141,8 +141,13 @@ class LocalEngine(Shared):
             async for piece in pieces:
                 yield piece.delta
 
-    async def pieces(self, request: ChatRequest, log: TokenLog | None = None) -> AsyncGenerator[Piece, None]:
-        """As `stream`, with the tokens; goes on after those that `log` says were drawn elsewhere."""
+    async def pieces(
+        self, request: ChatRequest, log: TokenLog | None = None, past: PastTurn | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """As `stream`, with the tokens; goes on after those that `log` says were drawn elsewhere.
+
+        `past` is what was computed elsewhere of the request's conversation.
+        """
         name = f"native:{request.model}"
         deadline = None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds
         loop = asyncio.get_running_loop()
@@ -155,7 +160,7 @@ class LocalEngine(Shared):
             self.life.enter()
             stack.callback(self.life.leave)
             model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
-            prepared = await _prepare(model, request, tell, log)
+            prepared = await _prepare(model, request, tell, log, past)
             prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
             model.engine.submit(prepared)
             try:
@@ -222,10 +227,16 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
 
 
 async def _prepare(
-    model: LoadedModel, request: ChatRequest, sink: Callable[[Output], None], log: TokenLog | None
+    model: LoadedModel,
+    request: ChatRequest,
+    sink: Callable[[Output], None],
+    log: TokenLog | None,
+    past: PastTurn | None,
 ) -> Request:
     length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
     has_form = request.response_format is not None and request.response_format.type != "text"
+    if past is not None:
+        await asyncio.to_thread(model.remember, request, past)
     if length > _LONG_TEXT or has_form or log is not None:  # a schema may take long to compile, a log to replay
         return await asyncio.to_thread(model.prepare, request, sink, log)
     return model.prepare(request, sink)

@@ -14,7 +14,7 @@ from pyagent.core import errors
 from pyagent.core.errors import BackendError, PyAgentError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint
 from pyagent.core.prompt_cache import CacheQuestion
-from pyagent.infrastructure.engine.request import TokenLog
+from pyagent.infrastructure.engine.request import PastTurn, TokenLog
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -53,11 +53,12 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """A request, and what an earlier process already drew for it."""
+    """A request, what an earlier process already drew for it, and what one computed of its conversation."""
 
     id: int
     request: ChatRequest
     log: TokenLog | None = None
+    past: PastTurn | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

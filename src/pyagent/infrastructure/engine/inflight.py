@@ -20,7 +20,7 @@ import msgspec
 from pyagent.core.errors import PyAgentError
 from pyagent.core.messages import ChatDelta, ChatRequest
 from pyagent.infrastructure.engine.frames import Ask, News
-from pyagent.infrastructure.engine.request import TokenLog
+from pyagent.infrastructure.engine.request import PastTurn, TokenLog
 
 MAX_TRIALS = 2
 """Processes that may die with the same request alone."""
@@ -49,6 +49,7 @@ class Asked:
     wire_id: int = 0
     num_trials: int = 0
     num_deaths: int = 0
+    _said: list[str] = field(default_factory=list[str])
     _num_chars: Counter[int] = field(default_factory=Counter[int])
     _num_logprobs: Counter[int] = field(default_factory=Counter[int])
     _ended: set[int] = field(default_factory=set[int])
@@ -60,15 +61,15 @@ class Asked:
         """Whether one answer is drawn, whose log can be gone on from."""
         return self.request.n == 1 and self.request.best_of in {None, 1} and self.request.beam is None
 
-    def ask(self) -> Ask:
-        """The frame that asks for the rest of the answer."""
+    def ask(self, past: PastTurn | None = None) -> Ask:
+        """The frame that asks for the rest of the answer; `past` is what was computed of its conversation elsewhere."""
         now, request = time.monotonic(), self.request
         if request.timeout_seconds is not None:
             left = max(0.0, request.timeout_seconds - (now - self.asked))
             request = msgspec.structs.replace(request, timeout_seconds=left)
         self._chars_to_skip, self._logprobs_to_skip = self._num_chars.copy(), self._num_logprobs.copy()
         if not self.prompt:
-            return Ask(self.wire_id, request)
+            return Ask(self.wire_id, request, past=past)
         first = None if self.first_token is None else self.first_token - self.asked
         return Ask(self.wire_id, request, TokenLog(self.prompt, tuple(self.tokens), now - self.asked, first))
 
@@ -79,11 +80,17 @@ class Asked:
         delta = news.delta
         if self.is_single:
             self.tokens += news.tokens
+            self._said.append(delta.content)
         else:
             delta = self._unheard(delta)
         self._num_chars[delta.index] += len(delta.content)
         self._num_logprobs[delta.index] += len(delta.logprobs)
         return delta if delta.content or delta.logprobs or delta.finish_reason or delta.usage else None
+
+    @property
+    def text(self) -> str:
+        """What was told, of a single answer."""
+        return "".join(self._said)
 
     def _unheard(self, delta: ChatDelta) -> ChatDelta:
         index = delta.index

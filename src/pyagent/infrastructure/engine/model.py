@@ -36,7 +36,7 @@ from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.ledger import Reservation
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.prompt_cache import ModelPrompts
-from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
+from pyagent.infrastructure.engine.request import Output, PastTurn, Request, Status, TokenLog
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner, available_cores
 from pyagent.infrastructure.engine.sessions import Prompt, Sessions
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
@@ -164,6 +164,16 @@ class LoadedModel:
     def explain(self, request: ChatRequest) -> CacheReport:
         """What a request would find computed now; computes nothing. Raises `RequestError`."""
         return self.prompts.explain(self._tokenise(request))
+
+    def remember(self, request: ChatRequest, past: PastTurn) -> None:
+        """Take over a turn of the request's conversation that another engine computed."""
+        settled = self._settle(request.messages[: past.num_messages - 1])
+        try:
+            prompt = self.sessions.prompt(settled, request.tools, request.session or "")
+        except RequestError:
+            return  # the request itself says so
+        prompt = replace(prompt, tokens=array("I", past.prompt).tolist(), num_log_tokens=0, turn=None)
+        self.sessions.record(prompt, past.answer, past.tokens)
 
     def _logging(
         self, prompt: Prompt, on_output: Callable[[Output], None], told: Output | None

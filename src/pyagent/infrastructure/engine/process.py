@@ -93,7 +93,7 @@ class _Served:
 
     async def _answer(self, ask: Ask) -> None:
         try:
-            async with aclosing(self.engine.pieces(ask.request, ask.log)) as pieces:
+            async with aclosing(self.engine.pieces(ask.request, ask.log, ask.past)) as pieces:
                 async for piece in pieces:
                     await self._send(News(ask.id, piece.delta, piece.tokens, piece.prompt))
         except asyncio.CancelledError:

@@ -78,6 +78,19 @@ class TokenLog(msgspec.Struct, frozen=True):
     first_token_seconds: float | None = None
 
 
+class PastTurn(msgspec.Struct, frozen=True):
+    """The last turn of a request's conversation, as an earlier engine computed it.
+
+    Its first `num_messages` messages, the answer included, are the turn's; `prompt` has 32 bits a token, `tokens` are
+    those drawn for `answer`.
+    """
+
+    num_messages: int
+    prompt: bytes
+    tokens: tuple[int, ...]
+    answer: str
+
+
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of a request: more text, and at its end why it ended. `error` goes with finish reason "error".
 

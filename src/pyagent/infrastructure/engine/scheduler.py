@@ -544,7 +544,7 @@ class Scheduler:
         request.num_computed = request.num_landed = num_cached
         request.num_charged = max(request.num_charged, num_cached)
         if request.num_cached is None:
-            request.num_cached = num_cached
+            request.num_cached = min(num_cached, request.num_prompt_tokens)
         if request.scheduled is None:
             request.scheduled = now
         self._prefixes.add(request)

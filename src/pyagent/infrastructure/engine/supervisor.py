@@ -41,6 +41,7 @@ from pyagent.infrastructure.engine.frames import (
     encode,
 )
 from pyagent.infrastructure.engine.inflight import MAX_TRIALS, Asked, InFlight
+from pyagent.infrastructure.engine.past_turns import PastTurns
 from pyagent.infrastructure.engine.spawned import Spawned, describe_exit
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Supervisor:
         self._on_change = on_change
         self._hang_seconds = math.inf if hang_seconds is None else hang_seconds
         self._requests = InFlight()
+        self._past = PastTurns()
         self._calls: dict[int, tuple[Call, Future[msgspec.Raw]]] = {}
         self._call_ids = itertools.count(1)
         self._jobs: deque[Callable[[], None]] = deque()
@@ -253,7 +255,9 @@ class Supervisor:
 
     def _send(self, process: Spawned) -> bool:
         """Send what there is; True when the process takes no more for now."""
-        self._outbox.extend(encode(asked.ask()) for asked in self._requests.next_to_send())
+        process_id = process.process.pid
+        for asked in self._requests.next_to_send():
+            self._outbox.append(encode(asked.ask(self._past.before(asked.request, process_id))))
         while self._outbox:
             if not process.send(self._outbox[0]):
                 return True
@@ -286,6 +290,9 @@ class Supervisor:
         asked = self._requests.sent(wire_id)
         if asked is not None:
             self._requests.end(asked)
+            if error is None and asked.is_single and self.vitals.process_id is not None:
+                request, tokens = asked.request, tuple(asked.tokens)
+                self._past.keep(request, asked.prompt, tokens, asked.text, self.vitals.process_id)
             self._tell(asked, error)
 
     def _abort(self, asked: Asked) -> None:
