@@ -2,6 +2,7 @@
 
 mod cache;
 mod engine;
+mod memory;
 mod model_files;
 mod step;
 mod text;
@@ -21,6 +22,9 @@ mod _rust {
 
     #[pymodule_export]
     use crate::engine::{CpuModel, ModelFileError, SamplerState, SwapHandle, cpu_features, describe_model};
+
+    #[pymodule_export]
+    use crate::memory::trim_memory;
 
     #[pymodule_export]
     use crate::model_files::{dequantise, read_model_header};
