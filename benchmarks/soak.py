@@ -1,11 +1,17 @@
-"""Random work for half an hour, and then: is every block back, is memory what the ledger says, are texts the same?
+"""Random work for half an hour: is every block back, is memory what the ledger says, are texts the same?
 
-    .venv/bin/python benchmarks/soak.py [--minutes 30] [--memory 400MB]
+    .venv/bin/python benchmarks/soak.py [--minutes 30] [--memory 320MB]
 
 Requests of random size, priority, class, seed and number of answers arrive at random; one in six is broken off at a
-random moment; some must follow a grammar, some stop at a text. One in twenty is a probe: a fixed prompt and seed whose
-text must always be that of the first time. Memory is short, so requests wait and yield. At the end the pool must be
-full, its own check must pass, and the process may hold 5 % more than before loading and what the ledger counts.
+random moment; some must follow a grammar, some stop at a text, some go on with a conversation. One in twenty is a
+probe: a fixed prompt and seed whose text must always be that of the first time. Memory is short, so requests wait, and
+those that outgrow what was expected of them yield. The time is shared between three engines, one after the other: in
+this process, with int8 KV memory, and in a process of its own.
+
+Twice a second the engine's resident memory is compared with the sum of its ledger. It may never be more than 5 % above;
+under full load (when the ledger is nine tenths full) its median, and at the end its value, may not be 5 % off either
+way; and under full load it may not grow beside the ledger by 2 % from the second quarter to the last, unless that lasts
+less than two minutes. At the end the pool must be full and its own check pass.
 """
 
 from __future__ import annotations
@@ -16,39 +22,68 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from statistics import median
+from typing import Any, cast
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.chain import Chain
 from pyagent.core.errors import PyAgentError
-from pyagent.core.messages import ChatDelta, ChatRequest, Message, ResponseFormat, SamplingParams
+from pyagent.core.messages import ChatRequest, Message, ResponseFormat, SamplingParams
 from pyagent.core.settings import Engine, RequestClass, Settings, parse_size
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.client import EngineState, LocalEngine
+from pyagent.infrastructure.engine.process_memory import resident_bytes
 
 MAX_AT_ONCE = 40
 ARRIVALS_PER_SECOND = 6.0
 WORDS = ("river", "stone", "letter", "garden", "window", "number", "winter", "bridge", "silver", "paper", "music")
+TOLERANCE, GROWTH, SETTLED = 0.05, 0.02, 60
+PHASES: dict[str, dict[str, Any]] = {
+    "in this process": {},
+    "int8 KV memory": {"kv_dtype": "int8"},
+    "a process of its own": {"process": True},
+}
 
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """What became of the requests. Conversations go on from their messages."""
 
     ends: Counter[str] = field(default_factory=Counter[str])
     num_tokens: int = 0
     faults: list[str] = field(default_factory=list[str])
     probe_texts: dict[int, str] = field(default_factory=dict[int, str])
+    conversations: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
 
 
-def resident_bytes() -> int:
-    """Memory this process holds now."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
+@dataclass(frozen=True)
+class Sample:
+    """An engine's resident memory and its ledger at one moment, in bytes."""
+
+    resident: int
+    accounts: dict[str, int]
+    total: int
+
+    @classmethod
+    async def of(cls, native: NativeBackend) -> Sample:
+        """Of an engine wherever it runs."""
+        state = await native.engine_state()
+        status = Path(f"/proc/{state.process_id or 'self'}/status")
+        return cls(resident_bytes(status), state.memory, state.memory_bytes)
+
+    @property
+    def ledger(self) -> int:
+        """The sum of all accounts."""
+        return sum(self.accounts.values())
+
+    @property
+    def ratio(self) -> float:
+        """Resident memory by what the ledger says."""
+        return self.resident / max(1, self.ledger)
 
 
 def random_request(draw: random.Random) -> ChatRequest:
@@ -85,7 +120,7 @@ async def run_one(chain: Chain, request: ChatRequest, broken_after: float | None
     text = ""
     try:
         async with asyncio.timeout(broken_after):
-            stream = cast("AsyncGenerator[ChatDelta, None]", chain.chat(request))
+            stream = chain.chat(request)
             async with aclosing(stream) as deltas:
                 async for delta in deltas:
                     text += delta.content
@@ -107,10 +142,25 @@ async def run_probe(chain: Chain, number: int, tally: Tally) -> None:
         tally.faults.append(f"probe {number} said {text!r}, before {tally.probe_texts[number]!r}")
 
 
+async def run_turn(chain: Chain, draw: random.Random, tally: Tally) -> None:
+    """Go on with a conversation, or begin one."""
+    name = f"talk-{draw.randrange(8)}"
+    messages = tally.conversations.pop(name, [Message("system", "You help.")])  # nobody else goes on with it meanwhile
+    messages = [*messages, Message("user", f"What of the {draw.choice(WORDS)}?")]
+    sampling = SamplingParams(max_tokens=32, seed=draw.getrandbits(32))
+    session = name if draw.random() < 0.5 else None
+    text = await run_one(chain, ChatRequest(messages=messages, sampling=sampling, session=session), None, tally)
+    if len(messages) < 20:
+        tally.conversations[name] = [*messages, Message("assistant", text)]
+
+
 def random_work(chain: Chain, draw: random.Random, tally: Tally) -> Coroutine[object, object, object]:
-    """A probe, or a random request that may be broken off."""
-    if draw.random() < 1 / 20:
+    """A probe, a turn of a conversation, or a random request that may be broken off."""
+    choice = draw.random()
+    if choice < 1 / 20:
         return run_probe(chain, draw.randrange(3), tally)
+    if choice < 1 / 5:
+        return run_turn(chain, draw, tally)
     broken_after = draw.uniform(0, 5) if draw.random() < 1 / 6 else None
     return run_one(chain, random_request(draw), broken_after, tally)
 
@@ -120,59 +170,106 @@ async def soak(chain: Chain, seconds: float, seed: int) -> Tally:
     draw, tally = random.Random(seed), Tally()
     for number in range(3):
         await run_probe(chain, number, tally)
-    start = shown = time.monotonic()
+    start = time.monotonic()
     async with asyncio.TaskGroup() as group:
         tasks: set[asyncio.Task[object]] = set()
-        while (now := time.monotonic()) - start < seconds:
+        while time.monotonic() - start < seconds:
             tasks = {task for task in tasks if not task.done()}
             if len(tasks) < MAX_AT_ONCE:
                 tasks.add(group.create_task(random_work(chain, draw, tally)))
-            if now - shown > 30:
-                shown = now
-                held = resident_bytes() / 1e6
-                done = f"{dict(tally.ends)}, {tally.num_tokens} tokens"
-                print(f"{now - start:.0f} s: {done}, {held:.0f} MB", file=sys.stderr)
             await asyncio.sleep(draw.expovariate(ARRIVALS_PER_SECOND))
     return tally
 
 
-def faults_at_rest(engine: LocalEngine, before_bytes: int) -> list[str]:
-    """What is not as it should be once nothing runs."""
+async def watch(native: NativeBackend, samples: list[Sample]) -> None:
+    """Take samples until cancelled, from when a model is loaded."""
+    shown = time.monotonic()
+    while True:
+        sample = await Sample.of(native)
+        if any(account.startswith("workspace:") for account in sample.accounts):
+            samples.append(sample)
+            if time.monotonic() - shown > 30:
+                shown = time.monotonic()
+                print(f"  {sample.resident / 1e6:.0f} MB of {sample.ledger / 1e6:.0f} MB", file=sys.stderr)
+        await asyncio.sleep(0.5)
+
+
+def memory_faults(samples: Sequence[Sample], rest: Sample) -> list[str]:
+    """Where memory was not what the ledger said; prints what it was."""
+    ratios = [sample.ratio for sample in samples]
+    loaded = [sample for sample in samples if sample.ledger > 0.9 * sample.total] or [rest]
+    full = [sample.ratio for sample in loaded]
+    beside = [sample.resident - sample.ledger for sample in loaded]
+    quarter = len(loaded) // 4
+    growth = median(beside[-quarter:]) - median(beside[quarter : 2 * quarter]) if quarter > SETTLED else 0.0
+    accounts = ", ".join(f"{name.split(':')[0]} {size / 1e6:.1f}" for name, size in rest.accounts.items())
+    print(f"  at rest {rest.resident / 1e6:.1f} MB resident, the ledger counts {rest.ledger / 1e6:.1f} MB: {accounts}")
+    print(
+        f"  resident by ledger: min {min(ratios):.3f}, median {median(ratios):.3f}, max {max(ratios):.3f}; "
+        f"under full load median {median(full):.3f} of {len(full)} samples; at rest {rest.ratio:.3f}; "
+        f"under full load it grew by {growth / 1e6:.1f} MB beside the ledger from the second quarter to the last"
+    )
     faults: list[str] = []
-    for name, model in engine.models.loaded().items():
-        stats = model.runner.pool.stats()
-        model.runner.pool.check()
-        if stats.active:
-            faults.append(f"{name}: {stats.active} of {stats.num_blocks} pages are still held")
-    held, counted = resident_bytes() - before_bytes, sum(engine.models.ledger.accounts().values())
-    print(f"the process grew by {held / 1e6:.1f} MB, the ledger counts {counted / 1e6:.1f} MB", file=sys.stderr)
-    if held > 1.05 * counted:
-        faults.append(f"the process grew by {held} bytes, 5 % more than the {counted} of the ledger")
+    if max(ratios) > 1 + TOLERANCE:
+        worst = max(samples, key=lambda sample: sample.ratio)
+        faults.append(f"resident memory was {worst.resident}, the ledger {worst.ledger}: {worst.accounts}")
+    for when, ratio in (("under full load", median(full)), ("at rest", rest.ratio)):
+        if abs(ratio - 1) > TOLERANCE:
+            faults.append(f"{when} resident memory is {ratio:.3f} of the ledger")
+    if growth > GROWTH * rest.ledger:
+        faults.append(f"resident memory grew by {growth} bytes that are in no account")
     return faults
 
 
-async def run(minutes: float, memory: int, seed: int) -> int:
-    engine = Engine(memory=memory, max_num_seqs=24, queues={"batch": RequestClass(policy="fair", share=0.5)})
+def pool_faults(native: NativeBackend, state: EngineState) -> list[str]:
+    """Pages still held when nothing runs; prints how often requests yielded."""
+    for stats in state.stats.values():
+        print(f"  {stats.num_steps} steps; yielded: {stats.preemptions}; finished: {stats.finished}")
+    if isinstance(native.engine, LocalEngine):
+        for model in native.engine.models.loaded().values():
+            model.runner.pool.check()
+    held = {name: stats.pool.active for name, stats in state.stats.items() if stats.pool.active}
+    left = {name: size for name, size in state.swap_bytes.items() if size}
+    return [f"{name}: {pages} pages are still held" for name, pages in held.items()] + [
+        f"{name}: {size} bytes are still swapped" for name, size in left.items()
+    ]
+
+
+async def run_phase(name: str, options: dict[str, Any], minutes: float, memory: int, seed: int) -> list[str]:
+    """Soak one engine; returns what was wrong."""
+    queues = {"batch": RequestClass(policy="fair", share=0.5)}
+    engine = Engine(memory=memory, max_num_seqs=MAX_AT_ONCE, queues=queues, **options)
     settings = Settings(engine=engine)
-    before_bytes = resident_bytes()
     chain = make_chain(settings, make_host(settings))
+    native, samples = cast("NativeBackend", chain.links[0]), list[Sample]()
+    watching = asyncio.create_task(watch(native, samples))
     try:
         tally = await soak(chain, minutes * 60, seed)
         await asyncio.sleep(1)
-        native = cast("NativeBackend", chain.links[0])
-        faults = tally.faults + faults_at_rest(cast("LocalEngine", native.engine), before_bytes)
+        print(f"{name}: {dict(tally.ends)}, {tally.num_tokens} tokens, {len(tally.conversations)} conversations")
+        faults = pool_faults(native, await native.engine_state())
+        return tally.faults + faults + memory_faults(samples, await Sample.of(native))
     finally:
+        watching.cancel()
         await chain.close()
-    print(f"seed {seed}: {dict(tally.ends)}, {tally.num_tokens} tokens; {len(faults)} faults")
-    for fault in faults[:20]:
-        print(f"- {fault}")
-    return 1 if faults else 0
+
+
+async def run(minutes: float, memory: int, seed: int) -> int:
+    num_faults = 0
+    print(f"seed {seed}")
+    for name, options in PHASES.items():
+        faults = await run_phase(name, options, minutes / len(PHASES), memory, seed)
+        num_faults += len(faults)
+        for fault in faults[:20]:
+            print(f"- {fault}")
+    print(f"{num_faults} faults")
+    return 1 if num_faults else 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--memory", type=parse_size, default=parse_size("400MB"))
+    parser.add_argument("--memory", type=parse_size, default=parse_size("320MB"))
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     arguments = parser.parse_args()
     sys.exit(asyncio.run(run(arguments.minutes, arguments.memory, arguments.seed)))

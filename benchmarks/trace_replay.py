@@ -26,12 +26,15 @@ from pathlib import Path
 
 from quiet import machine
 
-from pyagent._rust import describe_model
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.messages import ChatRequest, Hint, Message, SamplingParams, Usage
 from pyagent.core.settings import Engine, Settings
+from pyagent.infrastructure.engine.model_memory import Estimates
+from pyagent.infrastructure.engine.plugin import options_of
+from pyagent.infrastructure.engine.process_memory import resident_bytes
+from pyagent.infrastructure.models.describe import describe
 from pyagent.infrastructure.models.store import ModelStore
 
 ANSWER = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -119,11 +122,16 @@ async def last_prompts(settings: Settings, agents: Sequence[Agent]) -> int:
 
 
 def settings_for(model: str, kv_tokens: int | None = None, *, is_hinted: bool = False) -> Settings:
-    """Settings whose memory holds the weights and the keys and values of so many tokens."""
+    """Settings whose memory holds the process, the model and the keys and values of so many tokens."""
     memory = None
     if kv_tokens is not None:
-        about = describe_model(ModelStore(Settings().paths.models).locate(model))
-        memory = about["weight_bytes"] + kv_tokens * about["kv_bytes_per_token"]
+        settings = Settings(engine=Engine(models=[model]))
+        path = ModelStore(settings.paths.models).locate(model)
+        about, options = describe(path), options_of(settings, make_host(settings))
+        most = Estimates.of(path, about, options, 1 << 40)
+        memory = (
+            resident_bytes() + most.weights + most.tokenizer + most.workspace + kv_tokens * about.kv_bytes_per_token
+        )
     return Settings(chain=[f"native:{model}"], engine=Engine(models=[model], memory=memory, hints=is_hinted))
 
 

@@ -136,8 +136,11 @@ def test_engine_rests_and_wakes_over_http(url: str) -> None:
     """The engine's state is told; asleep it has given its cache back, drained it is not ready, woken it answers."""
     chat(url, ("user", SYSTEM))
 
-    def state() -> str:
-        return next(iter(httpx.get(f"{url}/pyagent/engine").json().values()))["state"]
+    def told() -> dict[str, object]:
+        return next(iter(httpx.get(f"{url}/pyagent/engine").json().values()))
+
+    def state() -> object:
+        return told()["state"]
 
     assert state() == "ready"
     assert httpx.post(f"{url}/pyagent/engine/sleep", json={"level": 1}).status_code == 200
@@ -150,3 +153,18 @@ def test_engine_rests_and_wakes_over_http(url: str) -> None:
     assert httpx.get(f"{url}/ready").status_code == 503
     assert httpx.post(f"{url}/pyagent/engine/wake", json={}).status_code == 200
     assert httpx.get(f"{url}/ready").status_code == 200
+
+
+def test_memory_is_told_by_account(url: str) -> None:
+    """Over HTTP and as metrics every account has its bytes, the process's own among them; swap files are apart."""
+    chat(url, ("user", SYSTEM))
+    told = next(iter(httpx.get(f"{url}/pyagent/engine").json().values()))
+    accounts = {account.partition(":")[0]: size for account, size in told["memory"].items()}
+    assert accounts.keys() >= {"process", "weights", "kv", "workspace", "tokenizer", "sessions"}
+    assert accounts["process"] > 10_000_000
+    assert sum(accounts.values()) <= told["memory_bytes"]
+    assert set(told["swap_bytes"].values()) == {0}
+    metrics = httpx.get(f"{url}/metrics").text
+    for account in told["memory"]:
+        assert f'pyagent_engine_memory_bytes{{account="{account}"}}' in metrics
+    assert "pyagent_engine_swap_bytes{" in metrics

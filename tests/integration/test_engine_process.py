@@ -130,7 +130,8 @@ def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
             state = await backend.engine_state()
             assert state.process_id not in {None, os.getpid()}
             assert [model.context_length for model in await backend.models()] == [512]
-            assert set(state.memory) == {f"{kind}:{tiny_model_path}" for kind in ("weights", "kv", "grammars")}
+            kinds = ("weights", "kv", "workspace", "tokenizer", "grammars", "sessions")
+            assert set(state.memory) == {"process", *(f"{kind}:{tiny_model_path}" for kind in kinds)}
             assert (await backend.health()).detail == "loaded"
 
     run(work())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +19,8 @@ from pyagent.infrastructure.engine import model_pool, slabs
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.ledger import Ledger
-from pyagent.infrastructure.engine.model import EngineOptions
 from pyagent.infrastructure.engine.model_pool import ModelPool
+from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.engine.slabs import KvSlabs
 
@@ -135,8 +133,9 @@ def test_cached_kv_makes_room_for_another_model(tmp_path: Path, monkeypatch: pyt
         write_tiny_model(tmp_path / f"{name}.gguf", seed)
 
     async def work() -> None:
-        options = EngineOptions(cpu=CpuOptions(threads=1))
-        ledger = Ledger(2_300_000)
+        limits = SchedulerLimits(max_num_seqs=24, token_budget=64)
+        options = EngineOptions(cpu=CpuOptions(threads=1), limits=limits)
+        ledger = Ledger(3_500_000)
         pool = ModelPool(lambda name: tmp_path / f"{name}.gguf", options, ledger)
         backend = NativeBackend(["a", "b"], LocalEngine(pool), look=lambda _: "")
         first = await collect(backend.chat(ask("a", "0")))
@@ -160,66 +159,3 @@ def test_cached_kv_makes_room_for_another_model(tmp_path: Path, monkeypatch: pyt
         assert ledger.accounts() == {}
 
     asyncio.run(work())
-
-
-RESIDENT = """
-import asyncio, sys
-from pathlib import Path
-from pyagent.core.backends import collect
-from pyagent.core.messages import ChatRequest, SamplingParams
-from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.client import LocalEngine
-from pyagent.infrastructure.engine.ledger import Ledger
-from pyagent.infrastructure.engine.model import EngineOptions
-from pyagent.infrastructure.engine.model_pool import ModelPool
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
-
-def resident():
-    text = Path("/proc/self/status").read_text()
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("RssAnon", "RssShmem"))) * 1024
-
-async def main():
-    ledger = Ledger(600_000_000)
-    engine = LocalEngine(ModelPool(lambda _: Path(sys.argv[1]), EngineOptions(cpu=CpuOptions(threads=2)), ledger))
-    backend = NativeBackend(["m"], engine, look=lambda _: "")
-    base = resident()
-    def told(when):
-        held = sum(ledger.accounts().values())
-        print(when, held, resident() - base, sep=",", flush=True)
-    await backend.load()
-    told("loaded")
-    for turn in range(2):
-        asked = [ChatRequest(prompt=f"{turn} {n} " + "one two three " * 250, sampling=SamplingParams(max_tokens=4))
-                 for n in range(4)]
-        await asyncio.gather(*(collect(backend.chat(one)) for one in asked))
-        told(f"turn {turn}")
-    await backend.sleep(1)
-    told("asleep")
-    await backend.sleep(2)
-    told("deep asleep")
-    await backend.close()
-
-asyncio.run(main())
-"""
-CONSTANT_BYTES = 150_000_000
-"""Beside what the ledger holds: the tokenizer, activations and logits of a step, the interpreter's own growth."""
-
-
-@pytest.mark.model
-def test_resident_memory_stays_within_the_ledger(smollm2_path: Path) -> None:
-    """Through loading, long prompts and sleep, memory in use is what the ledger holds and a constant, and falls."""
-    done = subprocess.run(
-        [sys.executable, "-c", RESIDENT, str(smollm2_path)], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line.split(",") for line in done.stdout.splitlines()]
-    rows = [(when, int(held), int(used)) for when, held, used in lines]
-    for when, held, used in rows:
-        print(f"{when}: ledger {held / 1e6:.0f} MB, resident {used / 1e6:.0f} MB")
-        assert used <= held + CONSTANT_BYTES, when
-    (_, held_at_load, _), (_, held_at_work, used_at_work) = rows[0], rows[2]
-    (_, held_asleep, used_asleep), (_, held_deep, used_deep) = rows[3:]
-    assert held_at_load < held_at_work <= 600_000_000
-    assert held_asleep == held_at_load - slabs.SLAB_BYTES  # the weights alone
-    assert used_asleep < used_at_work - 0.8 * (held_at_work - held_asleep)
-    assert (held_deep, used_deep < used_asleep - 50_000_000) == (0, True)

@@ -22,7 +22,7 @@ use crate::workspace::{Rows, Stream, Workspace};
 /// Query tokens that one piece of attention work covers.
 const ATTENTION_TILE: usize = 16;
 /// For up to this many rows, every thread computing all norms is quicker than a barrier.
-const FEW_ROWS: usize = 4;
+pub(crate) const FEW_ROWS: usize = 4;
 
 /// Tokens of one sequence to compute, at consecutive positions.
 pub struct Segment<'a> {

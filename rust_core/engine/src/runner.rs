@@ -15,7 +15,7 @@ use crate::forward::{Pass, Plan, Segment, num_streams};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
-use crate::workspace::Workspace;
+use crate::workspace::{LargestStep, Workspace, num_rope_tables};
 
 /// What can go wrong while loading or running a model.
 #[derive(Debug, thiserror::Error)]
@@ -183,6 +183,19 @@ impl CpuModel {
         self.kv.pages.block_bytes() / BLOCK_TOKENS
     }
 
+    /// Bytes that steps take at most, beside weights and KV memory; on this model's threads.
+    pub fn largest_step_bytes(&self, step: LargestStep) -> usize {
+        let threads = self.pool.num_threads();
+        LargestStep { threads, ..step }.bytes(&self.config, &self.weights)
+    }
+
+    /// Of these, what is held now, without what samplers hold.
+    pub fn workspace_bytes(&mut self) -> usize {
+        let tables = self.rope.iter();
+        let rope = tables.map(|table| table.num_positions() * table.rotary_dims() * size_of::<f32>());
+        rope.sum::<usize>() + self.space.bytes()
+    }
+
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
     pub fn execute(&mut self, segments: &[Segment<'_>]) -> Result<usize, EngineError> {
         self.num_outputs = 0;
@@ -202,7 +215,7 @@ impl CpuModel {
             .map(|segment| segment.first_position + segment.tokens.len())
             .max()
             .unwrap_or(0);
-        for table in &mut self.rope {
+        for table in &mut self.rope[..num_rope_tables(&self.config)] {
             table.grow_to(last)?;
         }
         let plan = Plan::new(segments);

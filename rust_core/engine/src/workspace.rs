@@ -6,6 +6,7 @@ use std::ops::Range;
 use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
+use crate::forward::{FEW_ROWS, num_streams};
 use crate::model::Weights;
 
 /// A matrix of f32 whose rows different threads write between two barriers.
@@ -25,11 +26,18 @@ impl Rows {
         }
     }
 
+    /// Makes room for so many rows, no more; what was in them is lost.
     fn reserve(&mut self, rows: usize) {
         let values = self.values.get_mut();
         if values.len() < rows * self.width {
-            values.resize(rows * self.width, 0.0);
+            *values = Vec::new(); // freed first, so that old and new are never held together
+            *values = vec![0.0; rows * self.width];
         }
+    }
+
+    /// Bytes held.
+    fn bytes(&mut self) -> usize {
+        self.values.get_mut().capacity() * size_of::<f32>()
     }
 
     /// Values in a row.
@@ -180,7 +188,28 @@ impl Workspace {
             resize(&mut stream.hidden_input, tokens, hidden, self.hidden_forms);
             resize(&mut stream.output_input, outputs, hidden, self.output_forms);
         }
-        for rows in [
+        for rows in self.rows() {
+            rows.reserve(tokens);
+        }
+        self.logits.reserve(outputs);
+        resize(&mut self.heads_input, tokens, self.heads.width(), self.heads_forms);
+        resize(&mut self.ffn_input, tokens, self.inner.width(), self.ffn_forms);
+    }
+
+    /// Bytes held by all buffers.
+    pub fn bytes(&mut self) -> usize {
+        let rows: usize = self.rows().map(Rows::bytes).into_iter().sum();
+        let streams = self.streams.iter_mut().map(|stream| {
+            let inputs = stream.hidden_input.bytes() + stream.output_input.bytes();
+            stream.residual.bytes() + stream.scratch.bytes() + inputs
+        });
+        let streams: usize = streams.sum();
+        rows + streams + self.logits.bytes() + self.heads_input.bytes() + self.ffn_input.bytes()
+    }
+
+    /// The buffers with a row for each token.
+    fn rows(&mut self) -> [&mut Rows; 8] {
+        [
             &mut self.query,
             &mut self.key,
             &mut self.value,
@@ -189,11 +218,70 @@ impl Workspace {
             &mut self.up,
             &mut self.inner,
             &mut self.delta,
-        ] {
-            rows.reserve(tokens);
-        }
-        self.logits.reserve(outputs);
-        resize(&mut self.heads_input, tokens, self.heads.width(), self.heads_forms);
-        resize(&mut self.ffn_input, tokens, self.inner.width(), self.ffn_forms);
+        ]
     }
+}
+
+/// The largest step a model is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct LargestStep {
+    /// Threads that compute.
+    pub threads: usize,
+    /// Tokens of the step.
+    pub tokens: usize,
+    /// How many of them give logits.
+    pub outputs: usize,
+    /// Positions of a sequence.
+    pub positions: usize,
+}
+
+impl LargestStep {
+    /// Bytes that steps up to this one take beside weights and KV memory: the buffers of a pass, rotary tables, and for
+    /// each row of logits its sampler's numbers. Allocates the buffers to learn it, but writes to none of them, so that
+    /// they take no memory.
+    pub fn bytes(&self, config: &ModelConfig, weights: &Weights) -> usize {
+        let mut space = Workspace::new(config, weights, self.threads);
+        for tokens in [self.tokens.min(FEW_ROWS), self.tokens] {
+            space.prepare(tokens, self.outputs.min(tokens), num_streams(tokens, self.threads));
+        }
+        let bytes = space.bytes() as u128 + self.table_bytes(config);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The same from a model's shape alone, and at least as much, as inputs are counted in both forms. The shape may
+    /// come from a damaged file: nothing is allocated, and no number is too large.
+    pub fn most_bytes(&self, config: &ModelConfig) -> usize {
+        let [tokens, threads, hidden, query, kv, ffn] = [
+            self.tokens,
+            self.threads,
+            config.hidden_size,
+            config.query_size(),
+            config.kv_size(),
+            config.ffn_size,
+        ]
+        .map(|number| number as u128);
+        // Of each form a block or a cache line more than the columns, and a tile of rows more.
+        let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 4 + (columns + 32) * 4);
+        let stream = |rows: u128| 2 * rows * hidden * 4 + 2 * input(rows, hidden);
+        let rows = tokens * 4 * (2 * query + 2 * kv + 3 * ffn + hidden);
+        let inputs = input(tokens, query) + input(tokens, ffn);
+        let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
+        let logits = self.outputs as u128 * config.vocab_size as u128 * 4;
+        let bytes = rows + inputs + streams + logits + self.table_bytes(config);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of rotary tables and samplers.
+    fn table_bytes(&self, config: &ModelConfig) -> u128 {
+        let positions = self.positions.min(config.context_length) as u128;
+        let angles = num_rope_tables(config) as u128 * positions * config.head_dim as u128;
+        let weights = self.outputs as u128 * config.vocab_size as u128;
+        (angles + weights) * size_of::<f32>() as u128
+    }
+}
+
+/// Rotary tables that a model's layers read: those with a window have one of their own.
+pub(crate) fn num_rope_tables(config: &ModelConfig) -> usize {
+    let has_windows = (0..config.num_layers).any(|layer| config.window(layer).is_some());
+    1 + usize::from(has_windows)
 }

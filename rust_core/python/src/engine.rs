@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
 use pyagent_engine::runner::{self, EngineError, LoadOptions};
+use pyagent_engine::workspace::LargestStep;
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling;
@@ -290,9 +291,27 @@ impl CpuModel {
         Ok(self.lock_attached(py)?.compute_seconds())
     }
 
+    /// Bytes that steps of up to so many tokens and rows of logits take beside weights and KV memory, at positions below `num_positions`.
+    fn step_bytes(
+        &self,
+        py: Python<'_>,
+        num_tokens: usize,
+        num_outputs: usize,
+        num_positions: usize,
+    ) -> PyResult<usize> {
+        let model = self.lock_attached(py)?;
+        Ok(model.largest_step_bytes(LargestStep {
+            threads: 0,
+            tokens: num_tokens,
+            outputs: num_outputs,
+            positions: num_positions,
+        }))
+    }
+
     /// What was loaded: architecture, sizes, memory, instruction set, seconds it took.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let model = self.lock_attached(py)?;
+        let mut model = self.lock_attached(py)?;
+        let workspace_bytes = model.workspace_bytes();
         let config = model.config();
         let info = PyDict::new(py);
         info.set_item("architecture", config.architecture.name())?;
@@ -301,6 +320,7 @@ impl CpuModel {
         info.set_item("num_layers", config.num_layers)?;
         info.set_item("hidden_size", config.hidden_size)?;
         info.set_item("weight_bytes", model.weight_bytes())?;
+        info.set_item("workspace_bytes", workspace_bytes)?;
         info.set_item("num_pages", model.kv().num_pages)?;
         info.set_item("page_bytes", model.kv().pages.page_bytes())?;
         info.set_item("kv_groups", kv_groups(&model.kv().pages))?;
@@ -383,4 +403,27 @@ pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyR
     about.set_item("kv_groups", kv_groups(&pages))?;
     about.set_item("page_bytes", pages.page_bytes())?;
     Ok(about)
+}
+
+/// As `CpuModel.step_bytes`, from a model's header alone: an upper bound.
+#[pyfunction]
+pub fn most_step_bytes(
+    py: Python<'_>,
+    path: PathBuf,
+    num_threads: usize,
+    num_tokens: usize,
+    num_outputs: usize,
+    num_positions: usize,
+) -> PyResult<usize> {
+    let step = LargestStep {
+        threads: num_threads,
+        tokens: num_tokens,
+        outputs: num_outputs,
+        positions: num_positions,
+    };
+    let bytes = py.detach(|| {
+        let (_, config) = pyagent_engine::model::open(&path)?;
+        Ok::<_, pyagent_engine::weights::ModelFileError>(step.most_bytes(&config))
+    });
+    bytes.map_err(|error| ModelFileError::new_err(error.to_string()))
 }

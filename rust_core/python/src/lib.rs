@@ -21,7 +21,9 @@ mod _rust {
     use crate::text::analyse_code;
 
     #[pymodule_export]
-    use crate::engine::{CpuModel, ModelFileError, SamplerState, SwapHandle, cpu_features, describe_model};
+    use crate::engine::{
+        CpuModel, ModelFileError, SamplerState, SwapHandle, cpu_features, describe_model, most_step_bytes,
+    };
 
     #[pymodule_export]
     use crate::memory::trim_memory;

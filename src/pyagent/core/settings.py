@@ -122,7 +122,8 @@ class Engine(Section, frozen=True):
         int | None,
         _auto(
             SIZE,
-            "One ledger for weights, KV and caches of all models, such as `12GB`; `auto` is 70 % of what is available.",
+            "One ledger for the process and all models, such as `12GB`; `auto`: the process and 70 % of what is "
+            "available.",
         ),
     ] = None
     threads: Annotated[int | None, _auto(COUNT, "Threads that compute; `auto` is one for each core.")] = None

@@ -29,6 +29,7 @@ from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
 from pyagent.infrastructure.engine.machine_memory import total_for
 from pyagent.infrastructure.engine.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.process_memory import resident_bytes
 
 _SCHEME = "native:"
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
@@ -60,7 +61,8 @@ class NativeBackend:
         look: Callable[[], str] | None = None,
     ) -> NativeBackend:
         """A backend of one model with an engine of its own. `locate` finds the file; it may block."""
-        pool = ModelPool(lambda _: locate(), options or EngineOptions(), Ledger(total_for(None)))
+        ledger = Ledger(total_for(None))
+        pool = ModelPool(lambda _: locate(), options or EngineOptions(), ledger, measure_process=resident_bytes)
         look = look or (lambda: "loads on first use")
         return cls([model_name], LocalEngine(pool), look=lambda _: look())
 

@@ -37,13 +37,17 @@ _LONG_TEXT = 20_000
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model."""
+    """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model.
+
+    `swap_bytes` are those of the files that each model's requests are swapped to.
+    """
 
     state: str
     num_running: int = 0
     models: list[ModelInfo] = []
     memory: dict[str, int] = {}
     memory_bytes: int = 0
+    swap_bytes: dict[str, int] = {}
     process_id: int | None = None
     num_restarts: int = 0
     stats: dict[str, EngineStats] = {}
@@ -183,6 +187,7 @@ class LocalEngine(Shared):
             models=[_info(name, model) for name, model in self.models.loaded().items()],
             memory=ledger.accounts(),
             memory_bytes=ledger.total_bytes,
+            swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
         )
 

@@ -1,6 +1,6 @@
 """The byte ledger: every large holder of memory reserves its bytes here before it allocates them.
 
-Weights, KV memory, swap and grammars each have an account (`weights:NAME`, `kv:NAME`, ...). When the total is reached,
+The process and each model's parts have accounts (`process`, `weights:NAME`, `kv:NAME`, ...). When the total is reached,
 holders that said how they can give back are asked, the one used longest ago first; what still does not fit is refused
 with the names of those who hold the memory. Knows nothing of models; allocates nothing. Invariants: the sum of all
 reservations never exceeds the total; a reservation is given back exactly once. Safe from any thread: holders are asked

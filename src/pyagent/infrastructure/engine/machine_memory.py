@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyagent.infrastructure.engine.process_memory import resident_bytes
+
 AUTO_SHARE = 0.7
-"""What `engine.memory = "auto"` takes of the memory available when the engine starts; the rest is for others."""
+"""What `engine.memory = "auto"` takes of the memory available when the engine starts, beside what the process has."""
 _UNKNOWN_BYTES = 4 << 30
 
 
 def total_for(setting: int | None) -> int:
-    """The ledger's total: the bytes the setting names, or the automatic share of what is available now."""
-    return setting or int(AUTO_SHARE * (available_memory() or _UNKNOWN_BYTES))
+    """The ledger's total: the bytes the setting names, or what the process has and a share of what is available."""
+    return setting or resident_bytes() + int(AUTO_SHARE * (available_memory() or _UNKNOWN_BYTES))
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:

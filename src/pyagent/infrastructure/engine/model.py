@@ -34,7 +34,9 @@ from pyagent.infrastructure.engine.forks.beams import Search, check_beam, num_of
 from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.ledger import Reservation
+from pyagent.infrastructure.engine.model_memory import ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.process_memory import heap_bytes
 from pyagent.infrastructure.engine.prompt_cache import ModelPrompts
 from pyagent.infrastructure.engine.request import Output, PastTurn, Request, Status, TokenLog
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner, available_cores
@@ -48,12 +50,17 @@ _RELEASE_SECONDS = 1.0
 class LoadedModel:
     """A model in memory: its runner, its tokenizer, its grammars, its engine."""
 
-    def __init__(
-        self, runner: CpuRunner, path: Path, options: EngineOptions, grammars: Reservation | None = None
-    ) -> None:
-        """The runner's model, with what else `path` holds; grammars hold their bytes in the reservation, if any."""
+    def __init__(self, runner: CpuRunner, path: Path, options: EngineOptions, memory: ModelMemory) -> None:
+        """The runner's model, with what else `path` holds.
+
+        The estimates in `memory` become what is really held; `CapacityError` where that does not fit.
+        """
         self.runner = runner
-        self.tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
+        self.tokenizer = self._load_tokenizer(path, memory.tokenizer)
+        own_context = self.runner.context_length
+        self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
+        step = (options.limits.token_budget, options.limits.most_running, self.context_length)
+        memory.workspace.resize(self.runner.model.step_bytes(*step))
         self.engine = Engine(
             self.runner,
             options.limits,
@@ -62,20 +69,29 @@ class LoadedModel:
                 options.async_scheduling, options.cpu.threads or available_cores(), num_cores=available_cores()
             ),
         )
-        self.grammars = GrammarCompiler(self.tokenizer, grammars)
-        own_context = self.runner.context_length
-        self.context_length = min(own_context, options.max_context or own_context, self.runner.kv_tokens)
-        self.sessions = Sessions(self.tokenizer, self.context_length, scope=options.session_scope)
+        self.grammars = GrammarCompiler(self.tokenizer, memory.grammars)
+        self.sessions = Sessions(
+            self.tokenizer, self.context_length, scope=options.session_scope, memory=memory.sessions
+        )
         self.prompts = ModelPrompts(
             self.tokenizer,
             self.sessions,
-            self.runner.pool,
-            page_bytes=self.runner.info["page_bytes"],
+            self.runner,
+            memory=memory.prompts,
             settle=settle if options.settles_prompts else Settled.as_it_came,
         )
         self._settle = settle if options.settles_prompts else Settled.as_it_came
         self._takes_hints = options.takes_hints
         self._ids = itertools.count(1)
+
+    def _load_tokenizer(self, path: Path, memory: Reservation) -> ModelTokenizer:
+        """The tokenizer; `memory` holds what the heap grew by, or the estimate where others freed more meanwhile."""
+        before = heap_bytes()
+        tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
+        after = heap_bytes()
+        if before is not None and after is not None and after > before:
+            memory.resize(after - before)
+        return tokenizer
 
     def prepare(
         self, request: ChatRequest, on_output: Callable[[Output], None], log: TokenLog | None = None

@@ -1,14 +1,16 @@
 """The models of this process: loaded when asked for, shared by all who ask, and let go when others need the memory.
 
-A model's weights and KV memory are reserved in the ledger before it is loaded. Users are counted; a model nobody uses
-may be unloaded by the ledger, the one used longest ago first, and one in use never is. Loading runs in a thread of its
-own: a caller who gives up, or whose event loop ends, does not make the next one load again.
+What a model takes is reserved in the ledger before it is loaded, and before the first one what the process has
+without any. Users are counted; a model nobody uses may be unloaded by the ledger, the one used longest ago first, and
+one in use never is. Loading runs in a thread of its own: a caller who gives up, or whose event loop ends, does not make
+the next one load again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -19,18 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
-from pyagent.core.errors import CapacityError, ModelError
-from pyagent.infrastructure.engine.ledger import Ledger, Reservation, megabytes
+from pyagent.core.errors import CapacityError, ConfigError, ModelError
+from pyagent.infrastructure.engine.ledger import Ledger, Reclaim, Reservation, megabytes
+from pyagent.infrastructure.engine.model_memory import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.process_memory import return_large_blocks
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.slabs import SLAB_BYTES
-from pyagent.infrastructure.models.describe import ModelDescription, describe
+from pyagent.infrastructure.models.describe import describe
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.model import LoadedModel
 
-_LEAST_KV_TOKENS = 512
-"""A model is not loaded with room for fewer tokens than this, or than its context."""
 _PATIENCE_SECONDS = 30.0
 """How long loading waits for other models to become idle when memory is short."""
 
@@ -49,9 +51,23 @@ class _Entry:
 class ModelPool:
     """Models by name, in the memory of one ledger."""
 
-    def __init__(self, locate: Callable[[str], Path], options: EngineOptions, ledger: Ledger) -> None:
-        """`locate` finds a model's file, fetching it if need be; it may block and raise `ModelError`."""
+    def __init__(
+        self,
+        locate: Callable[[str], Path],
+        options: EngineOptions,
+        ledger: Ledger,
+        *,
+        measure_process: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`locate` finds a model's file, fetching it if need be; it may block and raise `ModelError`.
+
+        `measure_process` tells the process's resident bytes, models included.
+        """
         self.ledger = ledger
+        self._measure_process = measure_process
+        self._process = ledger.reserve("process", 0)
+        self._num_loaded = 0
+        self._loads = threading.Lock()  # one at a time, so that what memory grows by can be told apart
         self._locate = locate
         self._options = options
         self._entries: dict[str, _Entry] = {}
@@ -87,6 +103,7 @@ class ModelPool:
                 self._unload(entry)
             elif entry.model is not None and not entry.users:
                 entry.model.drop_kv()
+        _rust.trim_memory()
 
     def close(self) -> None:
         """Unload everything, also what is in use (its requests end); waits for what is loading. Safe to call twice."""
@@ -141,50 +158,87 @@ class ModelPool:
         path = self._locate(entry.name)
         options = self._options
         about = describe(path, kv_type=options.cpu.kv_type)
-        most_kv = _most_kv(about, options, self.ledger.total_bytes)
-        least_kv = min(most_kv, about.kv_bytes(min(_LEAST_KV_TOKENS, about.context_length)))
-        if about.weight_bytes + least_kv > self.ledger.total_bytes:
+        with self._loads:
+            return_large_blocks()
+            process = self._count_process()
+        most = Estimates.of(path, about, options, self.ledger.total_bytes - process)
+        if process + most.least_bytes > self.ledger.total_bytes:
             raise ModelError(
-                f"{entry.name} needs {megabytes(about.weight_bytes)} for its weights and {megabytes(least_kv)} for KV, "
-                f"but the engine may use {megabytes(self.ledger.total_bytes)}; raise engine.memory or take a smaller "
-                "model",
+                f"{entry.name} needs {megabytes(most.least_bytes)} for its weights, tokenizer, workspace and the least "
+                f"KV, the process itself has {megabytes(process)}, but the engine may use "
+                f"{megabytes(self.ledger.total_bytes)}; raise engine.memory or take a smaller model",
                 model=entry.name,
             )
-        # KV memory comes first in `held`, and so is asked before the whole model goes.
-        kv = self._reserve(f"kv:{entry.name}", least_kv, partial(self._shrink_kv, entry), held)
-        weights = self._reserve(f"weights:{entry.name}", about.weight_bytes, partial(self._unload_if_idle, entry), held)
-        kv.try_resize(min(most_kv, max(least_kv, SLAB_BYTES)))
-        grammars = self._reserve(f"grammars:{entry.name}", 0, partial(self._forget_grammars, entry), held)
-        runner = CpuRunner(path, replace(options.cpu, kv_bytes=most_kv), kv)
-        # Imported only now: a server that starts has the interpreter for itself while the weights are read.
-        from pyagent.infrastructure.engine.model import LoadedModel
+        memory = self._reserve_for(entry, most, held)
+        memory.kv.try_resize(min(most.most_kv, max(most.least_kv, SLAB_BYTES)))
+        with self._loads:
+            runner = CpuRunner(path, replace(options.cpu, kv_bytes=most.most_kv), memory.kv)
+            # Imported only now: a server that starts has the interpreter for itself while the weights are read.
+            from pyagent.infrastructure.engine.model import LoadedModel
 
-        model = LoadedModel(runner, path, options, grammars)
-        _rust.trim_memory()  # reading a vocabulary leaves 5 MiB that nobody uses
-        try:
-            weights.resize(model.runner.info["weight_bytes"])  # the header's size is an estimate
-        except CapacityError:
-            model.close()
-            raise
+            try:
+                memory.weights.resize(runner.info["weight_bytes"])
+                model = LoadedModel(runner, path, options, memory)
+                _rust.trim_memory()  # what building the tokenizer left
+                self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
+            except BaseException:
+                runner.close()
+                raise
+            with self._lock:
+                self._num_loaded += 1
         return model
 
-    def _reserve(
-        self, account: str, num_bytes: int, reclaim: Callable[[int], None], held: list[Reservation]
-    ) -> Reservation:
-        """Memory, waited for until other models are idle, for a while."""
+    def _count_process(self, model_bytes: int = 0) -> int:
+        """Hold what the process has beside models; returns how much that is. Called with `_loads` held.
+
+        Measured while no model is in memory, and again when the only one, of `model_bytes`, has just been loaded: what
+        came with it and is not its own is libraries, and the interpreter's.
+        """
+        if self._num_loaded:
+            return self._process.num_bytes
+        measured = max(0, self._measure_process() - model_bytes)
+        if measured > self.ledger.total_bytes:
+            raise ConfigError(
+                f"the process holds {megabytes(measured)} beside models, but the engine may use "
+                f"{megabytes(self.ledger.total_bytes)}; raise engine.memory",
+                key="engine.memory",
+            )
+        self._process.resize(measured)
+        return measured
+
+    def _reserve_for(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
+        """A model's reservations: estimates, until it is loaded. Waits for other models to be idle, for a while.
+
+        What waits holds nothing: two models that load at once cannot keep each other from what both need.
+        """
         patience_ends = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                reservation = self.ledger.reserve(account, num_bytes, reclaim)
+                return self._try_reserve(entry, most, held)
             except CapacityError:
+                while held:
+                    held.pop().release()
                 with self._lock:
                     left = patience_ends - time.monotonic()
                     if self._is_closed or left <= 0:
                         raise
                     self._lock.wait(min(left, 1.0))
-                continue
-            held.append(reservation)
-            return reservation
+
+    def _try_reserve(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
+        def reserve(account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation:
+            held.append(self.ledger.reserve(f"{account}:{entry.name}", num_bytes, reclaim))
+            return held[-1]
+
+        # In the order in which they are asked to give back: KV memory before the whole model goes.
+        return ModelMemory(
+            kv=reserve("kv", most.least_kv, partial(self._shrink_kv, entry)),
+            weights=reserve("weights", most.weights, partial(self._unload_if_idle, entry)),
+            tokenizer=reserve("tokenizer", most.tokenizer),
+            workspace=reserve("workspace", most.workspace),
+            grammars=reserve("grammars", 0, partial(self._forget_grammars, entry)),
+            sessions=reserve("sessions", 0),
+            prompts=reserve("prompts", 0),
+        )
 
     def _shrink_kv(self, entry: _Entry, num_bytes: int) -> None:
         model = entry.model
@@ -208,18 +262,21 @@ class ModelPool:
             model, entry.model = entry.model, None
             held, entry.held = entry.held, []
         model.close()
-        del model  # the memory is free when nobody refers to the model
+        del model  # the memory is free when nobody refers to the model, not even in a cycle
+        gc.collect()
+        _rust.trim_memory()
         self._give_back(held)
+        with self._lock:
+            self._num_loaded -= 1
+        if self._loads.acquire(blocking=False):  # a model that loads will count for itself
+            try:
+                with contextlib.suppress(CapacityError, ConfigError):  # said when the next model loads
+                    self._count_process()
+            finally:
+                self._loads.release()
 
     def _give_back(self, held: list[Reservation]) -> None:
         for reservation in held:
             reservation.release()
         with self._lock:
             self._lock.notify_all()
-
-
-def _most_kv(about: ModelDescription, options: EngineOptions, total_bytes: int) -> int:
-    """What KV memory may grow to: twice what all sequences can hold, as far as the ledger and the options go."""
-    whole = about.kv_bytes(about.context_length) * options.limits.max_num_seqs * 2
-    room = max(total_bytes - about.weight_bytes, 1)
-    return min(whole, room) if options.cpu.kv_bytes is None else min(options.cpu.kv_bytes, room)

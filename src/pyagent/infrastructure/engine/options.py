@@ -25,6 +25,11 @@ class SchedulerLimits:
     max_num_waiting: int = 4096
     decode_latency: float | None = None
 
+    @property
+    def most_running(self) -> int:
+        """Sequences of a step: each takes a token of the budget at least."""
+        return min(self.max_num_seqs, self.token_budget)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:

@@ -67,10 +67,12 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
     from pyagent.infrastructure.engine.ledger import Ledger
     from pyagent.infrastructure.engine.machine_memory import total_for
     from pyagent.infrastructure.engine.model_pool import ModelPool
+    from pyagent.infrastructure.engine.process_memory import resident_bytes
     from pyagent.infrastructure.models.store import ModelStore
 
     locate = ModelStore(settings.paths.models).locate
-    return LocalEngine(ModelPool(locate, options_of(settings, parts), Ledger(total_for(settings.engine.memory))))
+    ledger = Ledger(total_for(settings.engine.memory))
+    return LocalEngine(ModelPool(locate, options_of(settings, parts), ledger, measure_process=resident_bytes))
 
 
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:

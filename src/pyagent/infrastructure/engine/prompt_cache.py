@@ -7,12 +7,12 @@ one that the pool has no use for: hints never fail. Safe from any thread; the po
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, cast
 
-from pyagent import _rust
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.messages import CacheMiss, CacheReport, Hint, Message, Tool
 from pyagent.core.prompt_cache import KeptPrompt, ModelCache
@@ -23,12 +23,17 @@ from pyagent.infrastructure.engine.turns import conversation_keys
 from pyagent.infrastructure.engine.volatile import Settled
 
 if TYPE_CHECKING:
+    from pyagent import _rust
+    from pyagent.infrastructure.engine.ledger import Reservation
+    from pyagent.infrastructure.engine.runners.cpu import CpuRunner
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 Reason = Literal["cold", "salt", "evicted"]
 _SOON_SECONDS = 5.0
 """How long a prompt is kept for an agent that is about to ask."""
 _MAX_BEGINNINGS = 64
+_OWN_BYTES = 350
+"""What a beginning and its place in the table take beside its tokens, as measured."""
 _SHOWN_CHARS = 60
 
 
@@ -39,19 +44,20 @@ class ModelPrompts:
         self,
         tokenizer: ModelTokenizer,
         sessions: Sessions,
-        pool: _rust.BlockPool,
+        runner: CpuRunner,
         *,
-        page_bytes: int,
+        memory: Reservation,
         settle: Callable[[Sequence[Message]], Settled],
     ) -> None:
-        """`settle` is what becomes of a conversation before it is rendered."""
+        """`settle` is what becomes of a conversation before it is rendered; `memory` holds the beginnings' bytes."""
         self._tokenizer = tokenizer
         self._settle = settle
         self._sessions = sessions
-        self._pool = pool
-        self._page_bytes = page_bytes
+        self._pool = runner.pool
+        self._page_bytes = runner.info["page_bytes"]
+        self._memory = memory
         self._lock = threading.Lock()
-        self._beginnings: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._beginnings: OrderedDict[bytes, array[int]] = OrderedDict()
         self._run_to_names: dict[str, set[str]] = {}
         self._pins: dict[str, int] = {}
 
@@ -103,7 +109,7 @@ class ModelPrompts:
         with self._lock:
             if key in self._beginnings:
                 self._beginnings.move_to_end(key)
-                return self._beginnings[key]
+                return self._beginnings[key].tolist()
         is_asked = bool(messages) and messages[-1].role == "user"
         follows = [Message("assistant" if is_asked else "user", text) for text in "ab"]
         question = [Message("user", ".")] if is_asked else []
@@ -111,11 +117,17 @@ class ModelPrompts:
         first, second = map(self._tokenizer.encode_rendered, rendered)
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
         tokens = [token for token, _ in alike]
+        self._remember(key, array("I", tokens))
+        return tokens
+
+    def _remember(self, key: bytes, tokens: array[int]) -> None:
         with self._lock:
             self._beginnings[key] = tokens
-            if len(self._beginnings) > _MAX_BEGINNINGS:
+            while len(self._beginnings) > _MAX_BEGINNINGS or not self._memory.try_resize(self._num_bytes()):
                 self._beginnings.popitem(last=False)
-        return tokens
+
+    def _num_bytes(self) -> int:
+        return sum(_OWN_BYTES + tokens.itemsize * len(tokens) for tokens in self._beginnings.values())
 
     # -- for people ---------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class Scheduler:
         self.failed: list[tuple[Request, str]] = []
         """Requests that cannot go on, with the reason; the engine ends them and empties the list."""
         self._prefixes = ComingPrefixes()
-        self._max_running = min(self.limits.max_num_seqs, self.limits.token_budget)
+        self._max_running = self.limits.most_running
         self.num_preemptions = Counter[str]()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
         self._swapped: set[int] = set()

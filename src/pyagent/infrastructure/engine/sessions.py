@@ -28,6 +28,7 @@ from pyagent.infrastructure.engine.turns import RenderedText, Turn, conversation
 from pyagent.infrastructure.engine.volatile import NOTHING, Settled, with_moved
 
 if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.ledger import Reservation
     from pyagent.infrastructure.engine.options import SessionScope
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
@@ -67,6 +68,7 @@ NO_PROMPT = Prompt([])
 class Sessions:
     """The token logs of one model's conversations, within `max_bytes`; the least recently used go first.
 
+    With a reservation, their bytes are held there first; where it cannot grow, older logs make room for new ones.
     `context_length` is the most tokens a prompt may have. `scope` says which conversations are found: all (`auto`),
     those with a name, or none. Any thread may call.
     """
@@ -78,11 +80,13 @@ class Sessions:
         *,
         scope: SessionScope = "auto",
         max_bytes: int = DEFAULT_MAX_BYTES,
+        memory: Reservation | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._context_length = context_length
         self._scope = scope
         self._max_bytes = max_bytes
+        self._memory = memory
         self._lock = threading.Lock()
         self._turns: OrderedDict[Turn, None] = OrderedDict()
         self._key_to_turn: dict[bytes, Turn] = {}
@@ -224,8 +228,13 @@ class Sessions:
             self._recent.move_to_end(turn)
             if len(self._recent) > _NUM_RECENT:
                 self._recent.popitem(last=False)
-            while self.num_bytes > self._max_bytes:
+            while not self._has_room():
                 self._drop(self._turns.popitem(last=False)[0])
+
+    def _has_room(self) -> bool:
+        """Whether what is kept is within the limit, and held in the ledger."""
+        is_within = self.num_bytes <= self._max_bytes
+        return is_within and (self._memory is None or self._memory.try_resize(self.num_bytes))
 
     def _name(self, turn: Turn, session: str) -> None:
         before = self._session_to_turn.get(session)

@@ -15,8 +15,8 @@ import msgspec
 
 from pyagent.core.messages import Message, Tool
 
-_OWN_BYTES = 800
-"""What a turn costs beside its tokens, about."""
+_OWN_BYTES = 1250
+"""What a turn, its places in tables and its session's name take beside its tokens, as measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     """The figures of engines, by model. Links that share an engine say the same; it counts once."""
     stats = {model: figures for state in states for model, figures in state.stats.items()}
     memory = {account: size for state in states for account, size in state.memory.items()}
+    swap = {model: size for state in states for model, size in state.swap_bytes.items()}
     restarts = max((state.num_restarts for state in states), default=0)
     yield _gauge("memory_bytes", "Memory by account of the ledger.", ("account",), _rows(memory))
+    yield _gauge("swap_bytes", "Files that requests are swapped to.", ("model",), _rows(swap))
     yield _counter("restarts", "Processes of the engine that were replaced.", (), [((), restarts)])
     yield from _requests(stats)
     yield from _steps(stats)

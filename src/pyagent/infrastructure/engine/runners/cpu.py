@@ -97,6 +97,11 @@ class CpuRunner:
         return fitting * BLOCK_TOKENS
 
     @property
+    def swapped_bytes(self) -> int:
+        """Bytes of the files that sequences are swapped to."""
+        return 0 if self._swap is None else self._swap.num_bytes
+
+    @property
     def free_pages(self) -> int:
         """Pages that can be had now, those of unused prefixes included."""
         return self.stats().free if self._slabs is None else self._slabs.free_pages

@@ -1,6 +1,7 @@
 """Sequences whose KV is kept in files while others need the memory, and how long moving it takes.
 
 What is kept is bounded by the size of the KV memory itself. Files are unlinked: nothing of them outlives the process.
+They lie in the system's temporary folder and take disk, not memory of the process, so the ledger does not hold them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class SwapSpace:
         self._kept: dict[int, _Swapped] = {}
         self._seconds_per_byte = _FIRST_SECONDS_PER_BYTE
         self._is_broken = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files; may be asked from any thread."""
+        return sum(swapped.handle.bytes for swapped in [*self._kept.values()])
 
     def seconds(self, num_pages: int) -> float:
         """What moving so many pages out and in again takes; infinite when nothing can be kept."""
