@@ -170,3 +170,36 @@ def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tmp_path: Path) ->
     seconds.sort()
     print(f"bookkeeping: {seconds[0] * 1e6:.0f} us at best, {seconds[45] * 1e6:.0f} us in the middle")
     assert seconds[0] < 0.001
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_logits_of_a_long_context_do_not_depend_on_how_it_is_split(tmp_path: Path, architecture: str) -> None:
+    """On 1, 2 or 5 threads, alone or beside others, in any pieces, with or without windows: the same bits."""
+    changes: dict[str, object] = {f"{architecture}__context_length": 4096}
+    if architecture == "gemma3":
+        changes |= {"gemma3__block_count": 12, "gemma3__attention__sliding_window": 300}
+    path = write_tiny_model(tmp_path / "model.gguf", architecture=architecture, **changes)
+    tokens = prompt(4, 1000)
+
+    def last_logits(threads: int, pieces: list[int], num_others: int) -> bytes:
+        decoder = Decoder(path, kv_bytes=64 << 20, threads=threads)
+        decoder.pool.add(0, tokens)
+        for other in range(1, num_others + 1):
+            decoder.pool.add(other, prompt(4 + other, 400 + other))
+            decoder.step([(other, prompt(4 + other, 400 + other))])
+        start = 0
+        for piece in pieces:
+            segments = [(0, tokens[start : start + piece]), *((other, [5]) for other in range(1, num_others + 1))]
+            for sequence, more in segments:
+                decoder.pool.reserve(sequence, decoder.pool.num_tokens(sequence) + len(more))
+            ids, lengths = [sequence for sequence, _ in segments], [len(more) for _, more in segments]
+            rows = [token for _, more in segments for token in more]
+            decoder.model.execute(decoder.pool, ids, lengths, rows, num_outputs=[1] + [0] * num_others)
+            start += piece
+        return decoder.model.logits()
+
+    expected = last_logits(1, [1000], 0)
+    for threads in (1, 2, 5):
+        for pieces in ([1000], [997, 1, 1, 1], [300, 650, 20, 20, 7, 3]):
+            for num_others in (0, 9):
+                assert last_logits(threads, pieces, num_others) == expected, (threads, pieces, num_others)

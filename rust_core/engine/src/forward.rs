@@ -4,10 +4,14 @@
 //! five: projections (with rotary positions and the KV store), attention, its output, the feed-forward block's inside,
 //! its output. Who computes a row never changes its value: every output is one lane of a reduction in fixed order.
 
+mod attention;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, BLOCK_TOKENS};
+use attention::AttentionPlan;
+pub(crate) use attention::most_split_rows;
+use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, store_kv};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
@@ -19,8 +23,6 @@ use crate::kv::KvMemory;
 use crate::model::{Layer, Linear, Weights};
 use crate::workspace::{Rows, Stream, Workspace};
 
-/// Query tokens that one piece of attention work covers.
-const ATTENTION_TILE: usize = 16;
 /// For up to this many rows, every thread computing all norms is quicker than a barrier.
 pub(crate) const FEW_ROWS: usize = 4;
 
@@ -46,19 +48,18 @@ pub struct Plan<'a> {
     starts: Vec<usize>,
     /// Rows that give logits.
     outputs: Vec<usize>,
-    /// Attention work: (segment, first token of the tile).
-    tiles: Vec<(usize, usize)>,
+    attention: AttentionPlan,
 }
 
 impl<'a> Plan<'a> {
-    /// Lays a batch out.
-    pub fn new(segments: &'a [Segment<'a>]) -> Self {
+    /// Lays a batch out for so many threads.
+    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, threads: usize) -> Self {
         let mut plan = Self {
             segments,
             rows: Vec::new(),
             starts: Vec::new(),
             outputs: Vec::new(),
-            tiles: Vec::new(),
+            attention: AttentionPlan::new(segments, config.num_kv_heads, threads),
         };
         for (index, segment) in segments.iter().enumerate() {
             let start = plan.rows.len();
@@ -72,8 +73,6 @@ impl<'a> Plan<'a> {
                     .map(|(t, &token)| (token, index, segment.first_position + t)),
             );
             plan.outputs.extend(start + count - segment.num_outputs..start + count);
-            plan.tiles
-                .extend((0..count).step_by(ATTENTION_TILE).map(|first| (index, first)));
         }
         plan
     }
@@ -81,6 +80,11 @@ impl<'a> Plan<'a> {
     /// Tokens in the batch.
     pub fn num_rows(&self) -> usize {
         self.rows.len()
+    }
+
+    /// Query tokens times chunks of their context, where these are computed apart.
+    pub fn num_split_rows(&self) -> usize {
+        self.attention.num_split_rows()
     }
 
     /// Rows of logits.
@@ -233,7 +237,7 @@ impl Part<'_> {
                         space.key.part(row, columns.clone()),
                         space.value.part(row, columns.clone()),
                     );
-                    attention::store_kv(
+                    store_kv(
                         isa,
                         &kv.pages.layout,
                         block,
@@ -281,50 +285,6 @@ impl Part<'_> {
             let (cos, sin) = rope.row(position);
             elementwise::rope(isa, values, cos, sin, config.rope_style);
         }
-    }
-
-    /// Attention, in tiles of tokens and heads, and its result as the output matrix's input.
-    unsafe fn attend(&self, index: usize, scratch: &mut AttentionScratch) {
-        let Pass {
-            config, space, kv, isa, ..
-        } = *self.pass;
-        let heads_per_kv = config.num_heads / config.num_kv_heads;
-        let kv_width = heads_per_kv * config.head_dim;
-        let heads_per_unit = kv_heads_per_unit(config);
-        let num_units = config.num_kv_heads / heads_per_unit;
-        self.worker.share(self.plan.tiles.len() * num_units, |chunk| {
-            let (segment_index, first) = self.plan.tiles[chunk / num_units];
-            let kv_heads = chunk % num_units * heads_per_unit..(chunk % num_units + 1) * heads_per_unit;
-            let segment = &self.plan.segments[segment_index];
-            let row = self.plan.starts[segment_index] + first;
-            let num_tokens = ATTENTION_TILE.min(segment.tokens.len() - first);
-            // SAFETY: these rows' columns of queries and outputs are this thread's; the KV was stored before the barrier.
-            unsafe {
-                for kv_head in kv_heads.clone() {
-                    let offset = row * config.query_size() + kv_head * kv_width;
-                    let args = AttentionArgs {
-                        kv: kv.layer(index, segment.tables),
-                        kv_head,
-                        num_query_heads_per_kv: heads_per_kv,
-                        first_position: segment.first_position + first,
-                        num_tokens,
-                        window: config.window(index),
-                        scale: config.attention_scale,
-                        softcap: None,
-                        q: space.query.base().add(offset),
-                        q_stride: config.query_size(),
-                        out: space.heads.base().add(offset),
-                        out_stride: config.query_size(),
-                    };
-                    attention::attend(isa, &kv.pages.layout, &args, scratch);
-                }
-                let columns = kv_heads.start * kv_width..kv_heads.end * kv_width;
-                for row in row..row + num_tokens {
-                    let values = space.heads.part(row, columns.clone());
-                    space.heads_input.write_columns(isa, row, columns.start, values);
-                }
-            }
-        });
     }
 
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input.
@@ -452,15 +412,5 @@ impl Part<'_> {
             let values = unsafe { out.part(row, columns.clone()) };
             elementwise::add(self.pass.isa, values, &bias[columns.clone()]);
         }
-    }
-}
-
-/// Key-value heads that one piece of attention work covers: their outputs must fill whole blocks of a quantised input.
-fn kv_heads_per_unit(config: &ModelConfig) -> usize {
-    let width = config.num_heads / config.num_kv_heads * config.head_dim;
-    match config.num_kv_heads {
-        _ if width.is_multiple_of(BLOCK_COLS) => 1,
-        heads if heads.is_multiple_of(2) => 2,
-        heads => heads,
     }
 }

@@ -218,9 +218,10 @@ impl CpuModel {
         for table in &mut self.rope[..num_rope_tables(&self.config)] {
             table.grow_to(last)?;
         }
-        let plan = Plan::new(segments);
+        let plan = Plan::new(segments, &self.config, self.pool.num_threads());
         let streams = num_streams(plan.num_rows(), self.pool.num_threads());
-        self.space.prepare(plan.num_rows(), plan.num_outputs(), streams);
+        self.space
+            .prepare(plan.num_rows(), plan.num_outputs(), plan.num_split_rows(), streams);
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,

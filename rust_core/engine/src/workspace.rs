@@ -3,10 +3,11 @@
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
+use pyagent_kernels::attention::chunk_len;
 use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
-use crate::forward::{FEW_ROWS, num_streams};
+use crate::forward::{FEW_ROWS, most_split_rows, num_streams};
 use crate::model::Weights;
 
 /// A matrix of f32 whose rows different threads write between two barriers.
@@ -108,6 +109,8 @@ pub struct Workspace {
     pub query: Rows,
     pub key: Rows,
     pub value: Rows,
+    /// What chunks of the context gave, a row for each query token, head and chunk.
+    pub chunks: Rows,
     pub heads: Rows,
     pub gate: Rows,
     pub up: Rows,
@@ -153,6 +156,7 @@ impl Workspace {
             query: Rows::new(config.query_size()),
             key: Rows::new(config.kv_size()),
             value: Rows::new(config.kv_size()),
+            chunks: Rows::new(config.num_heads * chunk_len(config.head_dim, 1)),
             heads: Rows::new(config.query_size()),
             gate: Rows::new(config.ffn_size),
             up: Rows::new(config.ffn_size),
@@ -177,7 +181,8 @@ impl Workspace {
     }
 
     /// Makes room for a batch of `tokens` tokens of which `outputs` give logits, in the first `streams` streams.
-    pub fn prepare(&mut self, tokens: usize, outputs: usize, streams: usize) {
+    /// `split_rows` counts query tokens times chunks of their context, where these are computed apart.
+    pub fn prepare(&mut self, tokens: usize, outputs: usize, split_rows: usize, streams: usize) {
         let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
             input.resize(rows, cols, forms.is_quantised, forms.is_dense);
         };
@@ -191,6 +196,7 @@ impl Workspace {
         for rows in self.rows() {
             rows.reserve(tokens);
         }
+        self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
         resize(&mut self.heads_input, tokens, self.heads.width(), self.heads_forms);
         resize(&mut self.ffn_input, tokens, self.inner.width(), self.ffn_forms);
@@ -204,6 +210,7 @@ impl Workspace {
             stream.residual.bytes() + stream.scratch.bytes() + inputs
         });
         let streams: usize = streams.sum();
+        let rows = rows + self.chunks.bytes();
         rows + streams + self.logits.bytes() + self.heads_input.bytes() + self.ffn_input.bytes()
     }
 
@@ -242,7 +249,13 @@ impl LargestStep {
     pub fn bytes(&self, config: &ModelConfig, weights: &Weights) -> usize {
         let mut space = Workspace::new(config, weights, self.threads);
         for tokens in [self.tokens.min(FEW_ROWS), self.tokens] {
-            space.prepare(tokens, self.outputs.min(tokens), num_streams(tokens, self.threads));
+            let split_rows = self.split_rows(config);
+            space.prepare(
+                tokens,
+                self.outputs.min(tokens),
+                split_rows,
+                num_streams(tokens, self.threads),
+            );
         }
         let bytes = space.bytes() as u128 + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -267,8 +280,15 @@ impl LargestStep {
         let inputs = input(tokens, query) + input(tokens, ffn);
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.outputs as u128 * config.vocab_size as u128 * 4;
-        let bytes = rows + inputs + streams + logits + self.table_bytes(config);
+        let chunks = self.split_rows(config) as u128 * config.num_heads as u128;
+        let chunks = chunks * (config.head_dim as u128 + 48) * 4;
+        let bytes = rows + chunks + inputs + streams + logits + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Query tokens times chunks that are computed apart, at most.
+    fn split_rows(&self, config: &ModelConfig) -> usize {
+        most_split_rows(self.tokens, self.positions.min(config.context_length), self.threads)
     }
 
     /// Bytes of rotary tables and samplers.

@@ -16,9 +16,9 @@ pub(super) unsafe fn attend(group: &Group<'_>) {
     unsafe {
         match group.num_rows {
             1 => tile::<1, 8, 4>(group),
-            2 => tile::<2, 8, 4>(group),
-            3 => tile::<3, 6, 4>(group),
-            4 => tile::<4, 6, 4>(group),
+            2 => tile::<2, 4, 4>(group),
+            3 => tile::<3, 4, 4>(group),
+            4 => tile::<4, 4, 4>(group),
             5 => tile::<5, 4, 4>(group),
             6 => tile::<6, 4, 4>(group),
             7 => tile::<7, 3, 3>(group),

@@ -1,40 +1,45 @@
-//! The attention of a few rows (query token and head) at once, written once for all instruction sets.
+//! The attention of a few rows (query token and head) over one chunk of the positions, written once for all
+//! instruction sets.
 //!
-//! Three passes: scores of all visible keys into scratch; softmax per row; weighted sum of the values.
+//! Three passes: scores of the keys into scratch; softmax per row; weighted sum of the values.
 //! `ROWS`, and the tile widths `KEYS` (blocks of keys) and `DIMS` (registers of dimensions), only say what is
 //! held in registers together: each number is computed by the same chain of operations for all of them.
 
 use std::ops::Range;
 
+use super::partial::Partials;
 use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType};
 use crate::elementwise::functions;
 use crate::lanes::{Bf16, F16, LANES, Lanes};
 
-/// Scratch of a group, all on cache-line borders.
-pub(super) struct Work {
-    /// `[block][row][16]`.
-    pub(super) scores: *mut f32,
-    /// `[head_dim][row]`.
-    pub(super) queries: *mut f32,
-    /// `[row][head_dim]`.
-    pub(super) sums: *mut f32,
-}
+/// Values are fetched so many blocks before they are added: one block is computed in less time than memory takes.
+const VALUE_BLOCKS_AHEAD: usize = 2;
 
-/// Rows computed together, and all they need.
+/// The most rows of a group, on any set.
+pub(super) const MAX_ROWS: usize = 8;
+
+/// Rows computed together over one chunk, and all they need.
 pub(super) struct Group<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) args: &'a AttentionArgs<'a>,
-    /// The first row; row `r` is query head `r % heads` of token `r / heads`.
-    pub(super) first_row: usize,
     /// `ROWS`, as a number the compiler does not know: loops over it are not unrolled, which would only be code.
     pub(super) num_rows: usize,
-    /// The blocks that any of the rows sees.
+    /// The positions of the chunk that each row sees; they move on with the row. A row may see none, but not all may.
+    pub(super) visible: [Range<usize>; MAX_ROWS],
+    /// The blocks that any of the rows sees in the chunk.
     pub(super) blocks: Range<usize>,
-    pub(super) work: Work,
+    /// Scratch on a cache-line border, `[block][row][16]`.
+    pub(super) scores: *mut f32,
+    /// `[head_dim][row]`.
+    pub(super) queries: *const f32,
+    /// Where the rows' results for the chunk go.
+    pub(super) partials: Partials,
 }
 
 /// A number as it lies in key-value memory.
 trait Stored: Copy {
+    /// Registers of sixteen numbers in a cache line.
+    const PER_LINE: usize = 64 / (LANES * size_of::<Self>());
     /// Whether each token's numbers are to be multiplied by a scale.
     const IS_SCALED: bool = false;
     unsafe fn load<L: Lanes>(source: *const Self) -> L;
@@ -65,22 +70,6 @@ stored!(Bf16, load_bf16, Bf16::to_f32);
 stored!(i8, load_i8, f32::from, true);
 
 impl Group<'_> {
-    /// Query token and query head of a row.
-    #[inline(always)]
-    fn token_and_head(&self, row: usize) -> (usize, usize) {
-        let row = self.first_row + row;
-        (
-            row / self.args.num_query_heads_per_kv,
-            row % self.args.num_query_heads_per_kv,
-        )
-    }
-
-    /// The positions that a row sees.
-    #[inline(always)]
-    fn visible(&self, row: usize) -> Range<usize> {
-        self.args.visible(self.token_and_head(row).0)
-    }
-
     /// The bytes `offset` into a block of the sequence.
     #[inline(always)]
     unsafe fn block<T>(&self, block: usize, offset: usize) -> *const T {
@@ -119,32 +108,11 @@ unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usiz
 ) {
     // SAFETY: the caller's promise, which is the same for each pass.
     unsafe {
-        transpose_queries(group);
         score_blocks::<L, S, ROWS, KEYS>(group);
-        let mut inverse_sums = [0.0; ROWS];
-        for (row, inverse) in inverse_sums[..group.num_rows].iter_mut().enumerate() {
-            *inverse = 1.0 / weigh::<L, S, ROWS>(group, row);
+        for row in 0..group.num_rows {
+            weigh::<L, S, ROWS>(group, row);
         }
         sum_values::<L, S, ROWS, DIMS>(group);
-        write_out(group, &inverse_sums);
-    }
-}
-
-/// Lays the queries out as `[head_dim][row]`, so that one pointer serves all rows of a dimension.
-#[inline(never)]
-unsafe fn transpose_queries(group: &Group<'_>) {
-    for row in 0..group.num_rows {
-        let (token, head) = group.token_and_head(row);
-        for d in 0..group.layout.head_dim {
-            // SAFETY: the caller promises the query rows and the scratch.
-            unsafe {
-                let number = *group
-                    .args
-                    .q
-                    .add(token * group.args.q_stride + head * group.layout.head_dim + d);
-                *group.work.queries.add(d * group.num_rows + row) = number;
-            }
-        }
     }
 }
 
@@ -165,6 +133,34 @@ unsafe fn score_blocks<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize
     }
 }
 
+/// What is read when the keys of the blocks before `block` have been: more keys, then the first values.
+#[inline(always)]
+unsafe fn after_keys<S: Stored>(group: &Group<'_>, block: usize) -> *const S {
+    let Range { start, end } = group.blocks;
+    // SAFETY: the caller promises the group's blocks, of which these are.
+    unsafe {
+        if block < end {
+            group.block(block, group.layout.keys_at(group.args.kv_head))
+        } else {
+            let block = (start + (block - end)).min(end - 1);
+            group.block(block, group.layout.values_at(group.args.kv_head))
+        }
+    }
+}
+
+/// Asks for the cache line at `place`, which need not exist.
+#[inline(always)]
+fn prefetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing and never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 #[inline(always)]
 unsafe fn score_tile<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(group: &Group<'_>, block: usize) {
     // SAFETY: the caller promises blocks, queries, scratch and the set of `L`.
@@ -174,22 +170,26 @@ unsafe fn score_tile<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
         for (i, pointer) in keys.iter_mut().enumerate() {
             *pointer = group.block(block + i, keys_at);
         }
+        let mut next: [*const S; KEYS] = [std::ptr::null(); KEYS];
+        for (i, pointer) in next.iter_mut().enumerate() {
+            *pointer = after_keys(group, block + KEYS + i);
+        }
         let mut scores = [[L::splat(0.0); KEYS]; ROWS];
-        for d in 0..group.layout.head_dim {
-            let mut lines = [L::splat(0.0); KEYS];
-            for (line, pointer) in lines.iter_mut().zip(&keys) {
-                *line = S::load(pointer.add(d * BLOCK_TOKENS));
+        let whole = group.layout.head_dim / S::PER_LINE * S::PER_LINE;
+        for start in (0..whole).step_by(S::PER_LINE) {
+            for pointer in next {
+                prefetch(pointer.wrapping_add(start * BLOCK_TOKENS));
             }
-            for (row, scores) in scores.iter_mut().enumerate() {
-                let query = L::splat(*group.work.queries.add(d * ROWS + row));
-                for (score, line) in scores.iter_mut().zip(&lines) {
-                    *score = query.fma(*line, *score);
-                }
+            for d in start..start + S::PER_LINE {
+                add_dimension::<L, S, ROWS, KEYS>(group, d, &keys, &mut scores);
             }
+        }
+        for d in whole..group.layout.head_dim {
+            add_dimension::<L, S, ROWS, KEYS>(group, d, &keys, &mut scores);
         }
         let scale = L::splat(group.args.scale);
         for i in 0..KEYS {
-            let target = group.work.scores.add((block + i - group.blocks.start) * ROWS * LANES);
+            let target = group.scores.add((block + i - group.blocks.start) * ROWS * LANES);
             let scales = S::IS_SCALED.then(|| L::load(group.scales(block + i, keys_at)));
             for (row, scores) in scores.iter().enumerate() {
                 let score = scales.map_or(scores[i], |scales| scores[i].mul(scales));
@@ -199,17 +199,43 @@ unsafe fn score_tile<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
     }
 }
 
-/// Turns a row's scores into weights `e^(score - greatest)`, 0 where it does not see, and gives their sum; then
-/// multiplies the weights by the scales of the values, where these have any.
+/// Adds the products of one dimension to the scores of each row and block.
 #[inline(always)]
-unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: usize) -> f32 {
-    let visible = group.visible(row);
+unsafe fn add_dimension<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
+    group: &Group<'_>,
+    d: usize,
+    keys: &[*const S; KEYS],
+    scores: &mut [[L; KEYS]; ROWS],
+) {
+    // SAFETY: the caller promises keys, queries and the set of `L`.
+    unsafe {
+        let mut lines = [L::splat(0.0); KEYS];
+        for (line, pointer) in lines.iter_mut().zip(keys) {
+            *line = S::load(pointer.add(d * BLOCK_TOKENS));
+        }
+        for (row, scores) in scores.iter_mut().enumerate() {
+            let query = L::splat(*group.queries.add(d * ROWS + row));
+            for (score, line) in scores.iter_mut().zip(&lines) {
+                *score = query.fma(*line, *score);
+            }
+        }
+    }
+}
+
+/// Turns a row's scores into weights `e^(score - greatest)`, 0 where it does not see, and keeps the greatest and their
+/// sum; then multiplies the weights by the scales of the values, where these have any.
+#[inline(always)]
+unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: usize) {
+    let visible = group.visible[row].clone();
+    if visible.is_empty() {
+        return;
+    }
     let first = visible.start / BLOCK_TOKENS;
     let last = (visible.end - 1) / BLOCK_TOKENS;
     let values_at = group.layout.values_at(group.args.kv_head);
     // SAFETY: the caller promises scratch for the group's blocks, which include these, and the set of `L`.
     unsafe {
-        let scores = group.work.scores.add(row * LANES);
+        let scores = group.scores.add(row * LANES);
         let line = |block: usize| scores.add((block - group.blocks.start) * ROWS * LANES);
         if let Some(cap) = group.args.softcap {
             let cap = L::splat(cap);
@@ -238,26 +264,29 @@ unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: 
                 weights.store(line(block));
             }
         }
-        sum.sum()
+        greatest.store(group.partials.greatest(row));
+        L::splat(sum.sum()).store(group.partials.sum(row));
     }
 }
 
-/// Weighted sums of the values into `work.sums`.
+/// Weighted sums of the values into the rows' results.
 ///
 /// A row takes in exactly the keys it sees: memory it does not see may hold anything, even a NaN, and even a
 /// weight of 0 would let that through. Where the rows' ranges differ, each goes alone.
 #[inline(always)]
 unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(group: &Group<'_>) {
     // Ranges move forward with the row, so the last begins last and the first ends first.
-    let end = group.visible(ROWS - 1).end;
-    let common = group.visible(ROWS - 1).start..group.visible(0).end;
+    let end = group.visible[ROWS - 1].end;
+    let common = group.visible[ROWS - 1].start..group.visible[0].end;
     let common = if common.is_empty() { end..end } else { common };
     // SAFETY: the caller's promise; the ranges are what the rows see.
     unsafe {
-        std::slice::from_raw_parts_mut(group.work.sums, ROWS * group.layout.head_dim).fill(0.0);
+        for row in 0..group.num_rows {
+            group.partials.clear_outputs(row);
+        }
         for is_after in [false, true] {
             for row in 0..group.num_rows {
-                let visible = group.visible(row);
+                let visible = group.visible[row].clone();
                 let own = if is_after {
                     common.end..visible.end
                 } else {
@@ -311,11 +340,11 @@ unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, c
     let values_at = group.layout.values_at(group.args.kv_head);
     // SAFETY: the caller promises blocks, scratch and the set of `L`; the tile is within the head.
     unsafe {
-        let target = group.work.sums.add(row * head_dim + d);
+        let target = |row_in_tile: usize| group.partials.outputs(row + row_in_tile).add(d);
         let mut sums = [[L::splat(0.0); DIMS]; TAKEN];
         for (r, sums) in sums.iter_mut().enumerate() {
             for (i, sum) in sums.iter_mut().enumerate() {
-                *sum = L::load(target.add(r * head_dim + i * LANES));
+                *sum = L::load(target(r).add(i * LANES));
             }
         }
         let mut position = positions.start;
@@ -324,14 +353,16 @@ unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, c
             let end = positions.end.min((block + 1) * BLOCK_TOKENS);
             let mut slot = position % BLOCK_TOKENS;
             let mut values = group.block::<S>(block, values_at).add(slot * head_dim + d);
-            let weights = group
-                .work
-                .scores
-                .add(((block - group.blocks.start) * ROWS + row) * LANES);
+            let ahead = (block + VALUE_BLOCKS_AHEAD).min(group.blocks.end - 1);
+            let mut ahead = group.block::<S>(ahead, values_at).wrapping_add(slot * head_dim + d);
+            let weights = group.scores.add(((block - group.blocks.start) * ROWS + row) * LANES);
             while position < end {
                 let mut lines = [L::splat(0.0); DIMS];
                 for (i, line) in lines.iter_mut().enumerate() {
                     *line = S::load(values.add(i * LANES));
+                    if i % S::PER_LINE == 0 {
+                        prefetch(ahead.wrapping_add(i * LANES));
+                    }
                 }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let weight = L::splat(*weights.add(r * LANES + slot));
@@ -340,13 +371,14 @@ unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, c
                     }
                 }
                 values = values.add(head_dim);
+                ahead = ahead.wrapping_add(head_dim);
                 slot += 1;
                 position += 1;
             }
         }
         for (r, sums) in sums.iter().enumerate() {
             for (i, sum) in sums.iter().enumerate() {
-                sum.store(target.add(r * head_dim + i * LANES));
+                sum.store(target(r).add(i * LANES));
             }
         }
     }
@@ -363,31 +395,13 @@ unsafe fn add_rest<S: Stored>(group: &Group<'_>, rows: Range<usize>, d: usize, p
             let (block, slot) = (position / BLOCK_TOKENS, position % BLOCK_TOKENS);
             let values = group.block::<S>(block, values_at).add(slot * head_dim);
             let weights = group
-                .work
                 .scores
                 .add((block - group.blocks.start) * group.num_rows * LANES + slot);
             for row in rows.clone() {
                 for d in d..head_dim {
-                    let sum = group.work.sums.add(row * head_dim + d);
+                    let sum = group.partials.outputs(row).add(d);
                     *sum = (*weights.add(row * LANES)).mul_add((*values.add(d)).widen(), *sum);
                 }
-            }
-        }
-    }
-}
-
-/// Multiplies the sums by each row's factor, into the result.
-#[inline(never)]
-unsafe fn write_out(group: &Group<'_>, factors: &[f32]) {
-    let head_dim = group.layout.head_dim;
-    for (row, factor) in factors.iter().enumerate() {
-        let (token, head) = group.token_and_head(row);
-        // SAFETY: the caller promises the rows of the result and the scratch.
-        unsafe {
-            let sums = group.work.sums.add(row * head_dim);
-            let out = group.args.out.add(token * group.args.out_stride + head * head_dim);
-            for d in 0..head_dim {
-                *out.add(d) = *sums.add(d) * factor;
             }
         }
     }

@@ -149,6 +149,46 @@ impl Case {
 
     /// All heads of all tokens, in calls of `chunk` tokens.
     fn run(&self, isa: Isa, shuffle: usize, chunk: usize) -> Vec<f32> {
+        // SAFETY: the arguments are those that `run_with` promises.
+        self.run_with(isa, shuffle, chunk, |args, scratch| unsafe {
+            attend(isa, &self.layout, args, scratch);
+        })
+    }
+
+    /// As [`Self::run`], chunk by chunk from the last to the first, and put together by another thread's scratch.
+    fn run_split(&self, isa: Isa, shuffle: usize, chunk: usize) -> Vec<f32> {
+        self.run_with(isa, shuffle, chunk, |args, scratch| {
+            let (chunks, len) = (
+                args.chunks(),
+                chunk_len(self.layout.head_dim, args.num_tokens * self.heads),
+            );
+            let mut results = vec![f32::NAN; chunks.len() * len];
+            for (index, chunk) in chunks.enumerate().rev() {
+                let results = results[index * len..].as_mut_ptr();
+                // SAFETY: the arguments are those that `run_with` promises; each chunk has room for its results.
+                unsafe { attend_chunk(isa, &self.layout, args, chunk, results, scratch) };
+            }
+            // SAFETY: as above, and every chunk was computed.
+            unsafe {
+                merge_chunks(
+                    isa,
+                    &self.layout,
+                    args,
+                    results.as_ptr(),
+                    &mut AttentionScratch::default(),
+                )
+            };
+        })
+    }
+
+    /// Calls `attend` with all heads of all tokens, `chunk` tokens at a time.
+    fn run_with(
+        &self,
+        isa: Isa,
+        shuffle: usize,
+        chunk: usize,
+        attend: impl Fn(&AttentionArgs<'_>, &mut AttentionScratch),
+    ) -> Vec<f32> {
         let table = self.table(shuffle);
         let memory = self.memory(isa, &table);
         let queries = self.queries();
@@ -172,8 +212,7 @@ impl Case {
                     out: out[first * row + column..].as_mut_ptr(),
                     out_stride: row,
                 };
-                // SAFETY: memory, queries and result are as large as the case says.
-                unsafe { attend(isa, &self.layout, &args, &mut scratch) };
+                attend(&args, &mut scratch);
             }
         }
         out
@@ -256,7 +295,11 @@ fn any_place() -> impl Strategy<Value = Place> {
 
 fn any_case() -> impl Strategy<Value = Case> {
     let head_dim = prop_oneof![Just(16_usize), Just(48), Just(64), Just(80), 1_usize..100];
-    let window = prop_oneof![Just(None), (1_usize..70).prop_map(Some)];
+    let window = prop_oneof![
+        Just(None),
+        (1_usize..70).prop_map(Some),
+        (200_usize..400).prop_map(Some)
+    ];
     let softcap = prop_oneof![Just(None), Just(Some(30.0_f32))];
     let dtype = prop::sample::select(&KvType::ALL[..]);
     (
@@ -264,7 +307,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         head_dim,
         1_usize..3,
         1_usize..10,
-        0_usize..150,
+        prop_oneof![0_usize..150, 200_usize..600],
         1_usize..24,
         window,
         softcap,
@@ -320,33 +363,24 @@ fn attention_equals_the_reference_with_windows_and_soft_caps() {
     }
 }
 
-/// A context that does not fit the scratch at full width is computed with fewer rows, to the same bits.
+/// A long context gives the same bits whether its tokens are computed together or one by one.
 #[test]
-fn attention_over_a_long_context_is_independent_of_the_rows_at_once() {
+fn attention_over_a_long_context_is_independent_of_the_tokens_at_once() {
     let case = Case::new(16, 1, 8, 70_000, 2);
     let whole = case.run(Isa::best(), 0, 2);
     assert_eq!(bits(&whole), bits(&case.run(Isa::best(), 0, 1)));
-    let limit = |isa, num_blocks| {
-        let args = AttentionArgs {
-            kv: case.kv(std::ptr::null(), &[]),
-            kv_head: 0,
-            num_query_heads_per_kv: 3,
-            first_position: 0,
-            num_tokens: 9,
-            window: None,
-            scale: 1.0,
-            softcap: None,
-            q: std::ptr::null(),
-            q_stride: 0,
-            out: std::ptr::null_mut(),
-            out_stride: 0,
-        };
-        rows_at_once(isa, &args, num_blocks)
-    };
-    assert_eq!(
-        [limit(Isa::Avx2, 10), limit(Isa::Avx2, 4096), limit(Isa::Avx2, 100_000)],
-        [6, 3, 1]
-    );
+}
+
+/// Where chunks begin and end, windows and tokens that see one chunk more than others make no difference.
+#[test]
+fn attention_equals_the_reference_around_the_borders_of_chunks() {
+    for first_position in [CHUNK_TOKENS - 20, 2 * CHUNK_TOKENS - 1, 3 * CHUNK_TOKENS] {
+        for window in [None, Some(1), Some(30), Some(CHUNK_TOKENS), Some(CHUNK_TOKENS + 10)] {
+            let mut case = Case::new(32, 1, 3, first_position, 40);
+            case.window = window;
+            case.check_against_reference();
+        }
+    }
 }
 
 /// A key or value that is no number is one in the output, of every type: it is not rounded away.
@@ -398,12 +432,14 @@ fn faults_in_keys_and_values_reach_the_output() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every instruction set, every chunking of the queries and every placing of the pages gives the same bits.
+    /// Every instruction set, every chunking of the queries, every splitting of the positions and every placing of the
+    /// pages gives the same bits.
     #[test]
     fn attention_is_the_same_bits_however_computed(case in any_case(), chunk in 1_usize..24, shuffle in 0_usize..1000) {
         let expected = bits(&case.run(Isa::Scalar, 0, case.num_tokens));
         for isa in Isa::available() {
             prop_assert_eq!(&bits(&case.run(isa, shuffle, chunk)), &expected, "{:?}", isa);
+            prop_assert_eq!(&bits(&case.run_split(isa, shuffle, chunk)), &expected, "{:?}, split", isa);
         }
     }
 

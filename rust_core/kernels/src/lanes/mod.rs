@@ -121,15 +121,19 @@ pub(crate) trait Lanes: Copy {
         lanes[0]
     }
 
-    /// The greatest lane.
+    /// The greatest lane, of numbers that are none of them NaN.
     #[inline(always)]
     fn greatest(self) -> f32 {
-        let lanes = self.to_array();
-        let mut best = lanes[0];
-        for lane in lanes {
-            best = if lane > best { lane } else { best };
+        let mut lanes = self.to_array();
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                let other = lanes[i + width];
+                lanes[i] = if lanes[i] > other { lanes[i] } else { other };
+            }
+            width /= 2;
         }
-        best
+        lanes[0]
     }
 }
 

@@ -1,0 +1,236 @@
+//! How a batch's attention is shared out, and its stage of the forward pass.
+//!
+//! The work is cut into tiles of tokens and heads. A few tiles would leave threads idle, most of all one: so those of few
+//! tokens are split further, into the chunks of their context; whoever computes the last chunk of a tile puts them
+//! together. The result is the same, since chunks are part of the definition of attention.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS};
+use pyagent_kernels::pack::BLOCK_COLS;
+
+use super::{Part, Pass, Segment};
+use crate::config::ModelConfig;
+
+/// The most query tokens of a tile: they share the reading of keys and values.
+const MAX_TILE: usize = 16;
+/// The least, if there are so many: fewer do not fill the registers. Larger tiles are not split, so that the results of
+/// their chunks take little memory.
+const MIN_TILE: usize = 4;
+/// With so many tiles for each thread, the threads have nearly equal work.
+const TILES_PER_THREAD: usize = 4;
+
+/// The pieces of a batch's attention.
+pub(super) struct AttentionPlan {
+    tiles: Vec<Tile>,
+    /// Tile, and which of its chunks if it is split.
+    pieces: Vec<(usize, Option<usize>)>,
+    /// For each tile and unit of heads: pieces done in this layer.
+    done: Vec<AtomicUsize>,
+    num_split_rows: usize,
+}
+
+/// Neighbouring tokens of a segment.
+struct Tile {
+    segment: usize,
+    /// The first token, counted from the segment's.
+    first: usize,
+    num_tokens: usize,
+    /// Row of the batch of the first token.
+    row: usize,
+    num_pieces: usize,
+    /// Where its chunks' results begin, in tokens.
+    split_row: usize,
+}
+
+impl AttentionPlan {
+    pub(super) fn new(segments: &[Segment<'_>], num_kv_heads: usize, threads: usize) -> Self {
+        let enough = TILES_PER_THREAD * threads;
+        let num_rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let tile = (num_rows / enough).clamp(MIN_TILE, MAX_TILE);
+        let num_tiles: usize = segments.iter().map(|segment| segment.tokens.len().div_ceil(tile)).sum();
+        let mut plan = Self {
+            tiles: Vec::with_capacity(num_tiles),
+            pieces: Vec::new(),
+            done: (0..num_tiles * num_kv_heads).map(|_| AtomicUsize::new(0)).collect(),
+            num_split_rows: 0,
+        };
+        let mut row = 0;
+        for (index, segment) in segments.iter().enumerate() {
+            for first in (0..segment.tokens.len()).step_by(tile) {
+                let num_tokens = tile.min(segment.tokens.len() - first);
+                let num_chunks = (segment.first_position + first + num_tokens).div_ceil(CHUNK_TOKENS);
+                let is_split = num_tiles < enough && num_tokens <= MIN_TILE && num_chunks > 1;
+                plan.add(
+                    Tile {
+                        segment: index,
+                        first,
+                        num_tokens,
+                        row: row + first,
+                        num_pieces: if is_split { num_chunks } else { 1 },
+                        split_row: plan.num_split_rows,
+                    },
+                    is_split,
+                );
+            }
+            row += segment.tokens.len();
+        }
+        plan
+    }
+
+    fn add(&mut self, tile: Tile, is_split: bool) {
+        let index = self.tiles.len();
+        if is_split {
+            self.pieces
+                .extend((0..tile.num_pieces).map(|chunk| (index, Some(chunk))));
+            self.num_split_rows += tile.num_pieces * tile.num_tokens;
+        } else {
+            self.pieces.push((index, None));
+        }
+        self.tiles.push(tile);
+    }
+
+    /// Tokens times chunks of the tiles that are split.
+    pub(super) fn num_split_rows(&self) -> usize {
+        self.num_split_rows
+    }
+}
+
+/// The most query tokens times chunks that steps of so many tokens, over so many positions, compute apart.
+pub(crate) fn most_split_rows(tokens: usize, positions: usize, threads: usize) -> usize {
+    let split_tokens = TILES_PER_THREAD
+        .saturating_mul(threads)
+        .saturating_mul(MIN_TILE)
+        .min(tokens);
+    match positions.div_ceil(CHUNK_TOKENS) {
+        0 | 1 => 0,
+        num_chunks => split_tokens.saturating_mul(num_chunks),
+    }
+}
+
+impl Part<'_> {
+    /// Attention, piece by piece, and its result as the output matrix's input.
+    pub(super) unsafe fn attend(&self, index: usize, scratch: &mut AttentionScratch) {
+        let Pass { config, .. } = *self.pass;
+        let plan = &self.plan.attention;
+        let heads_per_unit = kv_heads_per_unit(config);
+        let num_units = config.num_kv_heads / heads_per_unit;
+        self.worker.share(plan.pieces.len() * num_units, |piece| {
+            let (tile, chunk) = plan.pieces[piece / num_units];
+            let unit = piece % num_units;
+            let kv_heads = unit * heads_per_unit..(unit + 1) * heads_per_unit;
+            // SAFETY: these rows' columns are this thread's, or this chunk of them is; the KV was stored before the
+            // barrier.
+            unsafe {
+                for kv_head in kv_heads.clone() {
+                    self.attend_piece(index, &plan.tiles[tile], kv_head, chunk, scratch);
+                }
+                // Whoever is last sees what the others have written.
+                let done = &plan.done[tile * config.num_kv_heads + unit];
+                let tile = &plan.tiles[tile];
+                if done.fetch_add(1, Ordering::AcqRel) + 1 == tile.num_pieces {
+                    done.store(0, Ordering::Relaxed);
+                    self.close_tile(index, tile, kv_heads, chunk.is_some(), scratch);
+                }
+            }
+        });
+    }
+
+    /// Attention of a tile, or of one chunk of it, to one key-value head.
+    unsafe fn attend_piece(
+        &self,
+        index: usize,
+        tile: &Tile,
+        kv_head: usize,
+        chunk: Option<usize>,
+        scratch: &mut AttentionScratch,
+    ) {
+        let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
+        let args = self.attention_args(index, tile, kv_head);
+        // SAFETY: as the caller's; a chunk's results lie in its own part of the buffer.
+        unsafe {
+            match chunk {
+                None => attention::attend(isa, layout, &args, scratch),
+                // A window hides the chunks before it.
+                Some(chunk) if args.chunks().contains(&chunk) => {
+                    let results = self.chunk_results(&args, tile, chunk - args.chunks().start);
+                    attention::attend_chunk(isa, layout, &args, chunk, results, scratch);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Puts a tile's chunks together where it was split, and hands its columns to the output matrix.
+    unsafe fn close_tile(
+        &self,
+        index: usize,
+        tile: &Tile,
+        kv_heads: Range<usize>,
+        is_split: bool,
+        scratch: &mut AttentionScratch,
+    ) {
+        let Pass {
+            config, space, kv, isa, ..
+        } = *self.pass;
+        let kv_width = config.num_heads / config.num_kv_heads * config.head_dim;
+        let columns = kv_heads.start * kv_width..kv_heads.end * kv_width;
+        // SAFETY: all pieces are done, and the rows' columns are this thread's until the barrier.
+        unsafe {
+            for kv_head in kv_heads.filter(|_| is_split) {
+                let args = self.attention_args(index, tile, kv_head);
+                let results = self.chunk_results(&args, tile, 0);
+                attention::merge_chunks(isa, &kv.pages.layout, &args, results, scratch);
+            }
+            for row in tile.row..tile.row + tile.num_tokens {
+                let values = space.heads.part(row, columns.clone());
+                space.heads_input.write_columns(isa, row, columns.start, values);
+            }
+        }
+    }
+
+    fn attention_args(&self, index: usize, tile: &Tile, kv_head: usize) -> AttentionArgs<'_> {
+        let Pass { config, space, kv, .. } = *self.pass;
+        let segment = &self.plan.segments[tile.segment];
+        let heads_per_kv = config.num_heads / config.num_kv_heads;
+        let offset = tile.row * config.query_size() + kv_head * heads_per_kv * config.head_dim;
+        AttentionArgs {
+            kv: kv.layer(index, segment.tables),
+            kv_head,
+            num_query_heads_per_kv: heads_per_kv,
+            first_position: segment.first_position + tile.first,
+            num_tokens: tile.num_tokens,
+            window: config.window(index),
+            scale: config.attention_scale,
+            softcap: None,
+            q: space.query.base().wrapping_add(offset),
+            q_stride: config.query_size(),
+            out: space.heads.base().wrapping_add(offset),
+            out_stride: config.query_size(),
+        }
+    }
+
+    /// Where the results of the `index`th chunk that the tile sees go.
+    fn chunk_results(&self, args: &AttentionArgs<'_>, tile: &Tile, index: usize) -> *mut f32 {
+        let Pass { config, space, .. } = *self.pass;
+        let rows_before = tile.split_row * config.num_heads;
+        let rows = tile.num_tokens * args.num_query_heads_per_kv;
+        let chunks_before = args.kv_head * tile.num_pieces + index;
+        let row_len = attention::chunk_len(config.head_dim, 1);
+        space
+            .chunks
+            .base()
+            .wrapping_add((rows_before + chunks_before * rows) * row_len)
+    }
+}
+
+/// Key-value heads that one piece covers: their outputs must fill whole blocks of a quantised input.
+fn kv_heads_per_unit(config: &ModelConfig) -> usize {
+    let width = config.num_heads / config.num_kv_heads * config.head_dim;
+    match config.num_kv_heads {
+        _ if width.is_multiple_of(BLOCK_COLS) => 1,
+        heads if heads.is_multiple_of(2) => 2,
+        heads => heads,
+    }
+}

@@ -1,0 +1,175 @@
+//! What a call of attention is given, and how its rows (query token and head) are grouped.
+
+use std::ops::Range;
+
+use super::kernel::{Group, MAX_ROWS};
+use super::partial::Partials;
+use super::{AttentionScratch, BLOCK_TOKENS, CHUNK_TOKENS, KvLayout, LayerBlocks, chunk_len, reserve};
+use crate::isa::Isa;
+
+/// One call's worth of attention: a run of query tokens of one sequence against one key-value head.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs<'a> {
+    /// The sequence's blocks in this layer. Pages of blocks that no query token sees may be any number.
+    pub kv: LayerBlocks<'a>,
+    /// The key-value head.
+    pub kv_head: usize,
+    /// Query heads that share it.
+    pub num_query_heads_per_kv: usize,
+    /// Position of the first query token; its own keys and values, and all before, are stored.
+    pub first_position: usize,
+    /// Query tokens.
+    pub num_tokens: usize,
+    /// With a window of `w`, the token at `p` sees `p - w + 1 ..= p`.
+    pub window: Option<usize>,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
+    pub softcap: Option<f32>,
+    /// The first token's row at the first of the query heads; the heads lie side by side.
+    pub q: *const f32,
+    /// Numbers from one token's row to the next.
+    pub q_stride: usize,
+    /// As `q`, for the result.
+    pub out: *mut f32,
+    /// Numbers from one token's row to the next.
+    pub out_stride: usize,
+}
+
+impl AttentionArgs<'_> {
+    /// The chunks that any of the query tokens sees.
+    pub fn chunks(&self) -> Range<usize> {
+        match self.num_tokens {
+            0 => 0..0,
+            n => self.visible(0).start / CHUNK_TOKENS..self.visible(n - 1).end.div_ceil(CHUNK_TOKENS),
+        }
+    }
+
+    /// Query tokens and heads.
+    pub(super) const fn num_rows(&self) -> usize {
+        self.num_tokens * self.num_query_heads_per_kv
+    }
+
+    /// The positions that query token `token` sees.
+    fn visible(&self, token: usize) -> Range<usize> {
+        let end = self.first_position + token + 1;
+        end - self.window.map_or(end, |window| window.min(end))..end
+    }
+
+    /// Of some positions, those that query token `token` sees; empty, in whatever way, when there are none.
+    #[inline(always)]
+    fn visible_in(&self, positions: &Range<usize>, token: usize) -> Range<usize> {
+        let Range { start, end } = self.visible(token);
+        start.max(positions.start)..end.min(positions.end)
+    }
+
+    /// The rows that see some of a chunk: those of neighbouring tokens, as what tokens see moves on with them.
+    pub(super) fn rows_that_see(&self, chunk: usize) -> Range<usize> {
+        let positions = positions_of(chunk);
+        let sees = |token: &usize| !self.visible_in(&positions, *token).is_empty();
+        let first = (0..self.num_tokens).find(sees).unwrap_or(0);
+        let count = (first..self.num_tokens).take_while(sees).count();
+        first * self.num_query_heads_per_kv..(first + count) * self.num_query_heads_per_kv
+    }
+
+    /// Checks the call, and says how many rows are computed together.
+    pub(super) fn check(&self, isa: Isa, layout: &KvLayout) -> usize {
+        let end = self.first_position + self.num_tokens;
+        assert!(
+            self.kv.len() * BLOCK_TOKENS >= end,
+            "there is no block for position {}",
+            end - 1
+        );
+        assert!(
+            self.num_query_heads_per_kv > 0 && self.window != Some(0),
+            "no query heads, or an empty window"
+        );
+        assert!(self.kv_head < layout.num_kv_heads, "no such key-value head");
+        rows_at_once(isa, self.num_query_heads_per_kv)
+    }
+
+    /// Rows that have seen nothing yet.
+    pub(super) fn nothing_seen(&self, layout: &KvLayout, scratch: &mut AttentionScratch) -> Partials {
+        let whole = reserve(&mut scratch.whole, chunk_len(layout.head_dim, self.num_rows()));
+        let whole = Partials::new(whole, layout.head_dim);
+        // SAFETY: the rows were reserved.
+        unsafe { whole.clear(self.num_rows()) };
+        whole
+    }
+
+    /// Lays the queries out as `[head_dim][row]` for each group, so that one pointer serves all rows of a dimension.
+    pub(super) unsafe fn transpose_queries(&self, layout: &KvLayout, limit: usize, scratch: &mut AttentionScratch) {
+        let (heads, head_dim) = (self.num_query_heads_per_kv, layout.head_dim);
+        let queries = reserve(&mut scratch.queries, self.num_rows() * head_dim);
+        for row in 0..self.num_rows() {
+            let (first, width) = (row / limit * limit, limit.min(self.num_rows() - row / limit * limit));
+            // SAFETY: the caller promises the query rows; the scratch was reserved.
+            unsafe {
+                let source = self.q.add(row / heads * self.q_stride + row % heads * head_dim);
+                let target = queries.add(first * head_dim + row - first);
+                for d in 0..head_dim {
+                    *target.add(d * width) = *source.add(d);
+                }
+            }
+        }
+    }
+
+    /// Calls `work` for each group of rows that sees some of a chunk, with the group's first row and the rows that do.
+    pub(super) unsafe fn each_group(
+        &self,
+        layout: &KvLayout,
+        limit: usize,
+        chunk: usize,
+        scratch: &mut AttentionScratch,
+        mut work: impl FnMut(&mut Group<'_>, usize, Range<usize>),
+    ) {
+        let rows = self.rows_that_see(chunk);
+        for first_row in (rows.start / limit * limit..rows.end).step_by(limit) {
+            let num_rows = limit.min(self.num_rows() - first_row);
+            let visible = self.visible_from(first_row, &positions_of(chunk));
+            let seeing = rows.start.max(first_row)..rows.end.min(first_row + num_rows);
+            let (first, last) = (&visible[seeing.start - first_row], &visible[seeing.end - 1 - first_row]);
+            let blocks = first.start / BLOCK_TOKENS..last.end.div_ceil(BLOCK_TOKENS);
+            let queries = scratch.queries.as_ptr().cast::<f32>();
+            let mut group = Group {
+                layout,
+                args: self,
+                num_rows,
+                visible,
+                scores: reserve(&mut scratch.scores, blocks.len() * num_rows * BLOCK_TOKENS),
+                queries: queries.wrapping_add(first_row * layout.head_dim),
+                blocks,
+                partials: Partials::new(std::ptr::null_mut(), layout.head_dim),
+            };
+            work(&mut group, first_row, seeing);
+        }
+    }
+
+    /// Of some positions, those that each row from `first_row` on sees.
+    fn visible_from(&self, first_row: usize, positions: &Range<usize>) -> [Range<usize>; MAX_ROWS] {
+        let heads = self.num_query_heads_per_kv;
+        let (mut token, mut head) = (first_row / heads, first_row % heads);
+        std::array::from_fn(|_| {
+            let visible = self.visible_in(positions, token);
+            head += 1;
+            if head == heads {
+                (token, head) = (token + 1, 0);
+            }
+            visible
+        })
+    }
+}
+
+fn positions_of(chunk: usize) -> Range<usize> {
+    chunk * CHUNK_TOKENS..(chunk + 1) * CHUNK_TOKENS
+}
+
+/// Rows (token and head) computed together: whole tokens when they fit, as they then see the same keys.
+fn rows_at_once(isa: Isa, heads: usize) -> usize {
+    let most = match isa.min(Isa::best()) {
+        Isa::Scalar => 4,
+        Isa::Avx2 => 6,
+        Isa::Avx512 | Isa::Amx => MAX_ROWS,
+    };
+    if heads <= most { most / heads * heads } else { most }
+}
