@@ -23,6 +23,14 @@ use crate::kv::KvMemory;
 use crate::model::{Layer, Linear, Weights};
 use crate::workspace::{Rows, Stream, Workspace};
 
+/// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
+const PRODUCT_TILE: usize = 64;
+/// Pieces of a product for each thread.
+const PIECES_PER_THREAD: usize = 8;
+/// Blocks of the feed-forward block's inside in a piece at most, likewise.
+const GATE_BLOCKS: usize = 16;
+/// Row groups of a matrix in a piece at most.
+const MOST_GROUPS: usize = 64;
 /// For up to this many rows, every thread computing all norms is quicker than a barrier.
 pub(crate) const FEW_ROWS: usize = 4;
 
@@ -213,106 +221,96 @@ impl Part<'_> {
         let Pass {
             config, space, kv, isa, ..
         } = *self.pass;
-        let heads_per_kv = config.num_heads / config.num_kv_heads;
         // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
-        self.worker.share(config.num_heads + config.num_kv_heads, |unit| {
-            let (kv_head, within) = (unit / (heads_per_kv + 1), unit % (heads_per_kv + 1));
-            // SAFETY: this thread owns this head's columns, and its KV slots, until the barrier.
+        let run = config.num_heads / config.num_kv_heads + 1;
+        let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
+        let num_units = config.num_heads + config.num_kv_heads;
+        self.share_product(self.plan.num_rows(), num_units, num_units, |rows, units| {
+            let heads = heads_before(units.start)..heads_before(units.end);
+            let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
+            // SAFETY: this thread owns these heads' columns of these rows, and their KV slots, until the barrier.
             unsafe {
-                if within > 0 {
-                    let head = kv_head * heads_per_kv + within - 1;
-                    self.multiply_head(&layer.query, head, &space.query);
-                    self.rotate_head(index, head, layer.query_norm.as_deref(), &space.query);
-                    return;
-                }
-                self.multiply_head(&layer.key, kv_head, &space.key);
-                self.multiply_head(&layer.value, kv_head, &space.value);
-                self.rotate_head(index, kv_head, layer.key_norm.as_deref(), &space.key);
-                let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
-                for (row, &(_, segment, position)) in self.plan.rows.iter().enumerate() {
-                    let block = kv
-                        .layer(index, self.plan.segments[segment].tables)
-                        .block(position / BLOCK_TOKENS);
-                    let (key, value) = (
-                        space.key.part(row, columns.clone()),
-                        space.value.part(row, columns.clone()),
-                    );
-                    store_kv(
-                        isa,
-                        &kv.pages.layout,
-                        block,
-                        position % BLOCK_TOKENS,
-                        kv_head,
-                        key,
-                        value,
-                    );
+                self.multiply_heads(&layer.query, &rows, &heads, &space.query);
+                self.rotate_heads(index, &rows, heads, layer.query_norm.as_deref(), &space.query);
+                self.multiply_heads(&layer.key, &rows, &kv_heads, &space.key);
+                self.multiply_heads(&layer.value, &rows, &kv_heads, &space.value);
+                self.rotate_heads(index, &rows, kv_heads.clone(), layer.key_norm.as_deref(), &space.key);
+            }
+            for row in rows {
+                let (_, segment, position) = self.plan.rows[row];
+                let blocks = kv.layer(index, self.plan.segments[segment].tables);
+                // SAFETY: the table covers the position by contract.
+                let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
+                for kv_head in kv_heads.clone() {
+                    let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
+                    // SAFETY: as above.
+                    unsafe {
+                        store_kv(
+                            isa,
+                            &kv.pages.layout,
+                            block,
+                            position % BLOCK_TOKENS,
+                            kv_head,
+                            space.key.part(row, columns.clone()),
+                            space.value.part(row, columns),
+                        );
+                    }
                 }
             }
         });
     }
 
-    /// Multiplies the input by the rows of one head, and adds their bias.
-    unsafe fn multiply_head(&self, linear: &Linear, head: usize, out: &Rows) {
+    /// Multiplies some rows of the input by the rows of some heads, and adds their bias.
+    unsafe fn multiply_heads(&self, linear: &Linear, rows: &Range<usize>, heads: &Range<usize>, out: &Rows) {
         let head_dim = self.pass.config.head_dim;
-        let (isa, rows) = (self.pass.isa, self.plan.num_rows());
-        let groups = head * head_dim / ROWS_PER_GROUP..(head + 1) * head_dim / ROWS_PER_GROUP;
-        // SAFETY: this thread owns the head's columns of `out` until the barrier.
+        // SAFETY: by contract.
         unsafe {
-            matmul::matmul(
-                isa,
-                &linear.weight,
-                groups,
+            self.multiply_columns(
+                linear,
                 &self.stream.hidden_input,
-                0..rows,
-                out.base(),
-                out.width(),
+                rows,
+                heads.start * head_dim..heads.end * head_dim,
+                out,
             );
-            self.add_bias(linear, head * head_dim..(head + 1) * head_dim, out);
         }
     }
 
-    /// Normalises one head of every row where the family does, and applies rotary positions.
-    unsafe fn rotate_head(&self, index: usize, head: usize, norm: Option<&[f32]>, rows: &Rows) {
+    /// Normalises some heads of some rows where the family does, and applies rotary positions.
+    unsafe fn rotate_heads(
+        &self,
+        index: usize,
+        rows: &Range<usize>,
+        heads: Range<usize>,
+        norm: Option<&[f32]>,
+        out: &Rows,
+    ) {
         let Pass { config, isa, .. } = *self.pass;
         let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
-        let columns = head * config.head_dim..(head + 1) * config.head_dim;
-        for (row, &(.., position)) in self.plan.rows.iter().enumerate() {
-            // SAFETY: this thread owns the head's columns until the barrier.
-            let values = unsafe { rows.part(row, columns.clone()) };
-            if let Some(norm) = norm {
-                elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
+        for row in rows.clone() {
+            let (cos, sin) = rope.row(self.plan.rows[row].2);
+            for head in heads.clone() {
+                // SAFETY: this thread owns the heads' columns until the barrier.
+                let values = unsafe { out.part(row, head * config.head_dim..(head + 1) * config.head_dim) };
+                if let Some(norm) = norm {
+                    elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
+                }
+                elementwise::rope(isa, values, cos, sin, config.rope_style);
             }
-            let (cos, sin) = rope.row(position);
-            elementwise::rope(isa, values, cos, sin, config.rope_style);
         }
     }
 
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input.
     unsafe fn gate(&self, layer: &Layer) {
         let Pass { config, space, isa, .. } = *self.pass;
-        let rows = self.plan.num_rows();
         let num_blocks = config.ffn_size.div_ceil(BLOCK_COLS);
-        let blocks_per_chunk = (num_blocks / (self.worker.num_threads() * 8)).clamp(1, 16);
-        self.worker.share(num_blocks.div_ceil(blocks_per_chunk), |chunk| {
-            let width = blocks_per_chunk * BLOCK_COLS;
-            let columns = chunk * width..((chunk + 1) * width).min(config.ffn_size);
-            let groups = columns.start / ROWS_PER_GROUP..columns.end.div_ceil(ROWS_PER_GROUP);
-            // SAFETY: this thread owns these columns until the barrier.
+        self.share_product(self.plan.num_rows(), num_blocks, GATE_BLOCKS, |rows, blocks| {
+            let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(config.ffn_size);
+            // SAFETY: this thread owns these columns of these rows until the barrier.
             unsafe {
                 for (linear, out) in [(&layer.gate, &space.gate), (&layer.up, &space.up)] {
-                    let input = &self.stream.hidden_input;
-                    matmul::matmul(
-                        isa,
-                        &linear.weight,
-                        groups.clone(),
-                        input,
-                        0..rows,
-                        out.base(),
-                        out.width(),
-                    );
-                    self.add_bias(linear, columns.clone(), out);
+                    self.multiply_columns(linear, &self.stream.hidden_input, &rows, columns.clone(), out);
                 }
-                for row in 0..rows {
+                for row in rows {
                     let gate = space.gate.part(row, columns.clone());
                     let up = space.up.part(row, columns.clone());
                     let inner = space.inner.part(row, columns.clone());
@@ -391,26 +389,67 @@ impl Part<'_> {
         if rows == 0 {
             return;
         }
-        let num_groups = matrix.num_groups();
-        // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
-        let chunk = (num_groups / (self.worker.num_threads() * 8)).clamp(1, 64);
-        self.worker.share(num_groups.div_ceil(chunk), |index| {
-            let groups = index * chunk..((index + 1) * chunk).min(num_groups);
-            // SAFETY: this thread owns these groups' columns of the output until the barrier.
-            unsafe { matmul::matmul(self.pass.isa, matrix, groups, input, 0..rows, out.base(), out.width()) };
+        self.share_product(rows, matrix.num_groups(), MOST_GROUPS, |rows, groups| {
+            // SAFETY: this thread owns these groups' columns of these rows of the output until the barrier.
+            unsafe { matmul::matmul(self.pass.isa, matrix, groups, input, rows, out.base(), out.width()) };
         });
     }
 
-    /// Adds a bias to some columns of every row.
+    /// Multiplies some rows of an input by the matrix rows of some columns of `out`, and adds their bias. The columns
+    /// start at a group of matrix rows.
     ///
     /// # Safety
-    /// This thread owns these columns until the next barrier.
-    unsafe fn add_bias(&self, linear: &Linear, columns: Range<usize>, out: &Rows) {
+    /// `input` holds the rows, and this thread owns these columns of them until the next barrier.
+    unsafe fn multiply_columns(
+        &self,
+        linear: &Linear,
+        input: &Activations,
+        rows: &Range<usize>,
+        columns: Range<usize>,
+        out: &Rows,
+    ) {
+        let groups = columns.start / ROWS_PER_GROUP..columns.end.div_ceil(ROWS_PER_GROUP);
+        let isa = self.pass.isa;
+        // SAFETY: by contract.
+        unsafe {
+            matmul::matmul(
+                isa,
+                &linear.weight,
+                groups,
+                input,
+                rows.clone(),
+                out.base(),
+                out.width(),
+            )
+        };
         let Some(bias) = &linear.bias else { return };
-        for row in 0..self.plan.num_rows() {
+        for row in rows.clone() {
             // SAFETY: by contract.
             let values = unsafe { out.part(row, columns.clone()) };
-            elementwise::add(self.pass.isa, values, &bias[columns.clone()]);
+            elementwise::add(isa, values, &bias[columns.clone()]);
         }
     }
+
+    /// Shares a product out in pieces: some rows by some of `num_units` equal units of columns, at most `most_units`.
+    fn share_product(
+        &self,
+        num_rows: usize,
+        num_units: usize,
+        most_units: usize,
+        mut work: impl FnMut(Range<usize>, Range<usize>),
+    ) {
+        let tiles = num_rows.div_ceil(PRODUCT_TILE);
+        // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
+        let wanted = (self.worker.num_threads() * PIECES_PER_THREAD).div_ceil(tiles);
+        let columns = wanted.max(num_units.div_ceil(most_units)).min(num_units);
+        self.worker.share(tiles * columns, |piece| {
+            let (tile, column) = (piece / columns, piece % columns);
+            work(part(num_rows, tiles, tile), part(num_units, columns, column));
+        });
+    }
+}
+
+/// Part `index` of `count` nearly equal parts of `0..total`.
+fn part(total: usize, count: usize, index: usize) -> Range<usize> {
+    index * total / count..(index + 1) * total / count
 }

@@ -1,12 +1,12 @@
-//! The right-hand side of a matmul: a batch of token vectors, as pairs of 8-bit integers, as `f32`, or as both.
+//! The right-hand side of a matmul: a batch of token vectors, as 8-bit integers, as `f32`, or as both.
 //!
-//! Quantisation per token and block of 32 columns: `scale = amax / 16256`, `q = round_half_even(x * (16256 / amax))`,
-//! kept as `q = 128 * high + low`: two products of 8-bit integers in place of one of 16 bits, which few CPUs have.
-//! One plane of 8 bits is not enough: the outliers of a block leave the rest too few steps, and the best token
-//! differed at 3 % of positions (`tests/oracle/test_logits.py`). The rule is exact,
-//! with `amax` the largest magnitude, so the result depends on nothing but the block's 32 numbers. A block whose
-//! largest magnitude is below [`SMALLEST`] counts as zero (its inverse would overflow); one with an infinity or a
-//! NaN gets a NaN scale, which makes every output of its token NaN instead of a plausible wrong number.
+//! Quantisation per token and block of 32 columns: `q = round_half_even(x * (1 / scale))`, where [`scale_of`] makes
+//! the usual numbers of the block fill 8 bits. Its outliers get as many as they need, `q = 128 * high + low`: their
+//! quads of four columns are [wide](ActivationBlock::wide_quads), and kernels multiply the upper parts of wide quads
+//! alone. With 8 bits for all, outliers leave the rest too few steps (`docs/explanation/log.md`); with 15 bits for all,
+//! products take twice the time. The rule is exact, so the result depends on nothing but the block's 32 numbers. A
+//! block whose largest magnitude is below [`SMALLEST`] counts as zero (its inverse would overflow); one with an
+//! infinity or a NaN gets a NaN scale, which makes every output of its token NaN instead of a plausible wrong number.
 
 use crate::isa::Isa;
 use crate::pack::BLOCK_COLS;
@@ -19,48 +19,74 @@ pub(crate) const SMALLEST: f32 = 1e-30;
 /// Bits of the positive infinity; magnitudes from here on are not finite.
 pub(crate) const INFINITY_BITS: u32 = 0x7f80_0000;
 
-/// 32 quantised activations of one token, with all that kernels need of them: integers in one cache line, sums and
-/// scale in the next.
-#[repr(C, align(64))]
+/// 32 quantised activations of one token, with all that kernels need of them.
+#[repr(C, align(32))]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ActivationBlock {
-    /// The upper parts of the integers, in -127..=127.
-    pub(crate) high: [i8; BLOCK_COLS],
-    /// The lower parts of the integers, in -64..=63.
+    /// The integers in -127..=127 themselves; the lower parts of the others, in -64..=63.
     pub(crate) low: [i8; BLOCK_COLS],
+    /// The upper parts of the integers, in -127..=127: zero where `low` is the integer.
+    pub(crate) high: [i8; BLOCK_COLS],
     /// What an integer is multiplied by.
     pub(crate) scale: f32,
     /// `scale` times the sum of the integers.
     pub(crate) sum: f32,
-    /// `scale` times the sums of the first and the last 16 integers.
-    pub(crate) half_sums: [f32; 2],
     /// -8 times the sum of the integers: removes the offset of 4-bit weights.
     pub(crate) minus_8_sum: i32,
     /// -128 times the sum of the integers: removes the offset of 8-bit weights.
     pub(crate) minus_128_sum: i32,
     /// The negated sums of the first and the last 16 integers.
     pub(crate) minus_half_sums: [i32; 2],
+    /// Bit `j` is set if quad `j`, four columns, has upper parts that are not zero.
+    pub(crate) wide_quads: u32,
 }
 
-const _: () = assert!(size_of::<ActivationBlock>() == 128);
+const _: () = assert!(size_of::<ActivationBlock>() == 96);
 
 /// Bits of the lower part of an integer.
 pub(crate) const LOW_BITS: u32 = 7;
+/// Magnitude of the largest integer without an upper part.
+pub(crate) const LARGEST_NARROW: i32 = 127;
 /// Magnitude of the largest integer: the largest whose upper part fits 8 bits.
-pub(crate) const LARGEST: f32 = (127 << LOW_BITS) as f32;
+const LARGEST: f32 = (LARGEST_NARROW << LOW_BITS) as f32;
+/// A quad whose largest magnitude is this many times that of the next smaller one holds outliers.
+const OUTLIER_RATIO: f32 = 2.0;
+
+/// The scale of a block, from the three largest of the different values that its quads' largest magnitudes have (zero
+/// where there are fewer): up to two values may be outliers, for which 8 bits need not suffice.
+#[inline(always)]
+pub(crate) fn scale_of(bits: [u32; 3]) -> f32 {
+    let [largest, second, third] = bits.map(f32::from_bits);
+    let mut usual = largest;
+    for next in [second, third] {
+        if next > 0.0 && usual > OUTLIER_RATIO * next {
+            usual = next;
+        }
+    }
+    (usual * (1.0 / LARGEST_NARROW as f32)).max(largest * (1.0 / LARGEST))
+}
+
+/// The quads of the columns whose bits are set.
+#[inline(always)]
+pub(crate) fn quads_of(columns: u32) -> u32 {
+    let any = (columns | columns >> 1 | columns >> 2 | columns >> 3) & 0x1111_1111;
+    let pairs = (any | any >> 3) & 0x0303_0303;
+    let fours = (pairs | pairs >> 6) & 0x000f_000f;
+    (fours | fours >> 12) & 0xff
+}
 
 impl ActivationBlock {
-    /// Fills in everything but the integers.
+    /// Fills in everything but the integers; a bit of `wide` is set for each column with an upper part.
     #[inline(always)]
-    pub(crate) fn finish(&mut self, scale: f32, half_sums: [i32; 2]) {
+    pub(crate) fn finish(&mut self, scale: f32, half_sums: [i32; 2], wide: u32) {
         let [low, high] = half_sums;
         let sum = low + high;
         self.scale = scale;
         self.sum = scale * sum as f32;
-        self.half_sums = [scale * low as f32, scale * high as f32];
         self.minus_8_sum = -8 * sum;
         self.minus_128_sum = -128 * sum;
         self.minus_half_sums = [-low, -high];
+        self.wide_quads = quads_of(wide);
     }
 
     /// The block for numbers that are all zero (`scale` 0) or not all finite (`scale` NaN).
@@ -68,7 +94,7 @@ impl ActivationBlock {
     pub(crate) fn degenerate(&mut self, amax_bits: u32) {
         (self.high, self.low) = ([0; BLOCK_COLS], [0; BLOCK_COLS]);
         let scale = if amax_bits < INFINITY_BITS { 0.0 } else { f32::NAN };
-        self.finish(scale, [0, 0]);
+        self.finish(scale, [0, 0], 0);
     }
 
     /// Whether [`Self::degenerate`] applies.

@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::{LARGEST, LOW_BITS};
+use super::activations::{LARGEST_NARROW, LOW_BITS, scale_of};
 use super::simd::Simd;
 use super::{ActivationBlock, Job};
 use crate::pack::BLOCK_COLS;
@@ -41,19 +41,19 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
         // SAFETY: a block has 32 numbers and 32 places for integers.
         unsafe {
             let mut numbers = [_mm256_setzero_ps(); 4];
-            let mut bits = _mm256_setzero_si256();
+            let mut bits = [_mm256_setzero_si256(); 4];
             for i in 0..4 {
                 numbers[i] = _mm256_loadu_ps(x.as_ptr().add(8 * i));
-                let positive = _mm256_and_si256(_mm256_castps_si256(numbers[i]), magnitude);
-                bits = _mm256_max_epi32(bits, positive);
+                bits[i] = _mm256_and_si256(_mm256_castps_si256(numbers[i]), magnitude);
             }
-            let amax_bits = reduce_max(bits);
-            if ActivationBlock::is_degenerate(amax_bits) {
-                block.degenerate(amax_bits);
+            let largest = largest_quads(bits);
+            if ActivationBlock::is_degenerate(largest[0]) {
+                block.degenerate(largest[0]);
                 continue;
             }
-            let amax = f32::from_bits(amax_bits);
-            let inverse = _mm256_set1_ps(LARGEST / amax);
+            let scale = scale_of(largest);
+            let inverse = _mm256_set1_ps(1.0 / scale);
+            let narrow = _mm256_set1_epi32(LARGEST_NARROW);
             let mut ints = [_mm256_setzero_si256(); 4];
             for i in 0..4 {
                 ints[i] = _mm256_cvtps_epi32(_mm256_mul_ps(numbers[i], inverse));
@@ -61,8 +61,12 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
             let rounding = _mm256_set1_epi32(1 << (LOW_BITS - 1));
             let mut high = ints;
             let mut low = ints;
+            let mut wide = 0;
             for i in 0..4 {
-                high[i] = _mm256_srai_epi32::<SHIFT>(_mm256_add_epi32(ints[i], rounding));
+                let is_wide = _mm256_cmpgt_epi32(_mm256_abs_epi32(ints[i]), narrow);
+                let upper = _mm256_srai_epi32::<SHIFT>(_mm256_add_epi32(ints[i], rounding));
+                wide |= _mm256_movemask_ps(_mm256_castsi256_ps(is_wide)).cast_unsigned() << (8 * i);
+                high[i] = _mm256_and_si256(upper, is_wide);
                 low[i] = _mm256_sub_epi32(ints[i], _mm256_slli_epi32::<SHIFT>(high[i]));
             }
             // Packing works within halves of a register; `order` puts the fours back in sequence.
@@ -78,9 +82,30 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
                 reduce_add(_mm256_add_epi32(ints[0], ints[1])),
                 reduce_add(_mm256_add_epi32(ints[2], ints[3])),
             ];
-            block.finish(amax / LARGEST, half_sums);
+            block.finish(scale, half_sums, wide);
         }
     }
+}
+
+/// The bits of the three largest of the different values that the quads' largest magnitudes have; a quad is 128 bits.
+#[target_feature(enable = "avx2")]
+fn largest_quads(bits: [__m256i; 4]) -> [u32; 3] {
+    let [a, b, c, d] = bits.map(|quads| {
+        let two = _mm256_max_epi32(quads, _mm256_shuffle_epi32::<0b01_00_11_10>(quads));
+        _mm256_max_epi32(two, _mm256_shuffle_epi32::<0b10_11_00_01>(two))
+    });
+    let halves = (
+        _mm256_blend_epi32::<0b0010_0010>(a, b),
+        _mm256_blend_epi32::<0b1000_1000>(c, d),
+    );
+    let maxima = _mm256_blend_epi32::<0b1100_1100>(halves.0, halves.1);
+    let below = |limit: u32| {
+        let is_below = _mm256_cmpgt_epi32(_mm256_set1_epi32(limit.cast_signed()), maxima);
+        reduce_max(_mm256_and_si256(maxima, is_below))
+    };
+    let largest = reduce_max(maxima);
+    let second = below(largest);
+    [largest, second, below(second)]
 }
 
 #[target_feature(enable = "avx2")]
@@ -114,9 +139,31 @@ pub(crate) mod maddubs {
         const SIGNED_BYTES: bool = true;
         super::common!();
 
+        /// Bytes: |w - 128| <= 128 times the activation with the sign moved over to it is at most
+        /// 2 * 127 * 128 = 32512, which just fits an `i16`.
+        #[inline(always)]
+        unsafe fn quad_dots<F: Format, const T: usize>(
+            weights: __m256i,
+            quad: usize,
+            x: &[*const i8; T],
+            sums: &mut [__m256i; T],
+        ) {
+            // SAFETY: by contract; a token's block has four integers per quad.
+            unsafe {
+                let is_byte = F::BITS == 8 || F::CODEBOOK;
+                let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+                let magnitude = if is_byte { _mm256_abs_epi8(signed) } else { weights };
+                for t in 0..T {
+                    let x = super::splat_quad(x[t], quad);
+                    let x = if is_byte { _mm256_sign_epi8(x, signed) } else { x };
+                    let pairs = _mm256_maddubs_epi16(magnitude, x);
+                    sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+                }
+            }
+        }
+
         /// Weights of up to 6 bits: 2 * 127 * (2^BITS - 1) fits an `i16` at least twice, so that many quads are
-        /// added in 16 bits. Bytes: |w - 128| <= 128 times the activation with the sign moved over to it is at
-        /// most 2 * 127 * 128 = 32512, which just fits.
+        /// added in 16 bits.
         #[inline(always)]
         unsafe fn dots<F: Format, const T: usize>(
             weights: &[__m256i; QUADS],
@@ -129,14 +176,7 @@ pub(crate) mod maddubs {
                 let ones = _mm256_set1_epi16(1);
                 if F::BITS == 8 || F::CODEBOOK {
                     for quad in first..first + F::SUB_QUADS {
-                        let signed = _mm256_xor_si256(weights[quad], _mm256_set1_epi8(-128));
-                        let magnitude = _mm256_abs_epi8(signed);
-                        for t in 0..T {
-                            let x = super::splat_quad(x[t], quad);
-                            let x = _mm256_sign_epi8(x, signed);
-                            let pairs = _mm256_maddubs_epi16(magnitude, x);
-                            sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, ones));
-                        }
+                        Self::quad_dots::<F, T>(weights[quad], quad, x, sums);
                     }
                     return;
                 }
@@ -173,19 +213,17 @@ pub(crate) mod vnni {
         super::common!();
 
         #[inline(always)]
-        unsafe fn dots<F: Format, const T: usize>(
-            weights: &[__m256i; QUADS],
-            first: usize,
+        unsafe fn quad_dots<F: Format, const T: usize>(
+            weights: __m256i,
+            quad: usize,
             x: &[*const i8; T],
             sums: &mut [__m256i; T],
         ) {
-            for quad in first..first + F::SUB_QUADS {
-                for t in 0..T {
-                    // SAFETY: by contract; a token's block has four integers per quad.
-                    unsafe {
-                        let x = super::splat_quad(x[t], quad);
-                        sums[t] = _mm256_dpbusd_avx_epi32(sums[t], weights[quad], x);
-                    }
+            for t in 0..T {
+                // SAFETY: by contract; a token's block has four integers per quad.
+                unsafe {
+                    let x = super::splat_quad(x[t], quad);
+                    sums[t] = _mm256_dpbusd_avx_epi32(sums[t], weights, x);
                 }
             }
         }
@@ -276,9 +314,15 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn shifted_plus(ints: __m256i, plus: __m256i) -> __m256i {
+        unsafe fn shifted(ints: __m256i) -> __m256i {
             // SAFETY: by contract.
-            unsafe { _mm256_add_epi32(_mm256_slli_epi32::<SHIFT>(ints), plus) }
+            unsafe { _mm256_slli_epi32::<SHIFT>(ints) }
+        }
+
+        #[inline(always)]
+        unsafe fn plus(a: __m256i, b: __m256i) -> __m256i {
+            // SAFETY: by contract.
+            unsafe { _mm256_add_epi32(a, b) }
         }
 
         #[inline(always)]

@@ -3,11 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::ActivationBlock;
-use super::activations::{LARGEST, LOW_BITS};
+use super::activations::{LARGEST_NARROW, LOW_BITS, scale_of};
 use super::simd::Simd;
 use super::tile::entry;
 use crate::pack::BLOCK_COLS;
-use crate::pack::format::{Format, QUADS};
+use crate::pack::format::Format;
 
 pub(crate) struct Avx512;
 
@@ -23,33 +23,77 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
         unsafe {
             let first = _mm512_loadu_ps(x.as_ptr());
             let last = _mm512_loadu_ps(x.as_ptr().add(16));
-            let bits = _mm512_max_epi32(
+            let largest = largest_quads(
                 _mm512_and_si512(_mm512_castps_si512(first), magnitude),
                 _mm512_and_si512(_mm512_castps_si512(last), magnitude),
             );
-            let amax_bits = _mm512_reduce_max_epi32(bits).cast_unsigned();
-            if ActivationBlock::is_degenerate(amax_bits) {
-                block.degenerate(amax_bits);
+            if ActivationBlock::is_degenerate(largest[0]) {
+                block.degenerate(largest[0]);
                 continue;
             }
-            let amax = f32::from_bits(amax_bits);
-            let inverse = _mm512_set1_ps(LARGEST / amax);
-            let mut half_sums = [0; 2];
-            for (half, x) in [first, last].into_iter().enumerate() {
-                let quants = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
+            let scale = scale_of(largest);
+            let inverse = _mm512_set1_ps(1.0 / scale);
+            let narrow = _mm512_set1_epi32(LARGEST_NARROW);
+            let quants = [first, last].map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
+            let mut wide = 0;
+            for (half, quants) in quants.into_iter().enumerate() {
                 let rounding = _mm512_set1_epi32(1 << (LOW_BITS - 1));
-                let high = _mm512_srai_epi32::<LOW_BITS>(_mm512_add_epi32(quants, rounding));
+                let is_wide = _mm512_cmpgt_epi32_mask(_mm512_abs_epi32(quants), narrow);
+                let high = _mm512_maskz_srai_epi32::<LOW_BITS>(is_wide, _mm512_add_epi32(quants, rounding));
                 let low = _mm512_sub_epi32(quants, _mm512_slli_epi32::<LOW_BITS>(high));
                 _mm_storeu_si128(
                     block.high.as_mut_ptr().add(16 * half).cast(),
                     _mm512_cvtepi32_epi8(high),
                 );
                 _mm_storeu_si128(block.low.as_mut_ptr().add(16 * half).cast(), _mm512_cvtepi32_epi8(low));
-                half_sums[half] = _mm512_reduce_add_epi32(quants);
+                wide |= u32::from(is_wide) << (16 * half);
             }
-            block.finish(amax / LARGEST, half_sums);
+            block.finish(scale, sums(quants), wide);
         }
     }
+}
+
+/// The bits of the three largest of the different values that the quads' largest magnitudes have; a quad is 128 bits.
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512vl")]
+fn largest_quads(first: __m512i, last: __m512i) -> [u32; 3] {
+    let both = _mm512_mask_mov_epi32(max_in_quads(first), 0xaaaa, max_in_quads(last));
+    let eight = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+    let maxima = _mm512_castsi512_si256(_mm512_permutexvar_epi32(eight, both));
+    let below = |limit| _mm256_maskz_mov_epi32(_mm256_cmplt_epi32_mask(maxima, limit), maxima);
+    let largest = max_of_all(maxima);
+    let second = max_of_all(below(largest));
+    let third = max_of_all(below(second));
+    [largest, second, third].map(|value| _mm256_cvtsi256_si32(value).cast_unsigned())
+}
+
+/// Each quad's maximum, in all its lanes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn max_in_quads(values: __m512i) -> __m512i {
+    let two = _mm512_max_epi32(values, _mm512_shuffle_epi32::<0b01_00_11_10>(values));
+    _mm512_max_epi32(two, _mm512_shuffle_epi32::<0b10_11_00_01>(two))
+}
+
+/// The maximum of all lanes, in all lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max_of_all(values: __m256i) -> __m256i {
+    let four = _mm256_max_epi32(values, _mm256_permute2x128_si256::<1>(values, values));
+    let two = _mm256_max_epi32(four, _mm256_shuffle_epi32::<0b01_00_11_10>(four));
+    _mm256_max_epi32(two, _mm256_shuffle_epi32::<0b10_11_00_01>(two))
+}
+
+/// The sum of each vector's lanes.
+#[inline]
+#[target_feature(enable = "avx2,avx512f")]
+fn sums(halves: [__m512i; 2]) -> [i32; 2] {
+    let [first, last] =
+        halves.map(|half| _mm256_add_epi32(_mm512_castsi512_si256(half), _mm512_extracti64x4_epi64::<1>(half)));
+    let pairs = _mm256_hadd_epi32(first, last);
+    let fours = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+    let both = _mm_hadd_epi32(fours, fours);
+    [_mm_cvtsi128_si32(both), _mm_extract_epi32::<1>(both)]
 }
 
 // SAFETY: each method is built on intrinsics of the named features, which the entries enable.
@@ -132,9 +176,15 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn shifted_plus(ints: __m512i, plus: __m512i) -> __m512i {
+    unsafe fn shifted(ints: __m512i) -> __m512i {
         // SAFETY: by contract.
-        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(ints), plus) }
+        unsafe { _mm512_slli_epi32::<LOW_BITS>(ints) }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: by contract.
+        unsafe { _mm512_add_epi32(a, b) }
     }
 
     #[inline(always)]
@@ -147,20 +197,17 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dots<F: Format, const T: usize>(
-        weights: &[__m512i; QUADS],
-        first: usize,
+    unsafe fn quad_dots<F: Format, const T: usize>(
+        weights: __m512i,
+        quad: usize,
         x: &[*const i8; T],
         sums: &mut [__m512i; T],
     ) {
-        for i in 0..F::SUB_QUADS {
-            let quad = first + i;
-            for t in 0..T {
-                // SAFETY: a token's block has four integers per quad.
-                unsafe {
-                    let x = _mm512_set1_epi32(x[t].add(4 * quad).cast::<i32>().read_unaligned());
-                    sums[t] = _mm512_dpbusd_epi32(sums[t], weights[quad], x);
-                }
+        for t in 0..T {
+            // SAFETY: a token's block has four integers per quad.
+            unsafe {
+                let x = _mm512_set1_epi32(x[t].add(4 * quad).cast::<i32>().read_unaligned());
+                sums[t] = _mm512_dpbusd_epi32(sums[t], weights, x);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Plain Rust, for every CPU: the reference the other instruction sets must equal.
 
 use super::ActivationBlock;
-use super::activations::{LARGEST, LOW_BITS};
+use super::activations::{LARGEST_NARROW, LOW_BITS, scale_of};
 use super::simd::Simd;
 use super::tile::entry;
 use crate::ggml::{bf16_to_f32, f16_to_f32};
@@ -22,18 +22,34 @@ pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
             block.degenerate(amax_bits);
             continue;
         }
-        let amax = f32::from_bits(amax_bits);
-        let inverse = LARGEST / amax;
-        let mut half_sums = [0; 2];
+        let scale = scale_of(largest_quads(x, amax_bits));
+        let inverse = 1.0 / scale;
+        let (mut half_sums, mut wide) = ([0; 2], 0);
         for (c, x) in x.iter().enumerate() {
             let quant = (x * inverse).round_ties_even() as i32;
-            let high = (quant + (1 << (LOW_BITS - 1))) >> LOW_BITS;
+            let is_wide = quant.abs() > LARGEST_NARROW;
+            let high = if is_wide {
+                (quant + (1 << (LOW_BITS - 1))) >> LOW_BITS
+            } else {
+                0
+            };
+            wide |= u32::from(is_wide) << c;
             block.high[c] = high as i8;
             block.low[c] = (quant - (high << LOW_BITS)) as i8;
             half_sums[c / 16] += quant;
         }
-        block.finish(amax / LARGEST, half_sums);
+        block.finish(scale, half_sums, wide);
     }
+}
+
+/// The bits of the three largest of the different values that the quads' largest magnitudes have.
+fn largest_quads(x: &[f32; BLOCK_COLS], amax_bits: u32) -> [u32; 3] {
+    let (quads, _) = x.as_chunks::<4>();
+    let maxima: [u32; QUADS] =
+        std::array::from_fn(|quad| quads[quad].map(|x| x.abs().to_bits()).into_iter().max().unwrap_or(0));
+    let below = |limit: u32| maxima.into_iter().filter(|bits| *bits < limit).max().unwrap_or(0);
+    let second = below(amax_bits);
+    [amax_bits, second, below(second)]
 }
 
 // SAFETY: no instruction set is needed.
@@ -101,8 +117,13 @@ unsafe impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn shifted_plus(ints: [i32; 16], plus: [i32; 16]) -> [i32; 16] {
-        std::array::from_fn(|lane| (ints[lane] << LOW_BITS) + plus[lane])
+    unsafe fn shifted(ints: [i32; 16]) -> [i32; 16] {
+        ints.map(|int| int << LOW_BITS)
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        std::array::from_fn(|lane| a[lane] + b[lane])
     }
 
     #[inline(always)]
@@ -111,20 +132,18 @@ unsafe impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn dots<F: Format, const T: usize>(
-        weights: &[[u8; 64]; QUADS],
-        first: usize,
+    unsafe fn quad_dots<F: Format, const T: usize>(
+        weights: [u8; 64],
+        quad: usize,
         x: &[*const i8; T],
         sums: &mut [[i32; 16]; T],
     ) {
         for (x, sums) in x.iter().zip(sums) {
-            for (quad, weights) in weights.iter().enumerate().skip(first).take(F::SUB_QUADS) {
-                // SAFETY: a token's block has four integers per quad.
-                let x = unsafe { x.add(4 * quad).cast::<[i8; 4]>().read() };
-                for (lane, sum) in sums.iter_mut().enumerate() {
-                    for (k, x) in x.iter().enumerate() {
-                        *sum += i32::from(weights[4 * lane + k]) * i32::from(*x);
-                    }
+            // SAFETY: a token's block has four integers per quad.
+            let x = unsafe { x.add(4 * quad).cast::<[i8; 4]>().read() };
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                for (k, x) in x.iter().enumerate() {
+                    *sum += i32::from(weights[4 * lane + k]) * i32::from(*x);
                 }
             }
         }

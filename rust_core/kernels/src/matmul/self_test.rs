@@ -47,11 +47,14 @@ fn product(isa: Isa, w: &PackedMatrix, numbers: &[f32]) -> Vec<u32> {
     out.into_iter().map(f32::to_bits).collect()
 }
 
-/// Numbers of both signs and several magnitudes.
+/// Numbers of both signs and several magnitudes, with outliers.
 fn numbers(count: usize) -> Vec<f32> {
     let mut state = 1;
     (0..count)
-        .map(|_| (next(&mut state) as f32 / 65536.0 - 0.5) * (next(&mut state) & 7) as f32)
+        .map(|_| {
+            let magnitude = [1.0, 2.0, 4.0, 90.0][(next(&mut state) % 13).saturating_sub(9) as usize];
+            (next(&mut state) as f32 / 65536.0 - 0.5) * magnitude
+        })
         .collect()
 }
 

@@ -19,7 +19,7 @@ pub(crate) unsafe trait Simd {
     const LANES: usize;
     /// Tokens in the largest tile, as many as registers allow.
     const MAX_TOKENS: usize;
-    /// Whether [`Self::dots`] takes 128 from weights of 8 bits (and codebook values) by itself.
+    /// Whether [`Self::quad_dots`] takes 128 from weights of 8 bits (and codebook values) by itself.
     const SIGNED_BYTES: bool;
 
     /// Asks for a cache line that will be read soon; any address will do.
@@ -39,18 +39,32 @@ pub(crate) unsafe trait Simd {
 
     unsafe fn load_ints(at: *const i32) -> Self::Ints;
     unsafe fn zero_ints() -> Self::Ints;
-    /// `(ints << LOW_BITS) + plus`: sums of upper parts made room for those of lower parts.
-    unsafe fn shifted_plus(ints: Self::Ints, plus: Self::Ints) -> Self::Ints;
+    /// `ints << LOW_BITS`: sums of upper parts in their place.
+    unsafe fn shifted(ints: Self::Ints) -> Self::Ints;
+    unsafe fn plus(a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// `value << left` in each lane.
     unsafe fn splat_shifted(value: i32, left: u32) -> Self::Ints;
-    /// Adds to `sums[t]`, per lane, the products of the weights of quads `first..first + F::SUB_QUADS` with the
-    /// 8-bit parts of token `t`, whose block of parts starts at `x[t]`. Exact.
+    /// Adds to `sums[t]`, per lane, the products of the weights of a quad with the 8-bit parts of token `t`, whose
+    /// block of parts starts at `x[t]`. Exact.
+    unsafe fn quad_dots<F: Format, const T: usize>(
+        weights: Self::Bytes,
+        quad: usize,
+        x: &[*const i8; T],
+        sums: &mut [Self::Ints; T],
+    );
+    /// [`Self::quad_dots`] of the quads `first..first + F::SUB_QUADS`.
+    #[inline(always)]
     unsafe fn dots<F: Format, const T: usize>(
         weights: &[Self::Bytes; QUADS],
         first: usize,
         x: &[*const i8; T],
         sums: &mut [Self::Ints; T],
-    );
+    ) {
+        for i in 0..F::SUB_QUADS {
+            // SAFETY: by contract.
+            unsafe { Self::quad_dots::<F, T>(weights[first + i], first + i, x, sums) };
+        }
+    }
 
     unsafe fn zero() -> Self::Floats;
     unsafe fn splat(value: f32) -> Self::Floats;

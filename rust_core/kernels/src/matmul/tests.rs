@@ -29,7 +29,10 @@ fn activations(tokens: usize, cols: usize, is_quantised: bool, mut seed: u64) ->
     batch.resize(tokens, cols, is_quantised, !is_quantised);
     for token in 0..tokens {
         let x: Vec<f32> = (0..cols)
-            .map(|_| (next(&mut seed) >> 40) as f32 / (1 << 23) as f32 - 1.0)
+            .map(|_| {
+                let magnitude = if next(&mut seed).is_multiple_of(29) { 50.0 } else { 1.0 };
+                ((next(&mut seed) >> 40) as f32 / (1 << 23) as f32 - 1.0) * magnitude
+            })
             .collect();
         // SAFETY: plain Rust runs everywhere; nobody else has the batch.
         unsafe { batch.write_row(Isa::Scalar, token, &x) };

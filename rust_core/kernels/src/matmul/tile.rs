@@ -13,8 +13,11 @@ use super::{ActivationBlock, Job};
 use crate::pack::BLOCK_COLS;
 use crate::pack::format::{CODEBOOK, Format, GROUP_ROWS, QUAD_BYTES, QUADS, SUPER_BLOCKS, d_at, sc_at};
 
-/// Bytes of activations that are kept in the second-level cache while the weights pass by.
-const PANEL_BYTES: usize = 384 << 10;
+/// Bytes of quantised weights that are kept in the second-level cache while tiles of tokens pass by. The weights are
+/// kept, not the tokens, so that a tile of tokens meets many rows in a row: where it is wide is then well predicted.
+const WEIGHT_PANEL_BYTES: usize = 160 << 10;
+/// Bytes of activations that are kept in the second-level cache while plain weights pass by.
+const TOKEN_PANEL_BYTES: usize = 384 << 10;
 
 /// How far ahead of their use weights are fetched: what memory delivers in a few hundred nanoseconds.
 const PREFETCH_BYTES: usize = 8 << 10;
@@ -59,25 +62,40 @@ macro_rules! for_each_tile {
 /// As [`super::matmul`], inside a function compiled for `S`.
 #[inline(always)]
 pub(crate) unsafe fn quantised<S: Simd, F: Format>(job: &Job) {
-    let token_bytes = job.x.block_stride() * size_of::<ActivationBlock>();
-    let panel_tokens = (PANEL_BYTES / token_bytes).max(S::MAX_TOKENS) / S::MAX_TOKENS * S::MAX_TOKENS;
-    let mut start = job.tokens.start;
-    while start < job.tokens.end {
-        let panel = start..job.tokens.end.min(start + panel_tokens);
-        let mut group = job.groups.start;
-        while group < job.groups.end {
-            let mut lane = 0;
-            while lane < GROUP_ROWS {
-                // SAFETY: by contract.
-                unsafe {
-                    for_each_tile!(S, panel, first =>
-                        quantised_tile::<S, F>(job, group, lane, first, first + lane == panel.start));
-                }
-                lane += S::LANES;
-            }
-            group += 1;
+    let panel_groups = (WEIGHT_PANEL_BYTES / group_bytes::<F>(job)).max(1);
+    let mut start = job.groups.start;
+    while start < job.groups.end {
+        let panel = (start, job.groups.end.min(start + panel_groups));
+        // SAFETY: by contract.
+        unsafe {
+            for_each_tile!(S, job.tokens, first => quantised_panel::<S, F>(job, panel, first));
         }
-        start = panel.end;
+        start = panel.1;
+    }
+}
+
+/// Bytes of a group of rows.
+#[inline(always)]
+fn group_bytes<F: Format>(job: &Job) -> usize {
+    job.w.header_bytes() + job.w.cols() / BLOCK_COLS * F::INT_BYTES
+}
+
+/// A tile of tokens by all rows of a panel, from its first group to before its last.
+///
+/// # Safety
+/// As [`quantised_tile`].
+#[inline(always)]
+unsafe fn quantised_panel<S: Simd, F: Format, const T: usize>(job: &Job, panel: (usize, usize), first: usize) {
+    let mut group = panel.0;
+    while group < panel.1 {
+        let mut lane = 0;
+        while lane < GROUP_ROWS {
+            let comes_first = lane == 0 && first == job.tokens.start;
+            // SAFETY: by contract.
+            unsafe { quantised_tile::<S, F, T>(job, group, lane, first, comes_first) };
+            lane += S::LANES;
+        }
+        group += 1;
     }
 }
 
@@ -110,17 +128,13 @@ unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(
             planes = planes.wrapping_add(F::INT_BYTES);
             for sub in 0..F::SUBS {
                 let (scale, offset) = scales::<S, F>(header, block, sub, lane);
-                let mut ints = [S::zero_ints(); T];
-                let mut parts = [std::ptr::null::<i8>(); T];
+                let mut ints = upper_parts::<S, F, T>(&weights, sub, &x);
+                let mut low = [std::ptr::null::<i8>(); T];
                 for t in 0..T {
-                    parts[t] = (*x[t]).high.as_ptr();
+                    ints[t] = S::plus(ints[t], minus_offset::<S, F>(&*x[t], sub));
+                    low[t] = (*x[t]).low.as_ptr();
                 }
-                S::dots::<F, T>(&weights, sub * F::SUB_QUADS, &parts, &mut ints);
-                for t in 0..T {
-                    ints[t] = S::shifted_plus(ints[t], minus_offset::<S, F>(&*x[t], sub));
-                    parts[t] = (*x[t]).low.as_ptr();
-                }
-                S::dots::<F, T>(&weights, sub * F::SUB_QUADS, &parts, &mut ints);
+                S::dots::<F, T>(&weights, sub * F::SUB_QUADS, &low, &mut ints);
                 for t in 0..T {
                     let product = S::mul(S::to_floats(ints[t]), S::splat((*x[t]).scale));
                     sums[t] = S::fma(product, scale, sums[t]);
@@ -137,10 +151,51 @@ unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(
     }
 }
 
+/// The products of the weights under scale `sub` with the upper parts of the activations, moved up to their place.
+///
+/// # Safety
+/// As [`quantised`].
+#[inline(always)]
+unsafe fn upper_parts<S: Simd, F: Format, const T: usize>(
+    weights: &[S::Bytes; QUADS],
+    sub: usize,
+    x: &[*const ActivationBlock; T],
+) -> [S::Ints; T] {
+    // SAFETY: by contract.
+    unsafe {
+        let mut ints = [S::zero_ints(); T];
+        let mut wide_quads = 0;
+        for t in 0..T {
+            wide_quads |= (*x[t]).wide_quads;
+        }
+        if (wide_quads >> (sub * F::SUB_QUADS)).trailing_zeros() as usize >= F::SUB_QUADS {
+            return ints;
+        }
+        let mut high = [std::ptr::null::<i8>(); T];
+        for t in 0..T {
+            high[t] = (*x[t]).high.as_ptr();
+        }
+        for i in 0..F::SUB_QUADS {
+            let quad = sub * F::SUB_QUADS + i;
+            if wide_quads >> quad & 1 != 0 {
+                S::quad_dots::<F, T>(weights[quad], quad, &high, &mut ints);
+            }
+        }
+        for t in 0..T {
+            ints[t] = S::shifted(ints[t]);
+        }
+        ints
+    }
+}
+
 /// What the weights' offset is multiplied by: the activations' sum under scale `sub`.
 #[inline(always)]
 pub(crate) fn x_sum<F: Format>(x: &ActivationBlock, sub: usize) -> f32 {
-    if F::SUBS == 1 { x.sum } else { x.half_sums[sub] }
+    if F::SUBS == 1 {
+        x.sum
+    } else {
+        -x.scale * x.minus_half_sums[sub] as f32
+    }
 }
 
 /// The block of weights that is to be fetched now, [`PREFETCH_BYTES`] of integers ahead of its use.
@@ -156,14 +211,13 @@ impl Ahead {
     #[inline(always)]
     fn of<F: Format>(job: &Job, group: usize) -> Self {
         let num_blocks = job.w.cols() / BLOCK_COLS;
-        let header_bytes = job.w.header_bytes();
-        let group_bytes = header_bytes + num_blocks * F::INT_BYTES;
+        let group_bytes = group_bytes::<F>(job);
         let distance = PREFETCH_BYTES / F::INT_BYTES;
         Self {
             group: job.w.group_ptr(group).wrapping_add(distance / num_blocks * group_bytes),
             block: distance % num_blocks,
             num_blocks,
-            header_bytes,
+            header_bytes: job.w.header_bytes(),
             group_bytes,
         }
     }
@@ -367,7 +421,7 @@ plain! {
 #[inline(always)]
 pub(crate) unsafe fn plain<S: Simd, W: Plain>(job: &Job) {
     let token_bytes = job.x.dense_stride() * size_of::<f32>();
-    let panel_tokens = (PANEL_BYTES / token_bytes).max(S::MAX_TOKENS) / S::MAX_TOKENS * S::MAX_TOKENS;
+    let panel_tokens = (TOKEN_PANEL_BYTES / token_bytes).max(S::MAX_TOKENS) / S::MAX_TOKENS * S::MAX_TOKENS;
     let mut start = job.tokens.start;
     while start < job.tokens.end {
         let panel = start..job.tokens.end.min(start + panel_tokens);

@@ -143,7 +143,10 @@ unsafe fn quantised_tile<S: Simd, T: Tiles, F: Format>(
                 let (scale, offset) = scales::<S, F>(header, block, sub, 0);
                 for t in 0..TILE_TOKENS {
                     let x = &*x[t].add(block);
-                    let ints = S::shifted_plus(S::load_ints(high.0[t].as_ptr()), S::load_ints(low.0[t].as_ptr()));
+                    let ints = S::plus(
+                        S::shifted(S::load_ints(high.0[t].as_ptr())),
+                        S::load_ints(low.0[t].as_ptr()),
+                    );
                     let product = S::mul(S::to_floats(ints), S::splat(x.scale));
                     sums[t] = S::fma(product, scale, sums[t]);
                     if F::MIN {

@@ -22,16 +22,16 @@ fn integers(block: &ActivationBlock) -> [i32; 32] {
 /// Blocks as bits, so that NaN equals itself.
 fn bits(blocks: &[ActivationBlock]) -> Vec<(Vec<i8>, Vec<u32>)> {
     let of = |b: &ActivationBlock| {
-        let floats =
-            [b.scale, b.sum, b.half_sums[0], b.half_sums[1]].map(|x| if x.is_nan() { f32::NAN } else { x }.to_bits());
+        let floats = [b.scale, b.sum].map(|x| if x.is_nan() { f32::NAN } else { x }.to_bits());
         let ints = [
             b.minus_8_sum,
             b.minus_128_sum,
             b.minus_half_sums[0],
             b.minus_half_sums[1],
+            b.wide_quads.cast_signed(),
         ]
         .map(i32::cast_unsigned);
-        ([b.high, b.low].concat(), [floats, ints].concat())
+        ([b.high, b.low].concat(), [&floats[..], &ints[..]].concat())
     };
     blocks.iter().map(of).collect()
 }
@@ -48,10 +48,17 @@ proptest! {
         }
     }
 
-    /// Each number is within half a step (and the rounding of 16,256 steps in f32) of its integer times the scale, and the sums are those of the integers.
+    /// Each number is within half a step (and the rounding of 16,256 steps in f32) of its integer times the scale, a quad is wide if and only if it has upper parts, and the sums are those of the integers.
     #[test]
-    fn numbers_are_within_half_a_step(x in prop::collection::vec(-1e3_f32..1e3, 32)) {
+    fn numbers_are_within_half_a_step(x in prop::collection::vec(-1e3_f32..1e3, 32), outliers in prop::collection::vec((0_usize..32, 1_f32..1e4), 0..4)) {
+        let mut x = x;
+        for (column, factor) in outliers {
+            x[column] *= factor;
+        }
         let block = quantised(Isa::Scalar, &x)[0];
+        for (quad, parts) in block.high.as_chunks::<4>().0.iter().enumerate() {
+            prop_assert_eq!(block.wide_quads >> quad & 1 != 0, *parts != [0; 4]);
+        }
         for (x, quant) in x.iter().zip(integers(&block)) {
             let error = f64::from(*x) - f64::from(block.scale) * f64::from(quant);
             prop_assert!(error.abs() <= f64::from(block.scale) * 0.502);
@@ -62,6 +69,22 @@ proptest! {
         prop_assert_eq!(block.minus_8_sum, -8 * (low + high));
         prop_assert_eq!(block.minus_128_sum, -128 * (low + high));
         prop_assert_eq!(block.sum, block.scale * (low + high) as f32);
+    }
+}
+
+/// An outlier in one quad, or in two, does not widen the step of the others: these still fill 8 bits.
+#[test]
+fn outliers_leave_the_rest_its_steps() {
+    let mut x: [f32; 32] = std::array::from_fn(|i| if i % 2 == 0 { 1.0 } else { -0.5 });
+    x[31] = 0.9;
+    for (outlier, wide) in [(5, 0b10), (30, 0b1000_0010)] {
+        x[outlier] = 90.0;
+        for isa in Isa::available() {
+            let block = quantised(isa, &x)[0];
+            assert_eq!(block.wide_quads, wide, "{}", isa.name());
+            assert_eq!(block.low[0], 127, "{}", isa.name());
+            assert_eq!(integers(&block)[outlier], 90 * 127, "{}", isa.name());
+        }
     }
 }
 
