@@ -146,7 +146,7 @@ def test_sleep_gives_memory_back_and_the_next_request_wakes(tiny_model_path: Pat
             await backend.sleep(2)
             await backend.sleep(1)
             seen = await backend.engine_state()
-            assert (seen.state, seen.models, seen.memory) == ("deep asleep", [], {})
+            assert (seen.state, seen.models, set(seen.memory)) == ("deep asleep", [], {"process"})
             assert (await collect(backend.chat(ask()))).text == first.text
             with pytest.raises(RequestError, match="sleeps at level 1 or 2, got 3"):
                 await backend.sleep(3)

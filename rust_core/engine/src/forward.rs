@@ -438,7 +438,7 @@ impl Part<'_> {
         most_units: usize,
         mut work: impl FnMut(Range<usize>, Range<usize>),
     ) {
-        let tiles = num_rows.div_ceil(PRODUCT_TILE);
+        let tiles = num_rows.div_ceil(PRODUCT_TILE).max(1);
         // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
         let wanted = (self.worker.num_threads() * PIECES_PER_THREAD).div_ceil(tiles);
         let columns = wanted.max(num_units.div_ceil(most_units)).min(num_units);
