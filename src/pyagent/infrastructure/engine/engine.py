@@ -17,9 +17,10 @@ from pyagent.core.errors import CapacityError
 from pyagent.infrastructure.engine.batch import Likelihood, Runner, StepOutput
 from pyagent.infrastructure.engine.flight import Flight, StepThread
 from pyagent.infrastructure.engine.forks.beams import Search
+from pyagent.infrastructure.engine.plan import Plan
 from pyagent.infrastructure.engine.queues import RequestQueues
 from pyagent.infrastructure.engine.request import Output, Request, Status
-from pyagent.infrastructure.engine.scheduler import Plan, Scheduler, SchedulerLimits
+from pyagent.infrastructure.engine.scheduler import Scheduler, SchedulerLimits
 from pyagent.infrastructure.engine.stats import Counts, EngineStats
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.batch import Batch, Runner, StepOutput
-    from pyagent.infrastructure.engine.scheduler import Plan
+    from pyagent.infrastructure.engine.plan import Plan
 
 AsyncScheduling = Literal["auto", "on", "off"]
 
