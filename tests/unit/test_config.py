@@ -150,6 +150,7 @@ def test_unknown_key_names_the_nearest(text: str, key: str, hint: str) -> None:
         ("[server]\nport = 70000", "server.port", "expected less than or equal to 65535"),
         ("[server]\nport = true", "server.port", "expected a number, got true or false"),
         ("[engine]\nthreads = 'two'", "engine.threads", "expected a valid integer"),
+        ("[engine]\nhang_seconds = 'soon'", "engine.hang_seconds", "expected a valid number, or 'never'"),
         ("[engine]\nthreads = 0", "engine.threads", "expected greater than 0"),
         ("[engine]\nmemory = '12 parsecs'", "engine.memory", 'expected a size such as "12GB"'),
         ("[engine]\nisa = 'neon'", "engine.isa", "expected 'auto', 'scalar', 'avx2', 'avx512' or 'amx'"),

@@ -85,7 +85,12 @@ def or_word(kind: Kind, word: str) -> Kind:
     """The kind, or a word that stands for None, as TOML has no null."""
 
     def read(value: object) -> object:
-        return None if value is None or value == word else kind.read(value)
+        if value is None or value == word:
+            return None
+        try:
+            return kind.read(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, or {word!r}") from error
 
     return Kind(kind.text, read, kind.written)
 
