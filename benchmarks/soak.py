@@ -34,7 +34,8 @@ from pyagent.assembly import make_chain, make_host
 from pyagent.core.chain import Chain
 from pyagent.core.errors import PyAgentError
 from pyagent.core.messages import ChatRequest, Message, ResponseFormat, SamplingParams
-from pyagent.core.settings import Engine, RequestClass, Settings, parse_size
+from pyagent.core.setting_kinds import parse_size
+from pyagent.core.settings import Engine, RequestClass, Settings
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import EngineState, LocalEngine
 from pyagent.infrastructure.engine.process_memory import resident_bytes

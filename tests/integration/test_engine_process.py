@@ -11,16 +11,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.native import engine_of, run
 from support.tiny_model import write_tiny_model
 
-from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
-from pyagent.core.config import load_settings
 from pyagent.core.errors import (
     BackendError,
     CapacityError,
@@ -52,19 +50,6 @@ SCHEMA = {
 }
 
 
-@asynccontextmanager
-async def engine_of(path: Path, *, process: bool = True, **more: object) -> AsyncIterator[NativeBackend]:
-    """The backend of the link `native` over a model file, closed at the end."""
-    overrides = {"engine.models": [str(path)], "engine.process": process, "engine.threads": 1, **more}
-    settings = load_settings(overrides=overrides).settings
-    (backend,) = make_chain(settings, make_host(settings), ["native"]).links
-    assert isinstance(backend, NativeBackend)
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
 def remote(backend: NativeBackend) -> ProcessEngine:
     assert isinstance(backend.engine, ProcessEngine)
     return backend.engine
@@ -74,10 +59,6 @@ def process_id(backend: NativeBackend) -> int:
     found = remote(backend).supervisor.vitals.process_id
     assert found is not None
     return found
-
-
-def run(work: Coroutine[None, None, None]) -> None:
-    asyncio.run(work)
 
 
 def ask(text: str = "the user", **sampling: object) -> ChatRequest:

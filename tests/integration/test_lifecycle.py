@@ -6,17 +6,14 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.native import engine_of, run
 
-from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
-from pyagent.core.config import load_settings
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
@@ -25,25 +22,9 @@ from pyagent.infrastructure.engine.lifecycle import LifeCycle, State
 both = pytest.mark.parametrize("process", [False, True], ids=["here", "own process"])
 
 
-def run(work: Coroutine[None, None, None]) -> None:
-    asyncio.run(work)
-
-
 def ask(**sampling: object) -> ChatRequest:
     params = {"max_tokens": 12, "ignore_eos": True, "temperature": 0, **sampling}
     return ChatRequest(messages=[Message("user", "the user")], sampling=SamplingParams(**params))  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def engine_of(path: Path, *, process: bool, **more: object) -> AsyncIterator[NativeBackend]:
-    overrides = {"engine.models": [str(path)], "engine.process": process, "engine.threads": 1, **more}
-    settings = load_settings(overrides=overrides).settings
-    (backend,) = make_chain(settings, make_host(settings), ["native"]).links
-    assert isinstance(backend, NativeBackend)
-    try:
-        yield backend
-    finally:
-        await backend.close()
 
 
 async def state(backend: NativeBackend) -> str:

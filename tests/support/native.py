@@ -10,7 +10,9 @@ from pathlib import Path
 
 from support.tiny_model import vocabulary
 
+from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
+from pyagent.core.config import load_settings
 from pyagent.core.messages import (
     ChatRequest,
     Message,
@@ -46,6 +48,19 @@ def options(
 @asynccontextmanager
 async def running(path: Path, chosen: EngineOptions | None = None) -> AsyncIterator[NativeBackend]:
     backend = NativeBackend.of("tiny", lambda: path, chosen or options())
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def engine_of(path: Path, *, process: bool = True, **more: object) -> AsyncIterator[NativeBackend]:
+    """The backend of the link `native` over a model file, closed at the end."""
+    overrides = {"engine.models": [str(path)], "engine.process": process, "engine.threads": 1, **more}
+    settings = load_settings(overrides=overrides).settings
+    (backend,) = make_chain(settings, make_host(settings), ["native"]).links
+    assert isinstance(backend, NativeBackend)
     try:
         yield backend
     finally:

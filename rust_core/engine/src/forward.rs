@@ -25,10 +25,10 @@ use crate::workspace::{Rows, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
 const PRODUCT_TILE: usize = 64;
-/// Pieces of a product for each thread.
-const PIECES_PER_THREAD: usize = 8;
 /// Blocks of the feed-forward block's inside in a piece at most, likewise.
 const GATE_BLOCKS: usize = 16;
+/// Pieces of a product for each thread.
+const PIECES_PER_THREAD: usize = 8;
 /// Row groups of a matrix in a piece at most.
 const MOST_GROUPS: usize = 64;
 /// For up to this many rows, every thread computing all norms is quicker than a barrier.

@@ -26,12 +26,11 @@ from pyagent.core.setting_kinds import (
     choice,
     number,
     or_word,
-    parse_size,
     read_table,
     whole,
 )
 
-__all__ = ["ENV_PREFIX", "Engine", "RequestClass", "Section", "Setting", "Settings", "parse_size"]
+__all__ = ["ENV_PREFIX", "Engine", "RequestClass", "Section", "Setting", "Settings"]
 
 ENV_PREFIX = "PYAGENT_"
 
