@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .map(|sequence| Segment {
                     tables: &tables[sequence],
                     first_position: depth + position,
-                    tokens: &tokens[position..=position],
+                    tokens: std::slice::from_ref(&tokens[16 * sequence + position]),
                     num_outputs: 1,
                 })
                 .collect();
