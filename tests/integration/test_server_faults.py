@@ -27,7 +27,7 @@ from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
 )
-from pyagent.infrastructure.server.replies import http_error
+from pyagent.infrastructure.server.errors import http_error
 
 
 def test_server_unknown_model_and_path() -> None:

@@ -18,7 +18,7 @@ from pyagent.core.errors import (
 from pyagent.core.messages import (
     Origin,
 )
-from pyagent.infrastructure.server.wire import IGNORED, REFUSED, read_chat, read_completion
+from pyagent.infrastructure.server.openai.requests import IGNORED, REFUSED, read_chat, read_completion
 
 
 def test_server_honours_every_field() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
+from starlette.types import ASGIApp
 
 from pyagent.core.errors import (
     RequestError,
@@ -25,6 +26,7 @@ from pyagent.core.messages import (
     PromptTokensDetails,
     Usage,
 )
+from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.serving import address, bind
 
@@ -88,10 +90,16 @@ class QuietServer(uvicorn.Server):
         return nullcontext()
 
 
+def _app(backend: Any, **options: Any) -> ASGIApp:
+    """The application; what is no part of it itself is a setting of the server."""
+    parts = {name: options.pop(name) for name in ("agents", "store", "api_keys") if name in options}
+    return create_app(backend, settings=Server(**options), **parts)
+
+
 @asynccontextmanager
 async def serving(backend: Any, **options: Any) -> AsyncIterator[str]:
     listening = bind("127.0.0.1", 0)
-    server = QuietServer(uvicorn.Config(create_app(backend, **options), lifespan="off", log_config=None))
+    server = QuietServer(uvicorn.Config(_app(backend, **options), lifespan="off", log_config=None))
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield address(listening)
@@ -122,13 +130,12 @@ def post(body: Any, backend: Any = None, *, path: str = "/v1/chat/completions", 
     """One plain request; `body` is bytes as they are, or something to send as JSON."""
 
     async def work(url: str, _client: openai.AsyncOpenAI) -> httpx.Response:
-        headers = {"content-type": "application/json"} | options.pop("headers", {})
+        headers = {"content-type": "application/json"} | options.get("headers", {})
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with httpx.AsyncClient(verify=False) as http:
             return await http.post(url + path, content=content, headers=headers)
 
-    serve_options = {name: options.pop(name) for name in ("api_keys", "max_body_bytes", "agents") if name in options}
-    return run(work, backend, **serve_options)
+    return run(work, backend, **{name: value for name, value in options.items() if name != "headers"})
 
 
 async def until(is_so: Callable[[], bool]) -> None:

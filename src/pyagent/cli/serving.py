@@ -56,7 +56,7 @@ def serve(
 
     import asyncio
 
-    from pyagent import __version__
+    from pyagent.infrastructure.models.store import ModelStore
     from pyagent.infrastructure.server.agents import AgentBackend
     from pyagent.infrastructure.server.guards import read_keys
     from pyagent.infrastructure.server.serving import address, bind
@@ -81,9 +81,9 @@ def serve(
             server = create_app(
                 backend,
                 agents=agents,
+                store=ModelStore(settings.paths.models),
                 api_keys=keys,
-                max_body_bytes=settings.server.max_body_bytes,
-                version=__version__,
+                settings=settings.server,
             )
             sys.stdout.write(
                 f"PyAgent answers on {address(listening)} ({', '.join(settings.chain)}); Ctrl+C stops it\n"

@@ -1,21 +1,44 @@
-"""One answer on its way from a backend to a client: whole or as events, counted, and closed whoever ends it."""
+"""One answer on its way from a backend to a client: whole or as events, counted, and closed whoever ends it.
+
+Knows no API: a `Reply` says what deltas look like in the one that was called.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from starlette.datastructures import State
 
-from pyagent.core.errors import BackendError, PyAgentError
+from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.observability.metrics import AnswerWatch
-from pyagent.infrastructure.server.replies import DONE, HttpError, Reply, http_error
+from pyagent.infrastructure.server.errors import HttpError, logged_error
 
-logger = logging.getLogger("pyagent.server")
+
+class Reply(Protocol):
+    """What one answer looks like in an API; for one answer only, since it may count what went out."""
+
+    media_type: str
+    """Of the answer when it is streamed; whole it is JSON."""
+
+    def whole(self, deltas: list[ChatDelta]) -> bytes:
+        """The body of an answer that is not streamed, from all of its deltas."""
+        ...
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        """What goes out for one delta of a streamed answer."""
+        ...
+
+    def end(self) -> bytes:
+        """What goes out after the last delta."""
+        ...
+
+    def failed(self, error: HttpError) -> bytes:
+        """What goes out when a streamed answer fails after its status."""
+        ...
 
 
 @dataclass(slots=True)
@@ -56,28 +79,14 @@ class Answer:
             await self.close()
 
     async def events(self, first: ChatDelta, reply: Reply, request_id: str) -> AsyncGenerator[bytes, None]:
-        """A streamed answer; what fails now is told as an event, since the status is out."""
-        last, begun = first, {first.index}
+        """A streamed answer; what fails now is told in the stream, since the status is out."""
         try:
-            yield reply.chunk(first, is_first=True)
+            yield reply.piece(first)
             async for delta in self.rest():
-                last = delta
-                yield reply.chunk(delta, is_first=delta.index not in begun)
-                begun.add(delta.index)
+                yield reply.piece(delta)
+            yield reply.end()
         except Exception as error:  # noqa: BLE001 - whatever it was, the client must be told before the stream ends
             self.state.outcome = "broken_off"
-            yield logged_error(error, request_id).event
-            yield DONE
-            return
+            yield reply.failed(logged_error(error, request_id))
         finally:
             await self.close()
-        if reply.has_usage_chunk:
-            yield reply.usage_chunk(last.usage)
-        yield DONE
-
-
-def logged_error(error: Exception, request_id: str) -> HttpError:
-    """The error as a client sees it; one that is not ours is logged, under the request's id."""
-    if not isinstance(error, PyAgentError):
-        logger.error("request %s failed", request_id, exc_info=error)
-    return http_error(error)

@@ -1,162 +1,100 @@
-"""The ASGI application: routes, and what each does with a backend.
+"""The ASGI application: the table of routes, and those that belong to no API.
 
-A request's hops: `measured.Measured` (counts) -> `guards.Guard` (id, key, host) -> a route here -> `wire` (JSON to
-`ChatRequest`) -> the backend's stream -> `answer`, `replies` (deltas to OpenAI's JSON) -> `streaming` (watches the
-client). No state outlives a request.
+A request's hops: `measured.Measured` (counts) -> `guards.Guard` (id, key, host) -> a route, in the folder of its API
+-> that API's `requests` (JSON to `ChatRequest`) -> `service` (the backend's stream) -> `answer` and the API's `replies`
+(deltas to JSON) -> `streaming` (watches the client). An API's modules are imported by its first request: a server
+should answer before it has read what nobody may ask for.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 
+from pyagent import __version__
 from pyagent.core.backends import Backend
-from pyagent.core.errors import RequestError
-from pyagent.core.messages import ChatRequest, ModelInfo
+from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
-from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, AnswerWatch, ServerFigures, render
-from pyagent.infrastructure.server.answer import Answer, logged_error
-from pyagent.infrastructure.server.bodies import RefusedError, read_body
+from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
+from pyagent.infrastructure.server.bodies import RefusedError
 from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
+from pyagent.infrastructure.server.errors import logged_error, refusal
 from pyagent.infrastructure.server.guards import Guard
 from pyagent.infrastructure.server.measured import Measured
-from pyagent.infrastructure.server.replies import Reply, model_entry, refusal
-from pyagent.infrastructure.server.streaming import ClientLeftError, EventStream, unless_gone
-from pyagent.infrastructure.server.wire import Asked, read_chat, read_completion
+from pyagent.infrastructure.server.service import Service, json_response
+from pyagent.infrastructure.server.streaming import ClientLeftError
 
-AGENT_PREFIX = "agent:"
-_MODELS_SECONDS = 5.0
-logger = logging.getLogger("pyagent.server")
+if TYPE_CHECKING:
+    from pyagent.infrastructure.models.store import ModelStore
 
-
-@dataclass(slots=True)
-class _Server:
-    """What the routes share: who answers, and the list of models, looked up again when it is a few seconds old."""
-
-    backend: Backend
-    agents: Backend | None
-    max_body_bytes: int
-    version: str
-    figures: ServerFigures = field(default_factory=ServerFigures)
-    created: int = field(default_factory=lambda: int(time.time()))
-    _models: tuple[float, list[ModelInfo]] = (0.0, [])
-
-    async def chat_completions(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        return await self._complete(request, read_chat)
-
-    async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        return await self._complete(request, read_completion)
-
-    async def list_models(self, _request: Request) -> Response:
-        """GET /v1/models."""
-        listed = [model_entry(model, self.created) for model in await self._all_models()]
-        return _json({"object": "list", "data": listed})
-
-    async def show_model(self, request: Request) -> Response:
-        """GET /v1/models/{id}."""
-        wanted = str(request.path_params["id"])
-        models = await self._all_models()
-        for model in models:
-            if model.id == wanted:
-                return _json(model_entry(model, self.created))
-        raise _unknown_model(wanted, models)
-
-    async def health(self, _request: Request) -> Response:
-        """GET /health: what the backend itself says."""
-        health = await self.backend.health()
-        body = {
-            "status": "ok" if health.is_ready else "unavailable",
-            "backend": self.backend.name,
-            "detail": health.detail,
-            "models": health.models,
-            "version": self.version,
-        }
-        return _json(body, 200 if health.is_ready else 503)
-
-    async def ready(self, _request: Request) -> Response:
-        """GET /ready: whether to send requests here, by status alone."""
-        is_ready = (await self.backend.health()).is_ready
-        return _json({"ready": is_ready}, 200 if is_ready else 503)
-
-    async def metrics(self, _request: Request) -> Response:
-        """GET /metrics: figures for Prometheus."""
-        states = [await link.engine_state() for link in engine_links(self.backend)]
-        collected = [*self.figures.collect(), *(collect_engines(states) if states else ())]
-        return Response(render(collected), media_type=CONTENT_TYPE)
-
-    async def home(self, _request: Request) -> Response:
-        """GET /: what this is, for somebody with a browser."""
-        return HTMLResponse(_HOME.format(version=self.version))
-
-    async def _complete(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
-        asked = read(await read_body(request, self.max_body_bytes))
-        backend = await self._who(asked)
-        request_id = str(request.state.request_id)
-        reply = Reply(request_id, asked.model, asked.is_chat, asked.has_usage_chunk)
-        answer = Answer(
-            backend.chat(_of_client(asked.request, request.state.client)),
-            backend.name,
-            request.state,
-            AnswerWatch(self.figures),
-        )
-        if not asked.is_streamed:
-            whole = await unless_gone(answer.whole(reply), request.receive)
-            return Response(whole, media_type="application/json")
-        try:
-            first = await unless_gone(answer.first(), request.receive)
-        except BaseException:
-            await answer.close()
-            raise
-        return EventStream(answer.events(first, reply, request_id), {})
-
-    async def _who(self, asked: Asked) -> Backend:
-        """The backend to ask; raises `RequestError` for a model that nobody here has."""
-        model = asked.request.model
-        if self.agents is not None and model.startswith(AGENT_PREFIX):
-            return self.agents
-        if model:
-            models = await self._all_models()
-            if models and not any(model in {known.id, known.backend} for known in models):
-                raise _unknown_model(model, models)
-        return self.backend
-
-    async def _all_models(self) -> list[ModelInfo]:
-        read_at, models = self._models
-        if time.monotonic() - read_at > _MODELS_SECONDS:
-            models = [*await self.backend.models(), *(await self.agents.models() if self.agents else ())]
-            self._models = (time.monotonic(), models)
-        return models
+_Endpoint = Callable[[Service, Request], Awaitable[Response]]
+_APIS = (
+    ("POST", "/v1/chat/completions", "openai", "chat_completions"),
+    ("POST", "/v1/completions", "openai", "completions"),
+    ("GET", "/v1/models", "openai", "list_models"),
+    ("GET", "/v1/models/{id:path}", "openai", "show_model"),
+)
+"""Method, path, folder of the API, function of its `routes`."""
 
 
-def _of_client(asked: ChatRequest, key: str) -> ChatRequest:
-    """The request with its client's name: the API key's place in the file, then what it calls itself."""
-    if not key:
-        return asked
-    client = f"{key}/{asked.origin.client}" if asked.origin.client else key
-    return msgspec.structs.replace(asked, origin=msgspec.structs.replace(asked.origin, client=client))
+def _api_route(service: Service, method: str, path: str, api: str, function: str) -> Route:
+    async def endpoint(request: Request) -> Response:
+        routes = import_module(f"pyagent.infrastructure.server.{api}.routes")
+        return await cast("_Endpoint", getattr(routes, function))(service, request)
+
+    return Route(path, endpoint, methods=[method])
 
 
-def _unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
-    names = [model.id for model in models]
-    close = get_close_matches(wanted, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:20]) or 'none'}"
-    return RequestError(f"there is no model {wanted!r}; {hint}", param="model", code="model_not_found")
+async def _health(service: Service, _request: Request) -> Response:
+    """GET /health: what the backend itself says."""
+    health = await service.backend.health()
+    body = {
+        "status": "ok" if health.is_ready else "unavailable",
+        "backend": service.backend.name,
+        "detail": health.detail,
+        "models": health.models,
+        "version": __version__,
+    }
+    return json_response(body, 200 if health.is_ready else 503)
+
+
+async def _ready(service: Service, _request: Request) -> Response:
+    """GET /ready: whether to send requests here, by status alone."""
+    is_ready = (await service.backend.health()).is_ready
+    return json_response({"ready": is_ready}, 200 if is_ready else 503)
+
+
+async def _metrics(service: Service, _request: Request) -> Response:
+    """GET /metrics: figures for Prometheus."""
+    states = [await link.engine_state() for link in engine_links(service.backend)]
+    collected = [*service.figures.collect(), *(collect_engines(states) if states else ())]
+    return Response(render(collected), media_type=CONTENT_TYPE)
+
+
+async def _home(service: Service, _request: Request) -> Response:
+    """GET /: what this is, for somebody with a browser."""
+    return HTMLResponse(_HOME.format(version=__version__))
+
+
+_OWN: dict[str, _Endpoint] = {"/health": _health, "/ready": _ready, "/metrics": _metrics, "/": _home}
+
+
+def _own_route(service: Service, path: str, function: _Endpoint) -> Route:
+    async def endpoint(request: Request) -> Response:
+        return await function(service, request)
+
+    return Route(path, endpoint, methods=["GET"])
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Whatever a route raised, as OpenAI would say it."""
+    """Whatever a route raised, as the API that was called would say it."""
     headers: dict[str, str] = {}
     match error:
         case ClientLeftError() | ClientDisconnect():
@@ -170,39 +108,27 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             headers = dict(error.headers or {})
         case _:
             told = logged_error(error, str(request.state.request_id))
-    if told.retry_after_seconds is not None:
-        headers["retry-after"] = str(max(1, round(told.retry_after_seconds)))
-    return _json(told.body, told.status, headers)
-
-
-def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+    return json_response(told.body_at(request.url.path), told.status, headers | told.headers)
 
 
 def create_app(
     backend: Backend,
     *,
     agents: Backend | None = None,
-    api_keys: list[bytes] | None = None,
-    max_body_bytes: int = 32_000_000,
-    version: str = "",
+    store: ModelStore | None = None,
+    api_keys: Sequence[bytes] = (),
+    settings: Server = Server(),  # noqa: B008 - frozen
 ) -> Measured:
     """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet."""
-    server = _Server(backend, agents, max_body_bytes, version)
+    service = Service(backend, agents, store, settings)
     routes = [
-        Route("/v1/chat/completions", server.chat_completions, methods=["POST"]),
-        Route("/v1/completions", server.completions, methods=["POST"]),
-        Route("/v1/models", server.list_models, methods=["GET"]),
-        Route("/v1/models/{id:path}", server.show_model, methods=["GET"]),
-        Route("/health", server.health, methods=["GET"]),
-        Route("/ready", server.ready, methods=["GET"]),
-        *EngineRoutes(backend, max_body_bytes).routes(),
-        Route("/metrics", server.metrics, methods=["GET"]),
-        Route("/", server.home, methods=["GET"]),
+        *(_api_route(service, *entry) for entry in _APIS),
+        *EngineRoutes(backend, settings.max_body_bytes).routes(),
+        *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]
     handlers = dict.fromkeys((HTTPException, Exception), _answer_error)
-    guard = Guard(ExceptionMiddleware(Router(routes), handlers), tuple(api_keys or ()))
-    return Measured(guard, server.figures, frozenset(route.path for route in routes))
+    guard = Guard(ExceptionMiddleware(Router(routes), handlers), tuple(api_keys))
+    return Measured(guard, service.figures, frozenset(route.path for route in routes))
 
 
 _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from pyagent.infrastructure.server.replies import refusal
+from pyagent.infrastructure.server.errors import refusal
 
 _MAX_DROPPED_BYTES = 8_000_000
 

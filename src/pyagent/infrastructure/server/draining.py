@@ -5,11 +5,10 @@ While it drains, `/ready` says no, so that whoever balances load sends requests 
 
 from __future__ import annotations
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pyagent.infrastructure.server.replies import refusal
+from pyagent.infrastructure.server.errors import refusal
 
 _RETRY_SECONDS = 5
 
@@ -44,4 +43,4 @@ def _turned_away(scope: Scope) -> Response:
         return Response(b'{"ready":false}', 503, media_type="application/json")
     told = refusal(503, "the server is shutting down; send requests elsewhere", "shutdown", "server_error")
     headers = {"retry-after": str(_RETRY_SECONDS), "connection": "close"}
-    return Response(msgspec.json.encode(told.body), told.status, headers, media_type="application/json")
+    return Response(told.body_at(scope["path"]), told.status, headers, media_type="application/json")

@@ -28,7 +28,7 @@ from pyagent.core.prompt_cache import (
     ViewCache,
 )
 from pyagent.infrastructure.server.bodies import read_body
-from pyagent.infrastructure.server.wire import read_chat
+from pyagent.infrastructure.server.openai.requests import read_chat
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.client import EngineState

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyagent.core.errors import ConfigError
-from pyagent.infrastructure.server.replies import HttpError, refusal
+from pyagent.infrastructure.server.errors import SHUTTING_DOWN, HttpError, refusal
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 """Paths that need no key: they tell nothing a port scan does not."""
@@ -62,12 +61,12 @@ class Guard:
         refused = self._refusal(scope["path"], headers, has_key=place is not None)
         try:
             if refused:
-                await send_error(send_with_id, refused)
+                await send_error(scope["path"], send_with_id, refused)
             else:
                 await self.app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the server stops, and has waited for this request as long as it does
             if not has_begun:
-                await send_error(send, refusal(503, "the server is shutting down", "shutdown", "server_error"))
+                await send_error(scope["path"], send, SHUTTING_DOWN)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes], *, has_key: bool) -> HttpError | None:
         if not self.keys:
@@ -86,12 +85,12 @@ class Guard:
         return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
 
 
-async def send_error(send: Send, error: HttpError) -> None:
+async def send_error(path: str, send: Send, error: HttpError) -> None:
     """Send an error as a whole response."""
     headers = [(b"content-type", b"application/json")]
-    headers += [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": msgspec.json.encode(error.body)})
+    await send({"type": "http.response.body", "body": error.body_at(path)})
 
 
 def is_loopback(host: str) -> bool:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pyagent.infrastructure.server.replies import DONE, refusal
+from pyagent.infrastructure.server.errors import SHUTTING_DOWN
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.server.answer import Reply
 
 T = TypeVar("T")
 
@@ -44,14 +47,14 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from an iterator of ready bytes; closes the iterator at the end, whoever ends it."""
+    """An answer in pieces, from an iterator of ready bytes; closes the iterator at the end, whoever ends it."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        super().__init__(headers=headers | {"cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None], reply: Reply) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=reply.media_type)
         del self.headers["content-length"]
         self._events = events
+        self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events or the client end."""
@@ -61,8 +64,8 @@ class EventStream(Response):
             scope.setdefault("state", {})["outcome"] = "client_left"
             return
         except asyncio.CancelledError:  # the server stops: say so, so that nobody takes half an answer for a whole one
-            event = refusal(503, "the server is shutting down", "shutdown", "server_error").event + DONE
-            await send({"type": "http.response.body", "body": event, "more_body": False})
+            told = self._reply.failed(SHUTTING_DOWN)
+            await send({"type": "http.response.body", "body": told, "more_body": False})
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._events):

@@ -7,9 +7,7 @@ the value that means nothing (`REFUSED`). A field nobody knows is refused too, w
 
 from __future__ import annotations
 
-import difflib
-import re
-from typing import TypeVar, cast
+from typing import cast
 
 import msgspec
 
@@ -24,9 +22,7 @@ from pyagent.core.messages import (
     SamplingParams,
     Tool,
 )
-
-DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
-"""Names that mean whatever the chain's first answering link runs."""
+from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, decode
 
 IGNORED = (
     "metadata",
@@ -37,7 +33,7 @@ IGNORED = (
     "prompt_cache_retention",
     "prediction",
 )
-REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+REFUSED: Refused = {
     "echo": ((False,), "prompts are not echoed"),
     "suffix": (("",), "no text is inserted before a suffix"),
     "audio": ((), "no audio is made"),
@@ -201,14 +197,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     has_usage_chunk: bool
 
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
-_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
-
-
 def read_chat(body: bytes) -> Asked:
     """Understand the body of POST /v1/chat/completions; raises `RequestError` naming the field at fault."""
-    said = _decode(body, ChatBody)
+    said = decode(body, ChatBody, REFUSED)
     if not said.messages:
         raise RequestError("messages is empty; send at least one message", param="messages")
     if not any(message.content or message.tool_calls for message in said.messages):
@@ -228,7 +219,7 @@ def read_chat(body: bytes) -> Asked:
 
 def read_completion(body: bytes) -> Asked:
     """Understand the body of POST /v1/completions."""
-    said = _decode(body, CompletionBody)
+    said = decode(body, CompletionBody, REFUSED)
     prompt = said.prompt[0] if isinstance(said.prompt, list) and len(said.prompt) == 1 else said.prompt
     if not isinstance(prompt, str):
         raise RequestError("prompt takes one text; token ids and several prompts are not supported", param="prompt")
@@ -248,37 +239,6 @@ def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> Asked:
         is_streamed=bool(said.stream),
         has_usage_chunk=bool(said.stream_options and said.stream_options.include_usage),
     )
-
-
-def _decode(body: bytes, kind: type[Body]) -> Body:
-    try:
-        said = msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error), kind) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="malformed_json") from error
-    except RecursionError as error:
-        raise RequestError("the body is nested too deeply", code="malformed_json") from error
-    for name in said.__struct_fields__:
-        accepted, why = REFUSED.get(name, ((), ""))
-        value: object = getattr(said, name)
-        if why and value is not None and not any(value == other for other in accepted):
-            shown = msgspec.json.encode(value)[:40].decode(errors="replace")
-            raise RequestError(f"{name}={shown} is not supported: {why}", param=name, code="unsupported_parameter")
-    return said
-
-
-def _field_error(text: str, kind: type[_Common]) -> RequestError:
-    """msgspec's words as an error that names the field."""
-    path = _PATH.search(text)
-    where = path[1] if path else None
-    unknown = _UNKNOWN.search(text)
-    if unknown:
-        close = difflib.get_close_matches(unknown[1], kind.__struct_fields__, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close and not where else ""
-        name = f"{where}.{unknown[1]}" if where else unknown[1]
-        return RequestError(f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
-    return RequestError(text, param=where)
 
 
 def _token_ids(bias: dict[str, float]) -> dict[int, float]:

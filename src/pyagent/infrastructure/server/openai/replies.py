@@ -1,4 +1,4 @@
-"""OpenAI's answers as they go out over HTTP: whole, in chunks, and as errors. Pure."""
+"""OpenAI's completions as they go out over HTTP: whole, in chunks, and as errors. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyagent.core.errors import AgentError, BackendError, CapacityError, DeadlineError, PyAgentError, RequestError
 from pyagent.core.messages import ChatDelta, FinishReason, JsonObject, ModelInfo, TokenLogprob, ToolCall, Usage
+from pyagent.infrastructure.server.errors import HttpError
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """The envelope of one answer: the same id, time and model on each of its pieces."""
 
@@ -22,6 +22,9 @@ class Reply:
     is_chat: bool
     has_usage_chunk: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+    media_type: str = "text/event-stream"
+    _begun: set[int] = field(default_factory=set[int])
+    _usage: Usage | None = None
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
         """The body of an answer that is not streamed, from all of its deltas."""
@@ -48,8 +51,11 @@ class Reply:
             choice |= {"text": text, "logprobs": _text_logprobs(logprobs)}
         return choice
 
-    def chunk(self, delta: ChatDelta, *, is_first: bool) -> bytes:
-        """One event of a streamed answer; `is_first` of those with its index."""
+    def piece(self, delta: ChatDelta) -> bytes:
+        """One event of a streamed answer."""
+        is_first = delta.index not in self._begun
+        self._begun.add(delta.index)
+        self._usage = delta.usage
         choice: JsonObject = {"index": delta.index, "finish_reason": _finish(delta.finish_reason)}
         if self.is_chat:
             piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
@@ -65,10 +71,17 @@ class Reply:
             body["usage"] = None
         return _event(body | (_who(delta) if is_first and delta.index == 0 else {}))
 
-    def usage_chunk(self, usage: Usage | None) -> bytes:
-        """The event before the end, when the client asked for the count."""
+    def end(self) -> bytes:
+        """The last event, and before it the count when the client asked for it."""
+        return self._usage_chunk(self._usage or Usage()) + _DONE if self.has_usage_chunk else _DONE
+
+    def failed(self, error: HttpError) -> bytes:
+        """The error as an event."""
+        return _event(error.body) + _DONE
+
+    def _usage_chunk(self, usage: Usage) -> bytes:
         body = self._envelope("chat.completion.chunk" if self.is_chat else "text_completion")
-        body |= {"choices": list[object](), "usage": _full(usage or Usage())}
+        body |= {"choices": list[object](), "usage": _full(usage)}
         return _event(body)
 
     def _envelope(self, kind: str) -> JsonObject:
@@ -81,53 +94,6 @@ def model_entry(model: ModelInfo, created: int) -> JsonObject:
     entry: JsonObject = {"id": model.id, "object": "model", "created": created, "owned_by": model.backend or "pyagent"}
     facts = {name: getattr(model, name) for name in ("context_length", "architecture", "quantization", "size_bytes")}
     return entry | {name: value for name, value in facts.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class HttpError:
-    """An error as a client sees it: the status, the JSON body, and when to try again."""
-
-    status: int
-    body: JsonObject
-    retry_after_seconds: float | None = None
-
-    @property
-    def event(self) -> bytes:
-        """The error as an event of a stream whose status went out before."""
-        return _event(self.body)
-
-
-_STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
-    (RequestError, 400, "invalid_request_error"),
-    (CapacityError, 503, "capacity_error"),
-    (DeadlineError, 504, "timeout_error"),
-    (BackendError, 502, "backend_error"),
-    (AgentError, 502, "agent_error"),
-    (PyAgentError, 500, "server_error"),
-)
-
-
-def http_error(error: Exception) -> HttpError:
-    """The one place where an error of ours becomes a status. A foreign one is our bug: 500, without its text."""
-    found = next(((status, kind) for type_, status, kind in _STATUSES if isinstance(error, type_)), None)
-    if found is None:
-        return refusal(500, "internal error; the server's log has it under the request id", "internal", "server_error")
-    status, kind = found
-    retry_after = error.retry_after_seconds if isinstance(error, CapacityError) else None
-    code = error.code if isinstance(error, RequestError) else kind.removesuffix("_error")
-    if code.endswith("_not_found"):
-        status = 404
-    elif retry_after is not None:
-        status = 429
-    fault: JsonObject = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": code}
-    if isinstance(error, BackendError):
-        fault["backend"] = error.backend
-    return HttpError(status, {"error": fault}, retry_after)
-
-
-def refusal(status: int, message: str, code: str, kind: str = "invalid_request_error") -> HttpError:
-    """An error of HTTP itself: no such path, wrong method, body too large, no key."""
-    return HttpError(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def _event(body: JsonObject) -> bytes:

@@ -1,0 +1,87 @@
+"""Errors as a client sees them: a status, and a body in the shape of the API that was called. Pure."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from pyagent.core.errors import AgentError, BackendError, CapacityError, DeadlineError, PyAgentError, RequestError
+from pyagent.core.messages import JsonObject
+
+logger = logging.getLogger("pyagent.server")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as a client sees it: the status, what went wrong, and when to try again."""
+
+    status: int
+    message: str
+    code: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    backend: str | None = None
+    retry_after_seconds: float | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with the status."""
+        headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        if self.retry_after_seconds is not None:
+            headers["retry-after"] = str(max(1, round(self.retry_after_seconds)))
+        return headers
+
+    @property
+    def body(self) -> JsonObject:
+        """OpenAI's shape."""
+        fault: JsonObject = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": fault | ({"backend": self.backend} if self.backend else {})}
+
+    def body_at(self, path: str) -> bytes:
+        """The body in the shape of the API whose path was called."""
+        body = {"error": self.message} if path.startswith("/api/") else self.body
+        return msgspec.json.encode(body)
+
+
+_STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (RequestError, 400, "invalid_request_error"),
+    (CapacityError, 503, "capacity_error"),
+    (DeadlineError, 504, "timeout_error"),
+    (BackendError, 502, "backend_error"),
+    (AgentError, 502, "agent_error"),
+    (PyAgentError, 500, "server_error"),
+)
+
+
+def http_error(error: Exception) -> HttpError:
+    """The one place where an error of ours becomes a status. A foreign one is our bug: 500, without its text."""
+    found = next(((status, kind) for type_, status, kind in _STATUSES if isinstance(error, type_)), None)
+    if found is None:
+        return refusal(500, "internal error; the server's log has it under the request id", "internal", "server_error")
+    status, kind = found
+    retry_after = error.retry_after_seconds if isinstance(error, CapacityError) else None
+    code = error.code if isinstance(error, RequestError) else kind.removesuffix("_error")
+    if code.endswith("_not_found"):
+        status = 404
+    elif retry_after is not None:
+        status = 429
+    param: str | None = getattr(error, "param", None)
+    backend = error.backend if isinstance(error, BackendError) else None
+    return HttpError(status, str(error), code, kind, param, backend, retry_after)
+
+
+def refusal(status: int, message: str, code: str, kind: str = "invalid_request_error") -> HttpError:
+    """An error of HTTP itself: no such path, wrong method, body too large, no key."""
+    return HttpError(status, message, code, kind)
+
+
+def logged_error(error: Exception, request_id: str) -> HttpError:
+    """The error as a client sees it; one that is not ours is logged, under the request's id."""
+    if not isinstance(error, PyAgentError):
+        logger.error("request %s failed", request_id, exc_info=error)
+    return http_error(error)
+
+
+SHUTTING_DOWN = refusal(503, "the server is shutting down", "shutdown", "server_error")

@@ -1,0 +1,60 @@
+"""Bodies as structs: every field known, and those that are not supported refused by name. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+
+DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
+"""Names that mean whatever the chain's first answering link runs."""
+
+Refused = Mapping[str, tuple[tuple[object, ...], str]]
+"""Fields that are not supported: the values that ask for nothing, and why any other is refused."""
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
+
+
+def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
+    """Read a body; raises `RequestError` naming the field at fault."""
+    try:
+        said = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), kind) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="malformed_json") from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply", code="malformed_json") from error
+    refuse(said, refused)
+    return said
+
+
+def refuse(said: msgspec.Struct, refused: Refused, prefix: str = "") -> None:
+    """Raise `RequestError` for the first field of `said` that is not supported and asks for something."""
+    for name in said.__struct_fields__:
+        accepted, why = refused.get(name, ((), ""))
+        value: object = getattr(said, name)
+        if why and value is not None and not any(value == other for other in accepted):
+            shown = msgspec.json.encode(value)[:40].decode(errors="replace")
+            param = prefix + name
+            raise RequestError(f"{param}={shown} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def _field_error(text: str, kind: type[msgspec.Struct]) -> RequestError:
+    """msgspec's words as an error that names the field."""
+    path = _PATH.search(text)
+    where = path[1] if path else None
+    unknown = _UNKNOWN.search(text)
+    if unknown:
+        close = difflib.get_close_matches(unknown[1], kind.__struct_encode_fields__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close and not where else ""
+        name = f"{where}.{unknown[1]}" if where else unknown[1]
+        return RequestError(f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
+    return RequestError(text, param=where)

@@ -1,0 +1,44 @@
+"""OpenAI's API: completions of chats and of plain prompts, and the list of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent.infrastructure.server.openai.replies import Reply, model_entry
+from pyagent.infrastructure.server.openai.requests import Asked, read_chat, read_completion
+from pyagent.infrastructure.server.service import Service, json_response, unknown_model
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    return await _complete(service, request, read_chat)
+
+
+async def completions(service: Service, request: Request) -> Response:
+    """POST /v1/completions."""
+    return await _complete(service, request, read_completion)
+
+
+async def list_models(service: Service, _request: Request) -> Response:
+    """GET /v1/models."""
+    listed = [model_entry(model, service.created) for model in await service.models()]
+    return json_response({"object": "list", "data": listed})
+
+
+async def show_model(service: Service, request: Request) -> Response:
+    """GET /v1/models/{id}."""
+    wanted = str(request.path_params["id"])
+    models = await service.models()
+    for model in models:
+        if model.id == wanted:
+            return json_response(model_entry(model, service.created))
+    raise unknown_model(wanted, models)
+
+
+async def _complete(service: Service, request: Request, read: Callable[[bytes], Asked]) -> Response:
+    asked = read(await service.body(request))
+    reply = Reply(str(request.state.request_id), asked.model, asked.is_chat, asked.has_usage_chunk)
+    return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed)

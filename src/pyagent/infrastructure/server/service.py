@@ -1,0 +1,102 @@
+"""What the APIs of the server share: who answers, the models there are, and how a request becomes a response."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent.core.backends import Backend
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import ChatRequest, ModelInfo
+from pyagent.core.settings import Server
+from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
+from pyagent.infrastructure.server.answer import Answer, Reply
+from pyagent.infrastructure.server.bodies import read_body
+from pyagent.infrastructure.server.streaming import EventStream, unless_gone
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.models.store import ModelStore
+
+AGENT_PREFIX = "agent:"
+_MODELS_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Service:
+    """The backends behind the server; the list of models is looked up again when it is a few seconds old."""
+
+    backend: Backend
+    agents: Backend | None
+    store: ModelStore | None
+    settings: Server
+    figures: ServerFigures = field(default_factory=ServerFigures)
+    created: int = field(default_factory=lambda: int(time.time()))
+    _models: tuple[float, list[ModelInfo]] = (0.0, [])
+
+    async def body(self, request: Request) -> bytes:
+        """The body of a JSON request."""
+        return await read_body(request, self.settings.max_body_bytes)
+
+    async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
+        """Ask whoever has the model; the first delta is awaited before any status goes out."""
+        backend = await self.backend_of(asked.model)
+        answer = Answer(
+            backend.chat(_of_client(asked, request.state.client)),
+            backend.name,
+            request.state,
+            AnswerWatch(self.figures),
+        )
+        if not is_streamed:
+            return json_response(await unless_gone(answer.whole(reply), request.receive))
+        try:
+            first = await unless_gone(answer.first(), request.receive)
+        except BaseException:
+            await answer.close()
+            raise
+        return EventStream(answer.events(first, reply, str(request.state.request_id)), reply)
+
+    async def backend_of(self, model: str) -> Backend:
+        """The backend to ask; raises `RequestError` for a model that nobody here has."""
+        if self.agents is not None and model.startswith(AGENT_PREFIX):
+            return self.agents
+        if model:
+            models = await self.models()
+            if models and not any(model in {known.id, known.backend} for known in models):
+                raise unknown_model(model, models)
+        return self.backend
+
+    async def models(self) -> list[ModelInfo]:
+        """The models of the chain, and the agents."""
+        read_at, models = self._models
+        if time.monotonic() - read_at > _MODELS_SECONDS:
+            models = [*await self.backend.models(), *(await self.agents.models() if self.agents else ())]
+            self._models = (time.monotonic(), models)
+        return models
+
+
+def _of_client(asked: ChatRequest, key: str) -> ChatRequest:
+    """The request with its client's name: the API key's place in the file, then what it calls itself."""
+    if not key:
+        return asked
+    client = f"{key}/{asked.origin.client}" if asked.origin.client else key
+    return msgspec.structs.replace(asked, origin=msgspec.structs.replace(asked.origin, client=client))
+
+
+def unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
+    """The error for a model that nobody here has, with the nearest name."""
+    names = [model.id for model in models]
+    close = get_close_matches(wanted, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:20]) or 'none'}"
+    return RequestError(f"there is no model {wanted!r}; {hint}", param="model", code="model_not_found")
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response of JSON: `body` as it is when it is bytes."""
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Response(content, status, headers, media_type="application/json")
