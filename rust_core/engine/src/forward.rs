@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use attention::AttentionPlan;
 pub(crate) use attention::most_split_rows;
-use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, store_kv};
+use pyagent_kernels::attention::{BLOCK_TOKENS, store_kv};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
@@ -21,7 +21,7 @@ use pyagent_kernels::pool::Worker;
 use crate::config::{Activation, ModelConfig};
 use crate::kv::KvMemory;
 use crate::model::{Layer, Linear, Weights};
-use crate::workspace::{Rows, Stream, Workspace};
+use crate::workspace::{Own, Patch, Rows, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
 const PRODUCT_TILE: usize = 64;
@@ -117,6 +117,17 @@ pub struct Pass<'a> {
     pub isa: Isa,
 }
 
+/// Rows of a piece of a product at most, in a batch of `rows` tokens.
+pub(crate) fn most_piece_rows(rows: usize) -> usize {
+    rows.min(PRODUCT_TILE)
+}
+
+/// Columns of what a thread computes and uses up in one piece of a stage, at most.
+pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
+    let gate = config.ffn_size.min(GATE_BLOCKS * BLOCK_COLS);
+    gate.max(config.kv_size()).max(attention::unit_width(config))
+}
+
 /// How many residual streams a batch of `rows` tokens keeps: one per thread for a few, else one for all.
 pub fn num_streams(rows: usize, threads: usize) -> usize {
     if rows <= FEW_ROWS { threads } else { 1 }
@@ -128,8 +139,9 @@ impl Pass<'_> {
     /// # Safety
     /// The plan's tokens are below the vocabulary's size, [`KvMemory::check`] found its tables right, no page is written
     /// by two segments, and `space` was prepared for the plan with [`num_streams`].
-    pub unsafe fn run(&self, worker: &Worker, plan: &Plan<'_>, scratch: &mut AttentionScratch) {
+    pub unsafe fn run(&self, worker: &Worker, plan: &Plan<'_>) {
         let is_own = num_streams(plan.num_rows(), worker.num_threads()) > 1;
+        let own = &mut *self.space.own(worker.index());
         let stream = &self.space.streams[if is_own { worker.index() } else { 0 }];
         let part = Part {
             pass: self,
@@ -140,10 +152,10 @@ impl Pass<'_> {
         };
         // SAFETY: every stage touches only the rows and columns handed to it, between two barriers.
         unsafe {
-            part.embed();
+            part.embed(&mut own.row);
             for (index, layer) in self.weights.layers.iter().enumerate() {
-                part.project(index, layer);
-                part.attend(index, scratch);
+                part.project(index, layer, own);
+                part.attend(index, own);
                 part.multiply(
                     &layer.attention_output.weight,
                     &self.space.delta,
@@ -154,8 +166,9 @@ impl Pass<'_> {
                     &layer.attention_output,
                     layer.post_attention_norm.as_deref(),
                     Some(&layer.ffn_norm),
+                    &mut own.row,
                 );
-                part.gate(layer);
+                part.gate(layer, own);
                 part.multiply(
                     &layer.down.weight,
                     &self.space.delta,
@@ -167,9 +180,9 @@ impl Pass<'_> {
                     .layers
                     .get(index + 1)
                     .map(|next| next.attention_norm.as_slice());
-                part.close_block(&layer.down, layer.post_ffn_norm.as_deref(), next_norm);
+                part.close_block(&layer.down, layer.post_ffn_norm.as_deref(), next_norm, &mut own.row);
             }
-            part.output();
+            part.output(&mut own.row);
         }
     }
 }
@@ -195,7 +208,7 @@ impl Part<'_> {
     }
 
     /// Embeds the tokens and normalises them for the first layer.
-    unsafe fn embed(&self) {
+    unsafe fn embed(&self, scratch: &mut [f32]) {
         let Pass { config, weights, .. } = self.pass;
         self.each_row(self.plan.num_rows(), |row| {
             let (token, ..) = self.plan.rows[row];
@@ -211,86 +224,75 @@ impl Part<'_> {
                     &weights.layers[0].attention_norm,
                     &self.stream.hidden_input,
                     row,
+                    scratch,
                 );
             }
         });
     }
 
     /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.
-    unsafe fn project(&self, index: usize, layer: &Layer) {
-        let Pass {
-            config, space, kv, isa, ..
-        } = *self.pass;
+    unsafe fn project(&self, index: usize, layer: &Layer, own: &mut Own) {
+        let Pass { config, space, .. } = *self.pass;
         // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
         let run = config.num_heads / config.num_kv_heads + 1;
         let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
+        let columns = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
         let num_units = config.num_heads + config.num_kv_heads;
         self.share_product(self.plan.num_rows(), num_units, num_units, |rows, units| {
             let heads = heads_before(units.start)..heads_before(units.end);
             let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
             // SAFETY: this thread owns these heads' columns of these rows, and their KV slots, until the barrier.
             unsafe {
-                self.multiply_heads(&layer.query, &rows, &heads, &space.query);
-                self.rotate_heads(index, &rows, heads, layer.query_norm.as_deref(), &space.query);
-                self.multiply_heads(&layer.key, &rows, &kv_heads, &space.key);
-                self.multiply_heads(&layer.value, &rows, &kv_heads, &space.value);
-                self.rotate_heads(index, &rows, kv_heads.clone(), layer.key_norm.as_deref(), &space.key);
-            }
-            for row in rows {
-                let (_, segment, position) = self.plan.rows[row];
-                let blocks = kv.layer(index, self.plan.segments[segment].tables);
-                // SAFETY: the table covers the position by contract.
-                let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
-                for kv_head in kv_heads.clone() {
-                    let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
-                    // SAFETY: as above.
-                    unsafe {
-                        store_kv(
-                            isa,
-                            &kv.pages.layout,
-                            block,
-                            position % BLOCK_TOKENS,
-                            kv_head,
-                            space.key.part(row, columns.clone()),
-                            space.value.part(row, columns),
-                        );
-                    }
-                }
+                let mut query = space.query.patch(rows.clone(), columns(heads));
+                self.multiply_columns(&layer.query, &self.stream.hidden_input, &mut query);
+                self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
+                let mut key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
+                let mut value = Patch::own(&mut own.second, rows, columns(kv_heads));
+                self.multiply_columns(&layer.key, &self.stream.hidden_input, &mut key);
+                self.multiply_columns(&layer.value, &self.stream.hidden_input, &mut value);
+                self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
+                self.store_heads(index, key, value);
             }
         });
     }
 
-    /// Multiplies some rows of the input by the rows of some heads, and adds their bias.
-    unsafe fn multiply_heads(&self, linear: &Linear, rows: &Range<usize>, heads: &Range<usize>, out: &Rows) {
-        let head_dim = self.pass.config.head_dim;
-        // SAFETY: by contract.
-        unsafe {
-            self.multiply_columns(
-                linear,
-                &self.stream.hidden_input,
-                rows,
-                heads.start * head_dim..heads.end * head_dim,
-                out,
-            );
+    /// Stores keys and values of whole heads.
+    ///
+    /// # Safety
+    /// Their KV slots are this thread's until the next barrier.
+    unsafe fn store_heads(&self, index: usize, mut key: Patch<'_>, mut value: Patch<'_>) {
+        let Pass { config, kv, isa, .. } = *self.pass;
+        let kv_heads = key.columns().start / config.head_dim..key.columns().end / config.head_dim;
+        for row in key.rows() {
+            let (_, segment, position) = self.plan.rows[row];
+            let blocks = kv.layer(index, self.plan.segments[segment].tables);
+            // SAFETY: the table covers the position by contract.
+            let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
+            for kv_head in kv_heads.clone() {
+                let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
+                // SAFETY: as above.
+                unsafe {
+                    store_kv(
+                        isa,
+                        &kv.pages.layout,
+                        block,
+                        position % BLOCK_TOKENS,
+                        kv_head,
+                        key.part(row, columns.clone()),
+                        value.part(row, columns),
+                    );
+                }
+            }
         }
     }
 
-    /// Normalises some heads of some rows where the family does, and applies rotary positions.
-    unsafe fn rotate_heads(
-        &self,
-        index: usize,
-        rows: &Range<usize>,
-        heads: Range<usize>,
-        norm: Option<&[f32]>,
-        out: &Rows,
-    ) {
+    /// Normalises heads where the family does, and applies rotary positions.
+    fn rotate_heads(&self, index: usize, norm: Option<&[f32]>, heads: &mut Patch<'_>) {
         let Pass { config, isa, .. } = *self.pass;
         let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
-        for row in rows.clone() {
+        for row in heads.rows() {
             let (cos, sin) = rope.row(self.plan.rows[row].2);
-            for head in heads.clone() {
-                // SAFETY: this thread owns the heads' columns until the barrier.
-                let values = unsafe { out.part(row, head * config.head_dim..(head + 1) * config.head_dim) };
+            for values in heads.row(row).chunks_exact_mut(config.head_dim) {
                 if let Some(norm) = norm {
                     elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
                 }
@@ -300,37 +302,42 @@ impl Part<'_> {
     }
 
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input.
-    unsafe fn gate(&self, layer: &Layer) {
+    unsafe fn gate(&self, layer: &Layer, own: &mut Own) {
         let Pass { config, space, isa, .. } = *self.pass;
         let num_blocks = config.ffn_size.div_ceil(BLOCK_COLS);
         self.share_product(self.plan.num_rows(), num_blocks, GATE_BLOCKS, |rows, blocks| {
             let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(config.ffn_size);
+            let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
+            let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
             // SAFETY: this thread owns these columns of these rows until the barrier.
             unsafe {
-                for (linear, out) in [(&layer.gate, &space.gate), (&layer.up, &space.up)] {
-                    self.multiply_columns(linear, &self.stream.hidden_input, &rows, columns.clone(), out);
-                }
+                self.multiply_columns(&layer.gate, &self.stream.hidden_input, &mut gate);
+                self.multiply_columns(&layer.up, &self.stream.hidden_input, &mut up);
                 for row in rows {
-                    let gate = space.gate.part(row, columns.clone());
-                    let up = space.up.part(row, columns.clone());
-                    let inner = space.inner.part(row, columns.clone());
+                    let (gate, up) = (gate.row(row), up.row(row));
                     match config.activation {
-                        Activation::Silu => elementwise::silu_mul(isa, gate, up, inner),
-                        Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, gate, up, inner),
+                        Activation::Silu => elementwise::silu_mul(isa, up, gate),
+                        Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
                     }
-                    space.ffn_input.write_columns(isa, row, columns.start, inner);
+                    space.ffn_input.write_columns(isa, row, columns.start, up);
                 }
             }
         });
     }
 
     /// Adds a block's output to the residual stream and normalises the sum for the next block.
-    unsafe fn close_block(&self, linear: &Linear, post_norm: Option<&[f32]>, next_norm: Option<&[f32]>) {
+    unsafe fn close_block(
+        &self,
+        linear: &Linear,
+        post_norm: Option<&[f32]>,
+        next_norm: Option<&[f32]>,
+        scratch: &mut [f32],
+    ) {
         let Pass { config, space, isa, .. } = *self.pass;
         self.each_row(self.plan.num_rows(), |row| {
-            // SAFETY: this thread owns `row` of the stream until the barrier; `delta` is only read.
+            // SAFETY: this thread owns `row` of the stream until the barrier; the block's output is only read.
             unsafe {
-                let (residual, scratch) = (self.stream.residual.row(row), self.stream.scratch.row(row));
+                let residual = self.stream.residual.row(row);
                 scratch.copy_from_slice(space.delta.shared_row(row));
                 if let Some(bias) = &linear.bias {
                     elementwise::add(isa, scratch, bias);
@@ -340,21 +347,27 @@ impl Part<'_> {
                 }
                 elementwise::add(isa, residual, scratch);
                 if let Some(norm) = next_norm {
-                    self.normalise(residual, norm, &self.stream.hidden_input, row);
+                    self.normalise(residual, norm, &self.stream.hidden_input, row, scratch);
                 }
             }
         });
     }
 
     /// The logits of the rows that give them.
-    unsafe fn output(&self) {
+    unsafe fn output(&self, scratch: &mut [f32]) {
         let Pass { weights, space, .. } = self.pass;
         let outputs = &self.plan.outputs;
         self.each_row(outputs.len(), |output| {
             // SAFETY: this thread owns this output of the stream until the barrier.
             unsafe {
                 let residual = self.stream.residual.row(outputs[output]);
-                self.normalise(residual, &weights.final_norm, &self.stream.output_input, output);
+                self.normalise(
+                    residual,
+                    &weights.final_norm,
+                    &self.stream.output_input,
+                    output,
+                    scratch,
+                );
             }
         });
         // SAFETY: as `run`.
@@ -372,13 +385,10 @@ impl Part<'_> {
     ///
     /// # Safety
     /// No other thread uses row `row` of the stream until the next barrier.
-    unsafe fn normalise(&self, values: &[f32], weight: &[f32], input: &Activations, row: usize) {
+    unsafe fn normalise(&self, values: &[f32], weight: &[f32], input: &Activations, row: usize, scratch: &mut [f32]) {
+        elementwise::rms_norm(self.pass.isa, values, weight, self.pass.config.norm_epsilon, scratch);
         // SAFETY: the caller keeps rows apart.
-        unsafe {
-            let scratch = self.stream.scratch.row(row);
-            elementwise::rms_norm(self.pass.isa, values, weight, self.pass.config.norm_epsilon, scratch);
-            input.write_row(self.pass.isa, row, scratch);
-        }
+        unsafe { input.write_row(self.pass.isa, row, scratch) };
     }
 
     /// Multiplies `rows` rows of an input by a matrix, sharing its row groups out.
@@ -395,38 +405,20 @@ impl Part<'_> {
         });
     }
 
-    /// Multiplies some rows of an input by the matrix rows of some columns of `out`, and adds their bias. The columns
-    /// start at a group of matrix rows.
+    /// Multiplies a tile's rows of an input by the matrix rows of its columns, and adds their bias. The columns start at
+    /// a group of matrix rows.
     ///
     /// # Safety
-    /// `input` holds the rows, and this thread owns these columns of them until the next barrier.
-    unsafe fn multiply_columns(
-        &self,
-        linear: &Linear,
-        input: &Activations,
-        rows: &Range<usize>,
-        columns: Range<usize>,
-        out: &Rows,
-    ) {
+    /// `input` holds the rows.
+    unsafe fn multiply_columns(&self, linear: &Linear, input: &Activations, out: &mut Patch<'_>) {
+        let (isa, columns) = (self.pass.isa, out.columns());
         let groups = columns.start / ROWS_PER_GROUP..columns.end.div_ceil(ROWS_PER_GROUP);
-        let isa = self.pass.isa;
-        // SAFETY: by contract.
-        unsafe {
-            matmul::matmul(
-                isa,
-                &linear.weight,
-                groups,
-                input,
-                rows.clone(),
-                out.base(),
-                out.width(),
-            )
-        };
+        let (rows, origin, stride) = (out.rows(), out.origin(), out.stride());
+        // SAFETY: by contract; what is written is the tile's.
+        unsafe { matmul::matmul(isa, &linear.weight, groups, input, rows, origin, stride) };
         let Some(bias) = &linear.bias else { return };
-        for row in rows.clone() {
-            // SAFETY: by contract.
-            let values = unsafe { out.part(row, columns.clone()) };
-            elementwise::add(isa, values, &bias[columns.clone()]);
+        for row in out.rows() {
+            elementwise::add(isa, out.row(row), &bias[columns.clone()]);
         }
     }
 

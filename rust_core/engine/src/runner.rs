@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use pyagent_kernels::attention::{AttentionScratch, BLOCK_TOKENS, KvType};
+use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::elementwise::{self, RopeError, RopeScaling, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pool::{Pool, PoolError, Worker};
@@ -220,8 +220,13 @@ impl CpuModel {
         }
         let plan = Plan::new(segments, &self.config, self.pool.num_threads());
         let streams = num_streams(plan.num_rows(), self.pool.num_threads());
-        self.space
-            .prepare(plan.num_rows(), plan.num_outputs(), plan.num_split_rows(), streams);
+        self.space.prepare(
+            &self.config,
+            plan.num_rows(),
+            plan.num_outputs(),
+            plan.num_split_rows(),
+            streams,
+        );
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
@@ -232,10 +237,9 @@ impl CpuModel {
         };
         let start = Instant::now();
         self.pool.run(|worker| {
-            let mut scratch = AttentionScratch::default();
             // SAFETY: `check` saw that tokens, tables and positions are in range, `prepare` made room; that no page is
             // written by two segments is the block pool's invariant.
-            unsafe { pass.run(worker, &plan, &mut scratch) };
+            unsafe { pass.run(worker, &plan) };
         })?;
         self.compute_seconds = start.elapsed().as_secs_f64();
         self.num_outputs = plan.num_outputs();

@@ -1,13 +1,18 @@
-//! Buffers of one forward pass, shared by the pool's threads.
+//! Buffers of one forward pass: those that stages hand to each other, and those that a thread uses up by itself.
+//!
+//! Only what must outlive a barrier has a row for each token of a step. What a thread computes and consumes within one
+//! piece of a stage lies in its [`Own`] memory, as large as a piece.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pyagent_kernels::attention::chunk_len;
+use pyagent_kernels::attention::{AttentionScratch, chunk_len};
 use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
-use crate::forward::{FEW_ROWS, most_split_rows, num_streams};
+use crate::forward::{FEW_ROWS, most_piece_columns, most_piece_rows, most_split_rows, num_streams};
 use crate::model::Weights;
 
 /// A matrix of f32 whose rows different threads write between two barriers.
@@ -29,11 +34,7 @@ impl Rows {
 
     /// Makes room for so many rows, no more; what was in them is lost.
     fn reserve(&mut self, rows: usize) {
-        let values = self.values.get_mut();
-        if values.len() < rows * self.width {
-            *values = Vec::new(); // freed first, so that old and new are never held together
-            *values = vec![0.0; rows * self.width];
-        }
+        reserve(self.values.get_mut(), rows * self.width);
     }
 
     /// Bytes held.
@@ -71,15 +72,19 @@ impl Rows {
         unsafe { std::slice::from_raw_parts(self.base().add(row * self.width), self.width) }
     }
 
-    /// Some columns of one row.
+    /// Some columns of some rows.
     ///
     /// # Safety
-    /// As [`Self::row`], for these columns of it; they exist.
-    #[expect(clippy::mut_from_ref, reason = "columns are shared out between threads")]
-    pub unsafe fn part(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
+    /// As [`Self::row`], for these columns of these rows; they exist.
+    pub unsafe fn patch(&self, rows: Range<usize>, columns: Range<usize>) -> Patch<'_> {
         debug_assert!(columns.end <= self.width);
-        // SAFETY: the caller keeps columns apart; the range lies inside the vector.
-        unsafe { std::slice::from_raw_parts_mut(self.base().add(row * self.width + columns.start), columns.len()) }
+        Patch {
+            origin: self.base(),
+            stride: self.width,
+            rows,
+            columns,
+            _memory: PhantomData,
+        }
     }
 
     /// The first `rows` rows.
@@ -89,6 +94,120 @@ impl Rows {
     }
 }
 
+/// Makes room for so many values, no more; what was there is lost.
+fn reserve(values: &mut Vec<f32>, len: usize) {
+    if values.len() < len {
+        *values = Vec::new(); // freed first, so that old and new are never held together
+        *values = vec![0.0; len];
+    }
+}
+
+/// Some columns of some rows, that one thread has to itself: a part of [`Rows`], or its own memory.
+///
+/// Rows and columns are counted as in the whole matrix.
+pub struct Patch<'a> {
+    /// Where row 0, column 0 would be.
+    origin: *mut f32,
+    stride: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    _memory: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Patch<'a> {
+    /// A patch in memory that is the thread's own.
+    ///
+    /// # Panics
+    /// When the tile does not fit.
+    pub fn own(memory: &'a mut [f32], rows: Range<usize>, columns: Range<usize>) -> Self {
+        let stride = stride_of(columns.len());
+        assert!(rows.len() * stride <= memory.len(), "a tile larger than its memory");
+        Self {
+            origin: memory.as_mut_ptr().wrapping_sub(rows.start * stride + columns.start),
+            stride,
+            rows,
+            columns,
+            _memory: PhantomData,
+        }
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// The columns.
+    pub fn columns(&self) -> Range<usize> {
+        self.columns.clone()
+    }
+
+    /// Where row 0, column 0 would be; only the tile's rows and columns are there.
+    pub fn origin(&self) -> *mut f32 {
+        self.origin
+    }
+
+    /// Values from a row to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// A row of the tile.
+    pub fn row(&mut self, row: usize) -> &mut [f32] {
+        self.part(row, self.columns())
+    }
+
+    /// Some columns of a row.
+    ///
+    /// # Panics
+    /// When they are not the tile's.
+    pub fn part(&mut self, row: usize, columns: Range<usize>) -> &mut [f32] {
+        assert!(self.rows.contains(&row), "a row of the tile");
+        let is_inside = columns.start <= columns.end && self.columns.start <= columns.start;
+        assert!(is_inside && columns.end <= self.columns.end, "columns of the tile");
+        let start = self.origin.wrapping_add(row * self.stride + columns.start);
+        // SAFETY: the tile's places lie in memory that is borrowed for it alone.
+        unsafe { std::slice::from_raw_parts_mut(start, columns.len()) }
+    }
+}
+
+/// Values from one row of a tile to the next: an odd number of cache lines, lest rows share their cache sets.
+fn stride_of(columns: usize) -> usize {
+    (columns.div_ceil(16) | 1) * 16
+}
+
+/// What one thread computes and uses up by itself, between two barriers. On cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+pub struct Own {
+    /// For a row of the residual stream.
+    pub row: Vec<f32>,
+    /// For a tile: keys, gates or what heads attended to.
+    pub first: Vec<f32>,
+    /// For a tile beside that one: values, or what gates let through.
+    pub second: Vec<f32>,
+    /// For attention; its size is that of a tile of tokens, whatever the step.
+    pub attention: AttentionScratch,
+}
+
+impl Own {
+    fn reserve(&mut self, config: &ModelConfig, tokens: usize) {
+        let len = own_tile_len(config, tokens);
+        reserve(&mut self.row, config.hidden_size);
+        reserve(&mut self.first, len);
+        reserve(&mut self.second, len);
+    }
+
+    fn bytes(&self) -> usize {
+        let capacity = self.row.capacity() + self.first.capacity() + self.second.capacity();
+        capacity * size_of::<f32>()
+    }
+}
+
+/// Values of the largest tile that a thread has in its own memory in a step of so many tokens.
+fn own_tile_len(config: &ModelConfig, tokens: usize) -> usize {
+    most_piece_rows(tokens).saturating_mul(stride_of(most_piece_columns(config)))
+}
+
 /// The residual stream and what stands between it and the next matrix.
 ///
 /// For a few tokens every thread keeps a stream of its own and computes all of it, which is quicker than to wait for
@@ -96,7 +215,6 @@ impl Rows {
 #[expect(missing_docs, reason = "the fields are the stages between two blocks")]
 pub struct Stream {
     pub residual: Rows,
-    pub scratch: Rows,
     pub hidden_input: Activations,
     pub output_input: Activations,
 }
@@ -106,16 +224,14 @@ pub struct Stream {
 pub struct Workspace {
     /// One stream per thread.
     pub streams: Vec<Stream>,
+    /// One for each thread, which alone locks it.
+    own: Vec<Mutex<Own>>,
     pub query: Rows,
-    pub key: Rows,
-    pub value: Rows,
+    /// What a block gives, to be added to the stream. Not where the queries are: with a stream for each thread, one may
+    /// go on to the next layer's queries while another still reads it.
+    pub delta: Rows,
     /// What chunks of the context gave, a row for each query token, head and chunk.
     pub chunks: Rows,
-    pub heads: Rows,
-    pub gate: Rows,
-    pub up: Rows,
-    pub inner: Rows,
-    pub delta: Rows,
     pub logits: Rows,
     pub heads_input: Activations,
     pub ffn_input: Activations,
@@ -147,21 +263,15 @@ impl Workspace {
         let layers = || weights.layers.iter();
         let stream = || Stream {
             residual: Rows::new(config.hidden_size),
-            scratch: Rows::new(config.hidden_size),
             hidden_input: Activations::new(),
             output_input: Activations::new(),
         };
         Self {
             streams: (0..threads).map(|_| stream()).collect(),
+            own: (0..threads).map(|_| Mutex::default()).collect(),
             query: Rows::new(config.query_size()),
-            key: Rows::new(config.kv_size()),
-            value: Rows::new(config.kv_size()),
-            chunks: Rows::new(config.num_heads * chunk_len(config.head_dim, 1)),
-            heads: Rows::new(config.query_size()),
-            gate: Rows::new(config.ffn_size),
-            up: Rows::new(config.ffn_size),
-            inner: Rows::new(config.ffn_size),
             delta: Rows::new(config.hidden_size),
+            chunks: Rows::new(config.num_heads * chunk_len(config.head_dim, 1)),
             logits: Rows::new(config.vocab_size),
             heads_input: Activations::new(),
             ffn_input: Activations::new(),
@@ -182,50 +292,46 @@ impl Workspace {
 
     /// Makes room for a batch of `tokens` tokens of which `outputs` give logits, in the first `streams` streams.
     /// `split_rows` counts query tokens times chunks of their context, where these are computed apart.
-    pub fn prepare(&mut self, tokens: usize, outputs: usize, split_rows: usize, streams: usize) {
+    pub fn prepare(&mut self, config: &ModelConfig, tokens: usize, outputs: usize, split_rows: usize, streams: usize) {
         let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
             input.resize(rows, cols, forms.is_quantised, forms.is_dense);
         };
         for stream in &mut self.streams[..streams] {
             stream.residual.reserve(tokens);
-            stream.scratch.reserve(tokens);
-            let hidden = stream.residual.width();
+            let hidden = config.hidden_size;
             resize(&mut stream.hidden_input, tokens, hidden, self.hidden_forms);
             resize(&mut stream.output_input, outputs, hidden, self.output_forms);
         }
-        for rows in self.rows() {
-            rows.reserve(tokens);
+        for own in &mut self.own {
+            own.get_mut()
+                .unwrap_or_else(PoisonError::into_inner)
+                .reserve(config, tokens);
         }
+        self.query.reserve(tokens);
+        self.delta.reserve(tokens);
         self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
-        resize(&mut self.heads_input, tokens, self.heads.width(), self.heads_forms);
-        resize(&mut self.ffn_input, tokens, self.inner.width(), self.ffn_forms);
+        resize(&mut self.heads_input, tokens, config.query_size(), self.heads_forms);
+        resize(&mut self.ffn_input, tokens, config.ffn_size, self.ffn_forms);
+    }
+
+    /// What the thread with this index has to itself.
+    pub fn own(&self, index: usize) -> MutexGuard<'_, Own> {
+        // After a panic its content is as good as any.
+        self.own[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes held by all buffers.
     pub fn bytes(&mut self) -> usize {
-        let rows: usize = self.rows().map(Rows::bytes).into_iter().sum();
         let streams = self.streams.iter_mut().map(|stream| {
             let inputs = stream.hidden_input.bytes() + stream.output_input.bytes();
-            stream.residual.bytes() + stream.scratch.bytes() + inputs
+            stream.residual.bytes() + inputs
         });
-        let streams: usize = streams.sum();
-        let rows = rows + self.chunks.bytes();
-        rows + streams + self.logits.bytes() + self.heads_input.bytes() + self.ffn_input.bytes()
-    }
-
-    /// The buffers with a row for each token.
-    fn rows(&mut self) -> [&mut Rows; 8] {
-        [
-            &mut self.query,
-            &mut self.key,
-            &mut self.value,
-            &mut self.heads,
-            &mut self.gate,
-            &mut self.up,
-            &mut self.inner,
-            &mut self.delta,
-        ]
+        let own = self.own.iter_mut();
+        let own = own.map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner).bytes());
+        let rows = [&mut self.query, &mut self.delta, &mut self.chunks, &mut self.logits].map(Rows::bytes);
+        let inputs = self.heads_input.bytes() + self.ffn_input.bytes();
+        streams.sum::<usize>() + own.sum::<usize>() + rows.into_iter().sum::<usize>() + inputs
     }
 }
 
@@ -251,6 +357,7 @@ impl LargestStep {
         for tokens in [self.tokens.min(FEW_ROWS), self.tokens] {
             let split_rows = self.split_rows(config);
             space.prepare(
+                config,
                 tokens,
                 self.outputs.min(tokens),
                 split_rows,
@@ -264,19 +371,19 @@ impl LargestStep {
     /// The same from a model's shape alone, and at least as much, as inputs are counted in both forms. The shape may
     /// come from a damaged file: nothing is allocated, and no number is too large.
     pub fn most_bytes(&self, config: &ModelConfig) -> usize {
-        let [tokens, threads, hidden, query, kv, ffn] = [
+        let [tokens, threads, hidden, query, ffn, tile] = [
             self.tokens,
             self.threads,
             config.hidden_size,
             config.query_size(),
-            config.kv_size(),
             config.ffn_size,
+            own_tile_len(config, self.tokens),
         ]
         .map(|number| number as u128);
         // Of each form a block or a cache line more than the columns, and a tile of rows more.
-        let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 4 + (columns + 32) * 4);
-        let stream = |rows: u128| 2 * rows * hidden * 4 + 2 * input(rows, hidden);
-        let rows = tokens * 4 * (2 * query + 2 * kv + 3 * ffn + hidden);
+        let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 3 + (columns + 32) * 4);
+        let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden);
+        let rows = tokens * 4 * (query + hidden) + threads * 4 * (hidden + 2 * tile);
         let inputs = input(tokens, query) + input(tokens, ffn);
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.outputs as u128 * config.vocab_size as u128 * 4;

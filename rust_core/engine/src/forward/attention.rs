@@ -4,7 +4,6 @@
 //! tokens are split further, into the chunks of their context; whoever computes the last chunk of a tile puts them
 //! together. The result is the same, since chunks are part of the definition of attention.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS};
@@ -12,6 +11,7 @@ use pyagent_kernels::pack::BLOCK_COLS;
 
 use super::{Part, Pass, Segment};
 use crate::config::ModelConfig;
+use crate::workspace::{Own, Patch};
 
 /// The most query tokens of a tile: they share the reading of keys and values.
 const MAX_TILE: usize = 16;
@@ -111,7 +111,7 @@ pub(crate) fn most_split_rows(tokens: usize, positions: usize, threads: usize) -
 
 impl Part<'_> {
     /// Attention, piece by piece, and its result as the output matrix's input.
-    pub(super) unsafe fn attend(&self, index: usize, scratch: &mut AttentionScratch) {
+    pub(super) unsafe fn attend(&self, index: usize, own: &mut Own) {
         let Pass { config, .. } = *self.pass;
         let plan = &self.plan.attention;
         let heads_per_unit = kv_heads_per_unit(config);
@@ -119,19 +119,27 @@ impl Part<'_> {
         self.worker.share(plan.pieces.len() * num_units, |piece| {
             let (tile, chunk) = plan.pieces[piece / num_units];
             let unit = piece % num_units;
+            let done = &plan.done[tile * config.num_kv_heads + unit];
+            let tile = &plan.tiles[tile];
             let kv_heads = unit * heads_per_unit..(unit + 1) * heads_per_unit;
+            let width = unit_width(config);
+            let rows = tile.row..tile.row + tile.num_tokens;
+            let mut heads = Patch::own(&mut own.first, rows, unit * width..(unit + 1) * width);
             // SAFETY: these rows' columns are this thread's, or this chunk of them is; the KV was stored before the
             // barrier.
             unsafe {
                 for kv_head in kv_heads.clone() {
-                    self.attend_piece(index, &plan.tiles[tile], kv_head, chunk, scratch);
+                    let args = self.attention_args(index, tile, kv_head, &mut heads);
+                    self.attend_piece(&args, tile, chunk, &mut own.attention);
                 }
                 // Whoever is last sees what the others have written.
-                let done = &plan.done[tile * config.num_kv_heads + unit];
-                let tile = &plan.tiles[tile];
                 if done.fetch_add(1, Ordering::AcqRel) + 1 == tile.num_pieces {
                     done.store(0, Ordering::Relaxed);
-                    self.close_tile(index, tile, kv_heads, chunk.is_some(), scratch);
+                    for kv_head in kv_heads.filter(|_| chunk.is_some()) {
+                        let args = self.attention_args(index, tile, kv_head, &mut heads);
+                        self.merge_chunks(&args, tile, &mut own.attention);
+                    }
+                    self.hand_on(&mut heads);
                 }
             }
         });
@@ -140,61 +148,54 @@ impl Part<'_> {
     /// Attention of a tile, or of one chunk of it, to one key-value head.
     unsafe fn attend_piece(
         &self,
-        index: usize,
+        args: &AttentionArgs<'_>,
         tile: &Tile,
-        kv_head: usize,
         chunk: Option<usize>,
         scratch: &mut AttentionScratch,
     ) {
         let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
-        let args = self.attention_args(index, tile, kv_head);
         // SAFETY: as the caller's; a chunk's results lie in its own part of the buffer.
         unsafe {
             match chunk {
-                None => attention::attend(isa, layout, &args, scratch),
+                None => attention::attend(isa, layout, args, scratch),
                 // A window hides the chunks before it.
                 Some(chunk) if args.chunks().contains(&chunk) => {
-                    let results = self.chunk_results(&args, tile, chunk - args.chunks().start);
-                    attention::attend_chunk(isa, layout, &args, chunk, results, scratch);
+                    let results = self.chunk_results(args, tile, chunk - args.chunks().start);
+                    attention::attend_chunk(isa, layout, args, chunk, results, scratch);
                 }
                 Some(_) => {}
             }
         }
     }
 
-    /// Puts a tile's chunks together where it was split, and hands its columns to the output matrix.
-    unsafe fn close_tile(
-        &self,
-        index: usize,
-        tile: &Tile,
-        kv_heads: Range<usize>,
-        is_split: bool,
-        scratch: &mut AttentionScratch,
-    ) {
-        let Pass {
-            config, space, kv, isa, ..
-        } = *self.pass;
-        let kv_width = config.num_heads / config.num_kv_heads * config.head_dim;
-        let columns = kv_heads.start * kv_width..kv_heads.end * kv_width;
-        // SAFETY: all pieces are done, and the rows' columns are this thread's until the barrier.
-        unsafe {
-            for kv_head in kv_heads.filter(|_| is_split) {
-                let args = self.attention_args(index, tile, kv_head);
-                let results = self.chunk_results(&args, tile, 0);
-                attention::merge_chunks(isa, &kv.pages.layout, &args, results, scratch);
-            }
-            for row in tile.row..tile.row + tile.num_tokens {
-                let values = space.heads.part(row, columns.clone());
-                space.heads_input.write_columns(isa, row, columns.start, values);
+    /// Puts together the chunks of a tile that was split.
+    unsafe fn merge_chunks(&self, args: &AttentionArgs<'_>, tile: &Tile, scratch: &mut AttentionScratch) {
+        let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
+        let results = self.chunk_results(args, tile, 0);
+        // SAFETY: all chunks are done.
+        unsafe { attention::merge_chunks(isa, layout, args, results, scratch) };
+    }
+
+    /// Hands what heads gave to the output matrix.
+    unsafe fn hand_on(&self, heads: &mut Patch<'_>) {
+        let Pass { space, isa, .. } = *self.pass;
+        for row in heads.rows() {
+            // SAFETY: these columns of the input are this thread's until the barrier.
+            unsafe {
+                space
+                    .heads_input
+                    .write_columns(isa, row, heads.columns().start, heads.row(row));
             }
         }
     }
 
-    fn attention_args(&self, index: usize, tile: &Tile, kv_head: usize) -> AttentionArgs<'_> {
+    /// Attention of a tile to one key-value head, into its columns of `heads`.
+    fn attention_args(&self, index: usize, tile: &Tile, kv_head: usize, heads: &mut Patch<'_>) -> AttentionArgs<'_> {
         let Pass { config, space, kv, .. } = *self.pass;
         let segment = &self.plan.segments[tile.segment];
         let heads_per_kv = config.num_heads / config.num_kv_heads;
-        let offset = tile.row * config.query_size() + kv_head * heads_per_kv * config.head_dim;
+        let column = kv_head * heads_per_kv * config.head_dim;
+        let (q_stride, out_stride) = (space.query.width(), heads.stride());
         AttentionArgs {
             kv: kv.layer(index, segment.tables),
             kv_head,
@@ -204,10 +205,10 @@ impl Part<'_> {
             window: config.window(index),
             scale: config.attention_scale,
             softcap: None,
-            q: space.query.base().wrapping_add(offset),
-            q_stride: config.query_size(),
-            out: space.heads.base().wrapping_add(offset),
-            out_stride: config.query_size(),
+            q: space.query.base().wrapping_add(tile.row * q_stride + column),
+            q_stride,
+            out: heads.origin().wrapping_add(tile.row * out_stride + column),
+            out_stride,
         }
     }
 
@@ -223,6 +224,11 @@ impl Part<'_> {
             .base()
             .wrapping_add((rows_before + chunks_before * rows) * row_len)
     }
+}
+
+/// Columns of what one piece gives.
+pub(super) fn unit_width(config: &ModelConfig) -> usize {
+    kv_heads_per_unit(config) * config.num_heads / config.num_kv_heads * config.head_dim
 }
 
 /// Key-value heads that one piece covers: their outputs must fill whole blocks of a quantised input.

@@ -54,32 +54,13 @@ elementwise! {
     scale(x, ; factor) = x.mul(factor)
 }
 
-/// Defines a gated activation: `out = function(gate) * up`.
-macro_rules! gated {
-    ($(#[$doc:meta])* $name:ident = $function:ident) => {
-        $(#[$doc])*
-        pub fn $name(isa: Isa, gate: &[f32], up: &[f32], out: &mut [f32]) {
-            assert!(gate.len() == out.len() && up.len() == out.len(), "rows of unequal length");
-            #[inline(always)]
-            unsafe fn kernel<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-                for start in (0..out.len()).step_by(LANES) {
-                    // SAFETY: the caller promises the set of `L`.
-                    let (gate, up): (L, L) = unsafe { (load_part(gate, start), load_part(up, start)) };
-                    store_part(functions::$function(gate).mul(up), out, start);
-                }
-            }
-            run_on!(isa, kernel(gate: &[f32], up: &[f32], out: &mut [f32]))
-        }
-    };
+elementwise! {
+    /// `up = silu(gate) * up`, where `silu(x) = x / (1 + e^-x)`.
+    silu_mul(up, gate;) = functions::silu(gate).mul(up)
 }
-
-gated! {
-    /// `out = silu(gate) * up`, where `silu(x) = x / (1 + e^-x)`.
-    silu_mul = silu
-}
-gated! {
-    /// `out = gelu(gate) * up`, with the tanh form of gelu.
-    gelu_tanh_mul = gelu_tanh
+elementwise! {
+    /// `up = gelu(gate) * up`, with the tanh form of gelu.
+    gelu_tanh_mul(up, gate;) = functions::gelu_tanh(gate).mul(up)
 }
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, arXiv 1910.07467).
