@@ -87,12 +87,12 @@ def write(path: Path, mix: str) -> None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """A byte-level vocabulary: the 256 bytes, then words nobody says, then control tokens."""
+    """A byte-level vocabulary: the 256 bytes, the one merge, then words nobody says, then control tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = iter(range(256, 512))
     letters = [chr(byte if byte in printable else next(rest)) for byte in range(256)]
-    words = [f"{letters[65 + i % 26]}{i}" for i in range(VOCAB - 258)]
-    tokens = [*letters, *words, "<|begin_of_text|>", "<|end_of_text|>"]
+    words = [f"{letters[65 + i % 26]}{i}" for i in range(VOCAB - 259)]
+    tokens = [*letters, letters[65] + letters[66], *words, "<|begin_of_text|>", "<|end_of_text|>"]
     control = gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
