@@ -149,7 +149,7 @@ def test_server_health_tells_the_truth() -> None:
             ill = await http.get("/health")
             assert (ill.status_code, ill.json()["status"], ill.json()["detail"]) == (503, "unavailable", "as told")
             assert (await http.get("/ready")).status_code == 503
-            home = await http.get("/")
+            home = await http.get("/", headers={"accept": "text/html"})
             assert f"PyAgent {__version__}" in home.text
             assert "access-control-allow-origin" not in home.headers
 

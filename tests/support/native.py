@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from support.tiny_model import vocabulary
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
+from pyagent.core.chain import Chain
 from pyagent.core.config import load_settings
 from pyagent.core.messages import (
     ChatRequest,
@@ -22,6 +24,8 @@ from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, KvType
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
 
 NUM_TOKENS = len(vocabulary()[0])
 
@@ -122,3 +126,12 @@ async def assert_idle(backend: NativeBackend) -> None:
     assert not model.engine.scheduler.has_work
     assert stats.active == 0
     assert stats.free == stats.num_pages
+
+
+@contextmanager
+def native_server(path: Path, **options: Any) -> Iterator[str]:
+    """A server over the embedded engine with a model called `tiny`; gives its URL."""
+    backend = NativeBackend.of("tiny", lambda: path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 22)))
+    with serve(create_app(Chain([backend]), **options)) as url:
+        yield url
+    asyncio.run(backend.close())

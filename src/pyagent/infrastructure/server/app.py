@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
 from pyagent import __version__
@@ -40,6 +40,15 @@ _APIS = (
     ("POST", "/v1/completions", "openai", "completions"),
     ("GET", "/v1/models", "openai", "list_models"),
     ("GET", "/v1/models/{id:path}", "openai", "show_model"),
+    ("POST", "/api/chat", "ollama", "chat"),
+    ("POST", "/api/generate", "ollama", "generate"),
+    ("POST", "/api/embed", "ollama", "embed"),
+    ("POST", "/api/embeddings", "ollama", "embeddings"),
+    ("GET", "/api/tags", "ollama", "tags"),
+    ("GET", "/api/ps", "ollama", "show_loaded"),
+    ("POST", "/api/show", "ollama", "show"),
+    ("POST", "/api/pull", "ollama", "pull"),
+    ("GET", "/api/version", "ollama", "version"),
 )
 """Method, path, folder of the API, function of its `routes`."""
 
@@ -78,9 +87,11 @@ async def _metrics(service: Service, _request: Request) -> Response:
     return Response(render(collected), media_type=CONTENT_TYPE)
 
 
-async def _home(service: Service, _request: Request) -> Response:
-    """GET /: what this is, for somebody with a browser."""
-    return HTMLResponse(_HOME.format(version=__version__))
+async def _home(_service: Service, request: Request) -> Response:
+    """GET /: what this is, for somebody with a browser; Ollama's clients look for its words."""
+    if "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(_HOME.format(version=__version__))
+    return PlainTextResponse("Ollama is running")
 
 
 _OWN: dict[str, _Endpoint] = {"/health": _health, "/ready": _ready, "/metrics": _metrics, "/": _home}
@@ -134,7 +145,7 @@ def create_app(
 _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>
 <body style="font: 1rem/1.5 system-ui; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
 <h1>PyAgent {version}</h1>
-<p>This is a PyAgent server. It speaks OpenAI's API; point any client at <code>/v1</code> of this address.</p>
+<p>This is a PyAgent server. It speaks OpenAI's API at <code>/v1</code> of this address, and Ollama's.</p>
 <ul><li><a href="/v1/models">/v1/models</a> lists models and agents</li>
 <li><a href="/metrics">/metrics</a> has figures for Prometheus</li>
 <li><a href="/health">/health</a> says whether it can answer</li>

@@ -56,7 +56,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        place = self._key_place(headers.get(b"authorization", b""))
+        place = self._key_place(headers)
         scope["state"]["client"] = "" if place is None else f"key {place + 1}"
         refused = self._refusal(scope["path"], headers, has_key=place is not None)
         try:
@@ -76,13 +76,16 @@ class Guard:
             return None
         if path in OPEN_PATHS or has_key:
             return None
-        return refusal(401, "a valid API key is needed: Authorization: Bearer KEY", "invalid_api_key")
+        words = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+        return refusal(401, words, "invalid_api_key", "authentication_error")
 
-    def _key_place(self, authorization: bytes) -> int | None:
-        scheme, _, given = authorization.partition(b" ")
+    def _key_place(self, headers: dict[bytes, bytes]) -> int | None:
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            given = headers.get(b"x-api-key", b"")  # where Anthropic's clients have it
         given = given.strip()
         matches = [hmac.compare_digest(given, key) for key in self.keys]  # all of them, always
-        return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
+        return matches.index(True) if any(matches) else None
 
 
 async def send_error(path: str, send: Send, error: HttpError) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pyagent.core.backends import Backend
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ChatRequest, ModelInfo
+from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, ModelInfo
 from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
 from pyagent.infrastructure.server.answer import Answer, Reply
@@ -59,7 +59,7 @@ class Service:
         except BaseException:
             await answer.close()
             raise
-        return EventStream(answer.events(first, reply, str(request.state.request_id)), reply)
+        return EventStream(answer.events(first, reply, str(request.state.request_id)), reply.media_type, reply.failed)
 
     async def backend_of(self, model: str) -> Backend:
         """The backend to ask; raises `RequestError` for a model that nobody here has."""
@@ -71,10 +71,17 @@ class Service:
                 raise unknown_model(model, models)
         return self.backend
 
-    async def models(self) -> list[ModelInfo]:
-        """The models of the chain, and the agents."""
+    async def embed(self, request: Request, asked: EmbedRequest) -> EmbedResult:
+        """Embed with whoever has the model."""
+        if not asked.input or not all(asked.input):
+            raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
+        backend = await self.backend_of(asked.model)
+        return await unless_gone(backend.embed(asked), request.receive)
+
+    async def models(self, *, is_fresh: bool = False) -> list[ModelInfo]:
+        """The models of the chain, and the agents; looked up now when they are to be fresh."""
         read_at, models = self._models
-        if time.monotonic() - read_at > _MODELS_SECONDS:
+        if is_fresh or time.monotonic() - read_at > _MODELS_SECONDS:
             models = [*await self.backend.models(), *(await self.agents.models() if self.agents else ())]
             self._models = (time.monotonic(), models)
         return models

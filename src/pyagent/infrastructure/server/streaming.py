@@ -7,17 +7,14 @@ and when it goes the backend's stream is closed at once. Knows ASGI, and nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pyagent.infrastructure.server.errors import SHUTTING_DOWN
-
-if TYPE_CHECKING:
-    from pyagent.infrastructure.server.answer import Reply
+from pyagent.infrastructure.server.errors import SHUTTING_DOWN, HttpError
 
 T = TypeVar("T")
 
@@ -49,12 +46,15 @@ async def _until_gone(receive: Receive) -> None:
 class EventStream(Response):
     """An answer in pieces, from an iterator of ready bytes; closes the iterator at the end, whoever ends it."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], reply: Reply) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], media_type: str, failed: Callable[[HttpError], bytes]
+    ) -> None:
+        """`failed` writes an error for a client that has a part of its answer."""
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(headers=headers, media_type=reply.media_type)
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
-        self._reply = reply
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events or the client end."""
@@ -64,8 +64,11 @@ class EventStream(Response):
             scope.setdefault("state", {})["outcome"] = "client_left"
             return
         except asyncio.CancelledError:  # the server stops: say so, so that nobody takes half an answer for a whole one
-            told = self._reply.failed(SHUTTING_DOWN)
+            told = self._failed(SHUTTING_DOWN)
             await send({"type": "http.response.body", "body": told, "more_body": False})
+            return
+        if self.background is not None:
+            await self.background()
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._events):

@@ -1,0 +1,1 @@
+"""Ollama's API: chat, generate, embed, and its models."""

@@ -1,0 +1,155 @@
+"""Ollama's list of models, what it says of one, and the fetching of models into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.messages import JsonObject, ModelInfo
+from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
+from pyagent.infrastructure.server.errors import logged_error
+from pyagent.infrastructure.server.ollama.replies import timestamp
+from pyagent.infrastructure.server.ollama.requests import read_model
+from pyagent.infrastructure.server.service import AGENT_PREFIX, Service, json_response, unknown_model
+from pyagent.infrastructure.server.streaming import EventStream
+
+_LATEST = ":latest"
+_NEVER = "2318-01-01T00:00:00Z"
+"""When a model that stays until memory is needed is unloaded."""
+_MEDIA_TYPE = "application/x-ndjson"
+
+
+async def find_model(service: Service, name: str) -> ModelInfo:
+    """The model of a name, with or without `:latest`; none named is the first. Raises `RequestError`."""
+    models = await service.models()
+    for wanted in (name, name.removesuffix(_LATEST), name + _LATEST):
+        for model in models:
+            if not wanted or wanted in {model.id, model.backend}:
+                return model
+    if not models:  # nobody could say what there is; whoever is asked will
+        return ModelInfo(id=name)
+    why = str(unknown_model(name, models)).partition("; ")[2]
+    raise RequestError(f"model {name!r} not found; {why}", param="model", code="model_not_found")
+
+
+async def tags(service: Service, _request: Request) -> Response:
+    """GET /api/tags."""
+    return json_response({"models": [_listed(service, model) for model in await service.models()]})
+
+
+async def show_loaded(service: Service, _request: Request) -> Response:
+    """GET /api/ps: the models in memory."""
+    loaded = [model for model in await service.models(is_fresh=True) if model.is_loaded]
+    more = {"expires_at": _NEVER, "size_vram": 0}
+    return json_response({"models": [_listed(service, model) | more | _window(model) for model in loaded]})
+
+
+async def show(service: Service, request: Request) -> Response:
+    """POST /api/show."""
+    said = read_model(await service.body(request))
+    model = await find_model(service, said.model)
+    architecture = model.architecture or "unknown"
+    facts: JsonObject = {"general.architecture": architecture}
+    if model.context_length is not None:
+        facts[f"{architecture}.context_length"] = model.context_length
+    stored = _stored(service, model)
+    body: JsonObject = {"modelfile": "", "parameters": "", "template": "", "details": _details(model)}
+    body |= {"model_info": facts, "capabilities": _capabilities(model), "modified_at": _modified(service, stored)}
+    return json_response(body | ({"license": stored.manifest.licence} if stored else {}))
+
+
+async def pull(service: Service, request: Request) -> Response:
+    """POST /api/pull: fetch a model into the store, told as it goes on."""
+    said = read_model(await service.body(request))
+    if service.store is None or is_path(said.model):
+        raise RequestError(f"model {said.model!r} cannot be pulled; name one of the store", param="model")
+    try:
+        service.store.look(said.model)
+    except ModelError as error:
+        raise RequestError(str(error), param="model", code="model_not_found") from error
+    events = _pulled(service.store, said.model, str(request.state.request_id))
+    if said.stream is not False:
+        return EventStream(events, _MEDIA_TYPE, lambda error: _line({"error": error.message}))
+    lines = [line async for line in events]
+    told = msgspec.json.decode(lines[-1])
+    return json_response(told, 500 if "error" in told else 200)
+
+
+async def _pulled(store: ModelStore, name: str, request_id: str) -> AsyncGenerator[bytes, None]:
+    loop, news = asyncio.get_running_loop(), asyncio.Queue[Fetch | None]()
+
+    def watch(fetch: Fetch) -> None:
+        loop.call_soon_threadsafe(news.put_nowait, fetch)
+
+    watching = ModelStore(store.folder, store.catalog, watch=watch)
+    fetching = asyncio.ensure_future(asyncio.to_thread(watching.pull, name))
+    fetching.add_done_callback(lambda _: news.put_nowait(None))
+    yield _line({"status": "pulling manifest"})
+    source = store.catalog.get(name)
+    digest = source.sha256 if source else ""
+    while fetch := await news.get():
+        progress: JsonObject = {"status": f"pulling {digest[:12] or name}", "completed": fetch.done_bytes}
+        progress |= {"digest": f"sha256:{digest}"} if digest else {}
+        yield _line(progress | ({"total": fetch.total_bytes} if fetch.total_bytes else {}))
+    try:
+        await fetching
+    except ModelError as error:
+        yield _line({"error": str(error)})
+    except Exception as error:  # noqa: BLE001 - the status is out, and the client must be told
+        yield _line({"error": logged_error(error, request_id).message})
+    else:
+        for status in ("verifying sha256 digest", "writing manifest", "success"):
+            yield _line({"status": status})
+
+
+def _line(body: JsonObject) -> bytes:
+    return msgspec.json.encode(body) + b"\n"
+
+
+def _listed(service: Service, model: ModelInfo) -> JsonObject:
+    stored = _stored(service, model)
+    digest = (stored.manifest.sha256 if stored else "") or hashlib.sha256(model.id.encode()).hexdigest()
+    return {
+        "name": model.id,
+        "model": model.id,
+        "modified_at": _modified(service, stored),
+        "size": model.size_bytes or (stored.size_bytes if stored else 0),
+        "digest": digest,
+        "details": _details(model),
+    }
+
+
+def _stored(service: Service, model: ModelInfo) -> StoredModel | None:
+    return service.store.find(model.id) if service.store and not is_path(model.id) else None
+
+
+def _modified(service: Service, stored: StoredModel | None) -> str:
+    return timestamp(stored.path.stat().st_mtime if stored else service.created)
+
+
+def _details(model: ModelInfo) -> JsonObject:
+    family = model.architecture or ""
+    return {
+        "parent_model": "",
+        "format": "gguf" if model.architecture else "",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "",
+        "quantization_level": model.quantization or "",
+    }
+
+
+def _window(model: ModelInfo) -> JsonObject:
+    return {"context_length": model.context_length} if model.context_length else {}
+
+
+def _capabilities(model: ModelInfo) -> list[str]:
+    """What is known to work: the embedded engine and agents make no tool calls."""
+    is_own = model.id.startswith(AGENT_PREFIX) or model.backend.startswith("native")
+    return ["completion"] if is_own else ["completion", "tools"]

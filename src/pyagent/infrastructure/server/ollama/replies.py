@@ -1,0 +1,140 @@
+"""Ollama's answers as they go out over HTTP: whole, or as lines of JSON. Knows no sockets.
+
+Durations are nanoseconds. What a backend tells of its own timings is used; else the time between pieces is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
+
+from pyagent.core.errors import BackendError
+from pyagent.core.messages import ChatDelta, JsonObject, Message, TokenLogprob, ToolCall, Usage
+from pyagent.infrastructure.server.errors import HttpError
+from pyagent.infrastructure.server.ollama.context import write_context
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer. `history` is what it answers, for the `context` of /api/generate; None gives no context."""
+
+    model: str
+    is_chat: bool
+    has_thinking: bool = True
+    history: Sequence[Message] | None = None
+    media_type: str = "application/x-ndjson"
+    _asked: float = field(default_factory=time.perf_counter)
+    _first: float | None = None
+    _texts: list[str] = field(default_factory=list[str])
+    _num_calls: int = 0
+    _last: ChatDelta | None = None
+
+    def whole(self, deltas: list[ChatDelta]) -> bytes:
+        """The body of an answer that is not streamed, from all of its deltas."""
+        for delta in deltas:
+            self._saw(delta)
+        joined = ChatDelta(
+            content="".join(delta.content for delta in deltas),
+            reasoning="".join(delta.reasoning for delta in deltas),
+            tool_calls=[call for delta in deltas for call in delta.tool_calls],
+            logprobs=[entry for delta in deltas for entry in delta.logprobs],
+        )
+        return msgspec.json.encode(self._line(joined) | self._end())
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        """A line of a streamed answer, or nothing when the delta has no text."""
+        self._saw(delta)
+        has_thinking = bool(delta.reasoning) and self.has_thinking
+        if not (delta.content or has_thinking or delta.tool_calls or delta.logprobs):
+            return b""
+        return msgspec.json.encode(self._line(delta) | {"done": False}) + b"\n"
+
+    def end(self) -> bytes:
+        """The last line."""
+        return msgspec.json.encode(self._line(ChatDelta()) | self._end()) + b"\n"
+
+    def failed(self, error: HttpError) -> bytes:
+        """The error as a line; no line with `done` follows it."""
+        return msgspec.json.encode({"error": error.message}) + b"\n"
+
+    def _saw(self, delta: ChatDelta) -> None:
+        self._first = self._first or time.perf_counter()
+        self._texts.append(delta.content)
+        self._last = delta
+
+    def _line(self, delta: ChatDelta) -> JsonObject:
+        text: JsonObject = {"content" if self.is_chat else "response": delta.content}
+        if delta.reasoning and self.has_thinking:
+            text["thinking"] = delta.reasoning
+        if delta.tool_calls:
+            text["tool_calls"] = [self._call(call, delta.backend) for call in delta.tool_calls]
+        body: JsonObject = {"model": self.model, "created_at": now()}
+        body |= {"message": {"role": "assistant"} | text} if self.is_chat else text
+        return body | ({"logprobs": [_logprob(entry) for entry in delta.logprobs]} if delta.logprobs else {})
+
+    def _call(self, call: ToolCall, backend: str) -> JsonObject:
+        try:
+            arguments = msgspec.json.decode(call.function.arguments or "{}", type=JsonObject)
+        except msgspec.DecodeError as error:
+            text = f"the model called {call.function.name} with arguments that are no JSON object: {error}"
+            raise BackendError(text, backend=backend) from error
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        return {"id": call.id, "function": {"index": index, "name": call.function.name, "arguments": arguments}}
+
+    def _end(self) -> JsonObject:
+        last = self._last or ChatDelta()
+        body: JsonObject = {"done": True, "done_reason": "length" if last.finish_reason == "length" else "stop"}
+        if self.history is not None:
+            body["context"] = write_context([*self.history, Message("assistant", "".join(self._texts))])
+        return body | self._counts(last.usage or Usage())
+
+    def _counts(self, usage: Usage) -> JsonObject:
+        total = time.perf_counter() - self._asked
+        prompt, drawing, load = (self._first or self._asked) - self._asked, 0.0, 0.0
+        drawing = total - prompt
+        if usage.timings is not None:
+            prompt = usage.timings.prefill_seconds
+            drawing = usage.timings.total_seconds - usage.timings.first_token_seconds
+            load = max(0.0, total - usage.timings.total_seconds)
+        return {
+            "total_duration": nanoseconds(total),
+            "load_duration": nanoseconds(load),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(prompt),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": max(1, nanoseconds(drawing)),  # clients divide by it
+        }
+
+
+def loaded(model: str, reason: str, *, is_chat: bool) -> JsonObject:
+    """The answer to a request without a prompt, which only loads or unloads."""
+    text: JsonObject = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+    return {"model": model, "created_at": now()} | text | {"done": True, "done_reason": reason}
+
+
+def now() -> str:
+    """The time as Ollama writes it."""
+    return timestamp(time.time())
+
+
+def timestamp(seconds: float) -> str:
+    """A time since the epoch as Ollama writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    """A duration as Ollama writes it."""
+    return round(seconds * 1e9)
+
+
+def _logprob(entry: TokenLogprob) -> JsonObject:
+    top = [_token(token, logprob) for token, logprob in entry.top_logprobs]
+    return _token(entry.token, entry.logprob) | ({"top_logprobs": top} if top else {})
+
+
+def _token(token: str, logprob: float) -> JsonObject:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "surrogatepass"))}

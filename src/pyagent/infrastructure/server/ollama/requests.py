@@ -1,0 +1,376 @@
+"""Ollama's requests as they come over HTTP, and what becomes of each of their fields and options.
+
+Every field is honoured, changes no answer here (`IGNORED_OPTIONS`), or is refused by name. Options that say how a model
+is loaded change no answer: a model has the window it has, and a prompt that does not fit is an error, never cut. Pure:
+bytes in, a `ChatRequest` out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import (
+    ChatRequest,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    JsonObject,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    SamplingParams,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, decode, refuse
+from pyagent.infrastructure.server.ollama.context import read_context
+
+IGNORED_OPTIONS = (
+    "num_ctx",
+    "num_keep",
+    "num_batch",
+    "num_gpu",
+    "main_gpu",
+    "num_thread",
+    "numa",
+    "low_vram",
+    "f16_kv",
+    "use_mmap",
+    "use_mlock",
+    "logits_all",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+REFUSED_OPTIONS: Refused = {
+    "typical_p": ((1, 0), "use top_p or min_p"),
+    "tfs_z": ((1,), "use top_p or min_p"),
+    "mirostat": ((0,), "use top_p or min_p"),
+    "penalize_newline": ((True,), "newlines are penalised as all tokens are"),
+    "vocab_only": ((False,), "models are loaded whole"),
+    "embedding_only": ((False,), "models are loaded whole"),
+}
+REFUSED: Refused = {
+    "suffix": (("",), "no text is inserted before a suffix"),
+    "template": (("",), "the model's own chat template is used; with raw there is none"),
+    "width": ((0,), "no images are made"),
+    "height": ((0,), "no images are made"),
+    "steps": ((0,), "no images are made"),
+    "insecure": ((False,), "models are fetched over verified connections"),
+}
+_IMAGES = (("iVBOR", "png"), ("/9j/", "jpeg"), ("R0lGOD", "gif"), ("UklGR", "webp"))
+_DURATION = re.compile(r"(-?)((?:\d+(?:\.\d+)?(?:h|ms|us|µs|ns|m|s))+)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How to draw, and how to load; where nothing is said, Ollama's own defaults of temperature and top_p."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # refused
+    typical_p: object = None
+    tfs_z: object = None
+    mirostat: object = None
+    penalize_newline: object = None
+    vocab_only: object = None
+    embedding_only: object = None
+    # ignored
+    num_ctx: object = None
+    num_keep: object = None
+    num_batch: object = None
+    num_gpu: object = None
+    main_gpu: object = None
+    num_thread: object = None
+    numa: object = None
+    low_vram: object = None
+    f16_kv: object = None
+    use_mmap: object = None
+    use_mlock: object = None
+    logits_all: object = None
+    mirostat_tau: object = None
+    mirostat_eta: object = None
+
+    def sampling(self, top_logprobs: int | None) -> SamplingParams:
+        """How to draw, checked."""
+        refuse(self, REFUSED_OPTIONS, "options.")
+        params = SamplingParams(
+            max_tokens=self._max_tokens(),
+            temperature=0.8 if self.temperature is None else self.temperature,
+            top_p=0.9 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self._repetition_penalty(),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            top_logprobs=top_logprobs,
+        )
+        params.validate()
+        return params
+
+    def _max_tokens(self) -> int | None:
+        if self.num_predict is not None and self.num_predict not in {-1, -2} and self.num_predict < 1:
+            text = f"options.num_predict is at least 1, or -1 for no limit, got {self.num_predict}"
+            raise RequestError(text, param="options.num_predict")
+        return self.num_predict if self.num_predict and self.num_predict > 0 else None
+
+    def _repetition_penalty(self) -> float:
+        penalty = 1.0 if self.repeat_penalty is None else self.repeat_penalty
+        if penalty != 1 and self.repeat_last_n is not None and self.repeat_last_n >= 0:
+            text = (
+                f"options.repeat_last_n={self.repeat_last_n} is not supported: the penalty sees the whole text, as -1"
+            )
+            raise RequestError(text, param="options.repeat_last_n", code="unsupported_parameter")
+        return penalty
+
+
+class _Function(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: JsonObject = {}
+    index: int | None = None
+    description: str | None = None
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    function: _Function
+    id: str | None = None
+    type: str | None = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message; what the assistant thought earlier is not shown to the model again."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str
+    stream: bool | None = None
+    format: str | JsonObject | None = None
+    keep_alive: float | str | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def ask(self, messages: list[Message], *, prompt: str | None = None, tools: list[Tool] | None = None) -> Asked:
+        """The request understood."""
+        if isinstance(self.think, str):
+            text = f"think={self.think!r} is not supported: how long to think cannot be set; use true or false"
+            raise RequestError(text, param="think", code="unsupported_parameter")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        options = self.options or Options()
+        sampling = options.sampling((self.top_logprobs or 0) if self.logprobs else None)
+        request = ChatRequest(
+            messages=messages,
+            prompt=prompt,
+            tools=tools or [],
+            response_format=_format(self.format),
+            sampling=sampling,
+        )
+        return Asked(
+            request=request if messages or prompt else None,
+            model=_name(self.model),
+            is_streamed=self.stream is not False,
+            is_unloaded=_keep_seconds(self.keep_alive) == 0,
+            has_thinking=self.think is not False,
+        )
+
+
+class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /api/chat."""
+
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+
+
+class GenerateBody(_Common, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /api/generate."""
+
+    prompt: str | None = None
+    system: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+    # refused
+    suffix: object = None
+    template: object = None
+    width: object = None
+    height: object = None
+    steps: object = None
+
+
+class EmbedBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /api/embed."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    keep_alive: float | str | None = None
+    options: Options | None = None
+
+
+class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /api/embeddings, the older form."""
+
+    model: str
+    prompt: str = ""
+    keep_alive: float | str | None = None
+    options: Options | None = None
+
+
+class ModelBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /api/show and /api/pull; `name` is the older word for `model`."""
+
+    model: str = ""
+    name: str = ""
+    verbose: bool | None = None
+    stream: bool | None = None
+    insecure: object = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request understood; without a `request` only the model is to be loaded, or unloaded."""
+
+    request: ChatRequest | None
+    model: str
+    is_streamed: bool
+    is_unloaded: bool
+    has_thinking: bool
+    keeps_context: bool = False
+
+
+def read_chat(body: bytes) -> Asked:
+    """Understand the body of POST /api/chat; raises `RequestError` naming the field at fault."""
+    said = decode(body, ChatBody, REFUSED)
+    return said.ask(_messages(said.messages or []), tools=said.tools)
+
+
+def read_generate(body: bytes) -> Asked:
+    """Understand the body of POST /api/generate."""
+    said = decode(body, GenerateBody, REFUSED)
+    prompt = said.prompt or ""
+    if said.raw:
+        for name in ("system", "context", "images"):
+            if getattr(said, name):
+                raise RequestError(f"raw mode takes no {name}; write all of it into prompt", param=name)
+        return said.ask([], prompt=prompt)
+    if not prompt and not said.images:
+        return said.ask([])
+    history = read_context(said.context) if said.context else []
+    if said.system:
+        history = [Message("system", said.system), *(message for message in history if message.role != "system")]
+    messages = [*history, Message("user", _content(prompt, said.images))]
+    return msgspec.structs.replace(said.ask(messages), keeps_context=True)
+
+
+def read_embed(body: bytes) -> tuple[EmbedBody, list[str]]:
+    """Understand the body of POST /api/embed: what was said, and the texts."""
+    said = decode(body, EmbedBody, {})
+    refuse(said.options or Options(), REFUSED_OPTIONS, "options.")
+    return said, [said.input] if isinstance(said.input, str) else said.input
+
+
+def read_model(body: bytes) -> ModelBody:
+    """Understand a body that names a model, and little else."""
+    said = decode(body, ModelBody, REFUSED)
+    return msgspec.structs.replace(said, model=_name(said.model or said.name))
+
+
+def _name(model: str) -> str:
+    if not model:
+        raise RequestError("model is required", param="model")
+    return "" if model in DEFAULT_MODELS else model
+
+
+def _messages(said: list[ChatMessage]) -> list[Message]:
+    """Messages with ids for tool calls that have none; results without an id answer the calls in order."""
+    messages: list[Message] = []
+    unanswered: list[ToolCall] = []
+    for number, message in enumerate(said):
+        if message.role == "tool":
+            call_id = message.tool_call_id or _answered(unanswered, message.tool_name or message.name)
+            messages.append(Message("tool", message.content or "", tool_call_id=call_id))
+            continue
+        calls = [
+            ToolCall(
+                id=call.id or f"call_{number}_{index}",
+                function=FunctionCall(call.function.name, msgspec.json.encode(call.function.arguments).decode()),
+            )
+            for index, call in enumerate(message.tool_calls or [])
+        ]
+        unanswered += calls
+        content = _content(message.content or "", message.images)
+        messages.append(Message(message.role, content, tool_calls=calls or None))
+    return messages
+
+
+def _answered(unanswered: list[ToolCall], name: str | None) -> str:
+    found = next((call for call in unanswered if name in {None, call.function.name}), None)
+    if found is None:
+        what = f"the result of {name!r}" if name else "a tool result"
+        raise RequestError(f"{what} answers no tool call of an earlier message", param="messages")
+    unanswered.remove(found)
+    return found.id
+
+
+def _content(text: str, images: list[str] | None) -> str | list[TextPart | ImagePart]:
+    if not images:
+        return text
+    return [TextPart(text), *(ImagePart(ImageUrl(_data_url(image))) for image in images)]
+
+
+def _data_url(image: str) -> str:
+    kind = next((kind for beginning, kind in _IMAGES if image.startswith(beginning)), None)
+    if kind is None:
+        raise RequestError("images takes base64 of PNG, JPEG, GIF or WebP files", param="images")
+    return f"data:image/{kind};base64,{image}"
+
+
+def _format(wanted: str | JsonObject | None) -> ResponseFormat | None:
+    if not wanted:
+        return None
+    if wanted == "json":
+        return ResponseFormat("json_object")
+    if isinstance(wanted, str):
+        raise RequestError(f"format is 'json' or a JSON schema, got {wanted[:40]!r}", param="format")
+    return ResponseFormat("json_schema", JsonSchemaFormat(schema=wanted))
+
+
+def _keep_seconds(said: float | str | None) -> float | None:
+    """How long to keep the model: the engine decides, but for 0."""
+    if said is None or isinstance(said, int | float):
+        return said
+    if re.fullmatch(r"-?\d+(\.\d+)?", said):
+        return float(said)
+    match = _DURATION.fullmatch(said)
+    if match is None:
+        raise RequestError(f"keep_alive is seconds, or a text such as '10m', got {said[:40]!r}", param="keep_alive")
+    parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)", match[2])
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts) * (-1 if match[1] else 1)

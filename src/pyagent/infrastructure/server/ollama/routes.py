@@ -1,0 +1,105 @@
+"""Ollama's API: answers and vectors. Its models are in `models`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent import __version__
+from pyagent.core.backends import collect
+from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message, ModelInfo, SamplingParams
+from pyagent.infrastructure.server.engine_routes import engine_links
+from pyagent.infrastructure.server.fields import decode
+from pyagent.infrastructure.server.ollama.models import find_model, pull, show, show_loaded, tags
+from pyagent.infrastructure.server.ollama.replies import Reply, loaded, nanoseconds
+from pyagent.infrastructure.server.ollama.requests import (
+    Asked,
+    EmbeddingsBody,
+    read_chat,
+    read_embed,
+    read_generate,
+)
+from pyagent.infrastructure.server.service import AGENT_PREFIX, Service, json_response
+from pyagent.infrastructure.server.streaming import unless_gone
+from pyagent.infrastructure.server.vectors import shortened
+
+__all__ = ["chat", "embed", "embeddings", "generate", "pull", "show", "show_loaded", "tags", "version"]
+
+_SPOKEN_VERSION = "0.13.1"
+"""The version of Ollama whose API this is; clients refuse to talk to one that is too old."""
+
+
+async def version(_service: Service, _request: Request) -> Response:
+    """GET /api/version."""
+    return json_response({"version": _SPOKEN_VERSION, "pyagent": __version__})
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """POST /api/chat."""
+    return await _answer(service, request, read_chat, is_chat=True)
+
+
+async def generate(service: Service, request: Request) -> Response:
+    """POST /api/generate."""
+    return await _answer(service, request, read_generate, is_chat=False)
+
+
+async def _answer(service: Service, request: Request, read: Callable[[bytes], Asked], *, is_chat: bool) -> Response:
+    asked = read(await service.body(request))
+    model = await find_model(service, asked.model)
+    name = asked.model or model.id
+    if asked.request is None:
+        if asked.is_unloaded:
+            await _unload(service)
+        else:
+            await unless_gone(_load(service, model), request.receive)
+        return json_response(loaded(name, "unload" if asked.is_unloaded else "load", is_chat=is_chat))
+    to_ask = msgspec.structs.replace(asked.request, model=asked.model and model.id)
+    history = asked.request.messages if asked.keeps_context else None
+    reply = Reply(name, is_chat, asked.has_thinking, history)
+    response = await service.answer(request, to_ask, reply, is_streamed=asked.is_streamed)
+    if asked.is_unloaded:
+        response.background = BackgroundTask(_unload, service)
+    return response
+
+
+async def _load(service: Service, model: ModelInfo) -> None:
+    """Have the model ready, which an answer of one token shows of any backend; an agent has nothing to load."""
+    if not model.id.startswith(AGENT_PREFIX):
+        asked = ChatRequest(
+            model=model.id, messages=[Message("user", "Hello")], sampling=SamplingParams(max_tokens=1, temperature=0)
+        )
+        await collect(service.backend.chat(asked))
+
+
+async def _unload(service: Service) -> None:
+    """Have the engines give their memory back, until the next request."""
+    for link in engine_links(service.backend):
+        await link.sleep(2)
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """POST /api/embed."""
+    started = time.perf_counter()
+    said, texts = read_embed(await service.body(request))
+    found = await _embedded(service, request, said.model, texts)
+    vectors = shortened(found.vectors, said.dimensions)
+    body = {"model": said.model, "embeddings": vectors, "total_duration": nanoseconds(time.perf_counter() - started)}
+    return json_response(body | {"load_duration": 0, "prompt_eval_count": found.usage.prompt_tokens})
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    """POST /api/embeddings, the older form."""
+    said = decode(await service.body(request), EmbeddingsBody, {})
+    found = await _embedded(service, request, said.model, [said.prompt] if said.prompt else [])
+    return json_response({"embedding": found.vectors[0] if found.vectors else []})
+
+
+async def _embedded(service: Service, request: Request, name: str, texts: list[str]) -> EmbedResult:
+    model = await find_model(service, name)
+    return await service.embed(request, EmbedRequest(model=name and model.id, input=texts))
