@@ -48,12 +48,16 @@ from pyagent.core.messages import (
     TokenLogprob,
     Tool,
     ToolCall,
+    Unsupported,
     Usage,
 )
 from pyagent.core.resilience.deadline import Deadline
 
 if TYPE_CHECKING:
+    from pyagent.core.abilities import ABILITIES, Abilities
     from pyagent.core.config import Settings
+    from pyagent.core.emulation.cutting import estimated_tokens, estimated_usage
+    from pyagent.core.emulation.fulfil import fulfil
     from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent, Task
     from pyagent.core.fleet.context import Context
@@ -62,6 +66,8 @@ if TYPE_CHECKING:
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
 
 _LATER = {
+    "ABILITIES": "pyagent.core.abilities",
+    "Abilities": "pyagent.core.abilities",
     "Agent": "pyagent.core.fleet.agent",
     "Context": "pyagent.core.fleet.context",
     "EvictionPolicy": "pyagent.core.eviction",
@@ -74,9 +80,14 @@ _LATER = {
     "Queued": "pyagent.core.scheduling",
     "Settings": "pyagent.core.settings",
     "Task": "pyagent.core.fleet.agent",
+    "estimated_tokens": "pyagent.core.emulation.cutting",
+    "estimated_usage": "pyagent.core.emulation.cutting",
+    "fulfil": "pyagent.core.emulation.fulfil",
 }
 
 __all__ = [
+    "ABILITIES",
+    "Abilities",
     "Agent",
     "AgentError",
     "Answer",
@@ -130,8 +141,12 @@ __all__ = [
     "TokenLogprob",
     "Tool",
     "ToolCall",
+    "Unsupported",
     "Usage",
     "collect",
+    "estimated_tokens",
+    "estimated_usage",
+    "fulfil",
     "hookimpl",
 ]
 

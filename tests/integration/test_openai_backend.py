@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from pyagent.core.errors import (
 )
 from pyagent.core.messages import (
     ChatRequest,
+    EmbedRequest,
+    EmbedResult,
     FunctionDefinition,
     JsonSchemaFormat,
     Message,
@@ -33,7 +36,13 @@ from pyagent.core.messages import (
     Tool,
 )
 from pyagent.core.settings import Backends, Settings
-from pyagent.infrastructure.backends.openai import OpenAIBackend, make_backend, pyagent_register_backends
+from pyagent.infrastructure.backends.openai import (
+    GITHUB,
+    OpenAIBackend,
+    make_backend,
+    make_github,
+    pyagent_register_backends,
+)
 from pyagent.infrastructure.backends.openai_wire import retry_after_seconds
 from pyagent.infrastructure.backends.sse import MAX_EVENT_BYTES, EventTooLargeError, SseDecoder
 
@@ -225,14 +234,15 @@ def test_openai_backend_reads_reasoning_and_logprobs() -> None:
     assert next(entry for delta in deltas for entry in delta.logprobs).top_logprobs == [("b", -2.0)]
 
 
-@pytest.mark.parametrize("said", ['"yes"', "yes", " yes\n", "'yes'."])
+@pytest.mark.parametrize("said", ['{"choice": "yes"}', '"yes"', "yes", " yes\n", "'yes'."])
 def test_openai_backend_choice_is_checked_and_unquoted(said: str) -> None:
     """A choice goes out as a schema and comes back as one of the texts, however the server quotes it."""
     request = chat(response_format=ResponseFormat("choice", choice=["yes", "no"]))
     answer, wire = ask((head(), token(said), token("", "stop"), DONE), request)
     assert answer.text == "yes"
-    assert wire.requests[0][2]["response_format"]["json_schema"]["schema"] == {"type": "string", "enum": ["yes", "no"]}
-    with pytest.raises(BackendError, match="one of"):
+    schema = wire.requests[0][2]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"] == {"choice": {"type": "string", "enum": ["yes", "no"]}}
+    with pytest.raises(BackendError, match="none of the choices"):
         ask((head(), token("maybe"), token("", "stop"), DONE), request)
 
 
@@ -403,7 +413,7 @@ def test_openai_backend_is_made_from_a_chain_entry(monkeypatch: pytest.MonkeyPat
     assert isinstance(backend, Backend)
     assert backend.name == "openai:http://gpu-box:8000/v1#qwen"
     assert backend._api_key == "k"  # type: ignore[attr-defined]
-    assert pyagent_register_backends() == {"openai": make_backend}
+    assert pyagent_register_backends() == {"openai": make_backend, "github": make_github}
     assert make_backend(Link.parse("openai:http://other/v1"), settings)._api_key is None  # type: ignore[attr-defined]
 
 
@@ -416,12 +426,153 @@ def test_openai_backend_refuses_a_bad_url(target: str) -> None:
         make_backend(Link("openai", target), Settings())
 
 
-def test_openai_backend_does_not_embed_yet() -> None:
-    """Embedding is refused by name."""
-    from pyagent.core.messages import EmbedRequest
+def answered(body: object, status: str = "200 OK") -> tuple[Piece, ...]:
+    return (head(status, "application/json"), json.dumps(body).encode())
 
-    with pytest.raises(RequestError, match="does not embed"):
-        asyncio.run(OpenAIBackend("http://h/v1").embed(EmbedRequest(model="", input=[])))
+
+def embed(script: tuple[Piece, ...], texts: list[str]) -> EmbedResult:
+    async def main() -> EmbedResult:
+        async with serving(*script) as wire:
+            backend = OpenAIBackend(wire.url, model="m")
+            try:
+                return await backend.embed(EmbedRequest(model="", input=texts))
+            finally:
+                await backend.close()
+
+    return asyncio.run(main())
+
+
+def test_openai_backend_embeds_in_order() -> None:
+    """Vectors come in the order of the texts, whatever order the server gives them in; one missing is an error."""
+    rows = [{"index": 1, "embedding": [2.0]}, {"index": 0, "embedding": [1.0]}]
+    result = embed(answered({"data": rows, "usage": {"prompt_tokens": 4, "total_tokens": 4}}), ["a", "b"])
+    assert (result.vectors, result.usage.prompt_tokens) == ([[1.0], [2.0]], 4)
+    assert embed((), []).vectors == []
+    with pytest.raises(BackendError, match="1 vectors for 2 texts"):
+        embed(answered({"data": rows[1:]}), ["a", "b"])
+    with pytest.raises(BackendError, match="gave no vectors"):
+        embed(answered({"data": 7}), ["a"])
+    with pytest.raises(RequestError, match="does not embed with 'm'"):
+        embed(answered({"error": "no"}, "501 Not Implemented"), ["a"])
+
+
+def test_openai_backend_asks_for_several_answers() -> None:
+    """`n` answers come by index, each with its end; fewer than asked for is an error, not a silence."""
+
+    def piece(index: int, text: str, finish: str | None = None) -> bytes:
+        return event(choices=[{"index": index, "delta": {"content": text}, "finish_reason": finish}])
+
+    script = (head(), piece(0, "a"), piece(1, "b"), piece(1, "", "stop"), piece(0, "", "length"), USAGE, DONE)
+    answer, wire = ask(script, chat(n=2))
+    assert wire.requests[0][2]["n"] == 2
+    ends = [(delta.index, delta.finish_reason, bool(delta.usage)) for delta in answer.deltas if delta.finish_reason]
+    assert ends == [(0, "length", False), (1, "stop", True)]
+    with pytest.raises(BackendError, match=r"gave 1 answers, 2 were asked for \(n\)"):
+        ask(WHOLE, chat(n=2))
+    with pytest.raises(BackendError, match="cannot do best_of"):
+        ask(WHOLE, chat(best_of=2))
+    with pytest.raises(BackendError, match="mid-answer"):
+        ask((head(), piece(0, "a"), piece(1, "", "stop"), DONE), chat(n=2))
+
+
+def test_openai_backend_tells_calls_apart_that_share_an_index() -> None:
+    """Servers that give every call the index 0, no id, or the reason `stop` are understood all the same."""
+
+    def call(**fields: Any) -> bytes:
+        return event(choices=[{"delta": {"tool_calls": [{"index": 0, **fields}]}}])
+
+    script = (
+        head(),
+        call(id="a", function={"name": "f", "arguments": "{}"}),
+        call(id="b", function={"name": "g", "arguments": ""}),
+        token("", "stop"),
+    )
+    last = ask(script)[0].last
+    assert [(c.id, c.function.name, c.function.arguments) for c in last.tool_calls] == [
+        ("a", "f", "{}"),
+        ("b", "g", "{}"),
+    ]
+    assert last.finish_reason == "tool_calls"
+    (nameless,) = ask((head(), call(function={"name": "f"}), token("", "tool_calls")))[0].last.tool_calls
+    assert nameless.id.startswith("call_")
+
+
+def test_openai_backend_reads_the_logprobs_of_completions() -> None:
+    """/completions gives log probabilities in lists of its own."""
+    said = {"tokens": ["a", "b"], "token_logprobs": [None, -0.5], "top_logprobs": [None, {"b": -0.5, "c": -1.0}]}
+    script = (head(), event(choices=[{"text": "ab", "logprobs": said, "finish_reason": "stop"}]), DONE)
+    answer, wire = ask(script, ChatRequest(prompt="x", sampling=SamplingParams(top_logprobs=2)))
+    assert wire.requests[0][2]["logprobs"] == 2
+    assert [(entry.token, entry.logprob) for entry in answer.deltas[0].logprobs] == [("a", 0.0), ("b", -0.5)]
+    assert answer.deltas[0].logprobs[1].top_logprobs == [("b", -0.5), ("c", -1.0)]
+
+
+@pytest.mark.parametrize(
+    ("error", "numbers"),
+    [
+        (
+            {"type": "exceed_context_size_error", "n_prompt_tokens": 900, "n_ctx": 512, "message": "too long"},
+            (900, 512),
+        ),
+        ({"message": "This model's maximum context length is 4096 tokens. However, you requested 5000"}, (0, 4096)),
+        ({"message": "litellm.ContextWindowExceededError: x"}, (0, 0)),
+    ],
+)
+def test_openai_backend_knows_a_prompt_that_is_too_long(error: dict[str, object], numbers: tuple[int, int]) -> None:
+    """What llama.cpp, vLLM and litellm say of a prompt that is too long is one error, with their numbers."""
+    with pytest.raises(ContextOverflowError) as caught:
+        ask(answered({"error": error}, "400 Bad Request"))
+    assert (caught.value.num_tokens, caught.value.limit) == numbers
+
+
+def test_github_models_is_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`github:MODEL` needs no URL; without a token it says in one sentence what to set."""
+    monkeypatch.delenv("GITHUB_TOKEN", raising=False)
+    backend = make_github(Link.parse("github:openai/gpt-4.1"), Settings())
+    assert backend.name == "github:openai/gpt-4.1"
+    health = asyncio.run(backend.health())
+    assert health.detail.endswith("needs a token; set GITHUB_TOKEN in the environment")
+    with pytest.raises(BackendError, match="GITHUB_TOKEN"):
+        asyncio.run(collect(backend.chat(chat())))
+    monkeypatch.setenv("GITHUB_TOKEN", "ghp_x")
+    assert make_github(Link.parse("github"), Settings())._api_key == "ghp_x"  # type: ignore[attr-defined]
+
+    async def listed() -> list[tuple[str, int | None]]:
+        body = [{"id": "openai/gpt-4.1", "limits": {"max_input_tokens": 8000}}]
+        async with serving(*answered(body)) as wire:
+            preset = replace(GITHUB, url=wire.url, models_url=f"{wire.url}/catalog")
+            box = OpenAIBackend(wire.url, api_key="k", preset=preset)
+            models = await box.models()
+            await box.close()
+            assert wire.requests[0][0].startswith("GET /v1/catalog ")
+            return [(model.id, model.context_length) for model in models]
+
+    assert asyncio.run(listed()) == [("openai/gpt-4.1", 8000)]
+
+
+def test_openai_backend_survives_a_connection_closed_while_idle() -> None:
+    """A pooled connection that the server closed meanwhile is not used again."""
+
+    async def main() -> None:
+        whole = b"".join(piece for piece in WHOLE if isinstance(piece, bytes))
+        kept = whole.replace(b"connection: close", b"content-length: %d" % (len(whole) - len(head()) - 0))
+        async with serving(kept) as wire:
+            backend = OpenAIBackend(wire.url, model="m")
+            for _ in range(3):
+                assert (await collect(backend.chat(chat()))).text == "Hello"
+                await asyncio.sleep(0.02)
+            await backend.close()
+
+    asyncio.run(main())
+
+
+def test_openai_backend_logs_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    """With everything logged, the key is in no line."""
+    with caplog.at_level("DEBUG"):
+        ask(WHOLE, api_key="sk-secret")
+        with pytest.raises(BackendError):
+            ask((head("500 Oh"), b"sk-"), api_key="sk-secret")
+    assert "sk-secret" not in caplog.text
 
 
 def test_retry_after_reads_both_forms() -> None:

@@ -483,13 +483,13 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
 
 
 API = (
-    "Agent AgentError Answer Attempt Backend BackendError BackendFactory BudgetError CapacityError "
+    "ABILITIES Abilities Agent AgentError Answer Attempt Backend BackendError BackendFactory BudgetError CapacityError "
     "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError EmbedRequest "
     "EmbedResult EvictionPolicy EvictionPolicyFactory FinishReason FleetTool FunctionCall "
     "FunctionDefinition Health Hint ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
     "RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
-    "ToolCall Usage collect hookimpl"
+    "ToolCall Unsupported Usage collect estimated_tokens estimated_usage fulfil hookimpl"
 )
 
 

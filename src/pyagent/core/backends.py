@@ -23,6 +23,7 @@ class Backend(Protocol):
     """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`.
 
     One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`; a chain asks no other for that.
+    An attribute `abilities` (`core.abilities`) names what it can do itself; the rest it emulates or refuses by name.
     """
 
     name: str

@@ -17,6 +17,7 @@ from pyagent.core.errors import RequestError
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort", "error"]
 JsonObject = dict[str, object]
+Unsupported = Literal["emulate", "refuse"]
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -178,6 +179,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `timeout_seconds`, `private` and `session` are ours: the time the caller still has, whether the text may leave
     this machine, and a name under which consecutive requests continue one token log. `origin`, `priority` (lower goes
     first, as in vLLM) and `request_class` (a queue of the settings) steer the order in which the engine works.
+    `unsupported` says what becomes of a field that the backend lacks: emulated where that is sound, or refused; None
+    leaves it to the settings.
     """
 
     model: str = ""
@@ -196,6 +199,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin = Origin()
     priority: int = 0
     request_class: str = ""
+    unsupported: Unsupported | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import platformdirs
 
 from pyagent.core.backends import Link
 from pyagent.core.errors import ConfigError
+from pyagent.core.messages import Unsupported
 from pyagent.core.setting_kinds import (
     COUNT,
     NUMBER,
@@ -295,6 +296,14 @@ class Backends(Section, frozen=True):
         float, Setting(NUMBER, "Longest wait for a remote backend's next piece of an answer.")
     ] = 120.0
     connect_timeout_seconds: Annotated[float, Setting(NUMBER, "Longest wait for a connection.")] = 5.0
+    unsupported: Annotated[
+        Unsupported,
+        Setting(
+            choice("emulate", "refuse"),
+            "What becomes of a request's field that a backend lacks: emulated by the prompt and checked afterwards "
+            "(JSON, choices, tools, several answers), or refused by name.",
+        ),
+    ] = "emulate"
     api_keys: Annotated[
         dict[str, str],
         Setting(

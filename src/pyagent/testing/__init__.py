@@ -1,4 +1,4 @@
-"""Fakes for the tests of agents, chains and plugins: backends that follow a script, servers true to the wire.
+"""Fakes for the tests of agents, chains and plugins, and what every backend must do, as a suite (`conformance`).
 
 Fakes stand only for paid services and for software that is absent; everything else runs for real. The servers listen on
 a free loopback port, in a thread, for the time of a `with` block. Imported on first use, as they bring a web server.
@@ -10,31 +10,41 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyagent.testing.backends import EchoBackend, Reply, ScriptedBackend
+    from pyagent.testing.conformance import BackendConformance, Subject
     from pyagent.testing.lmstudio import LMStudioServer, lmstudio_server
     from pyagent.testing.ollama import OllamaServer, ollama_server
+    from pyagent.testing.openai import OpenAIServer, openai_server
     from pyagent.testing.servers import Fault, serve
 
 __all__ = [
+    "BackendConformance",
     "EchoBackend",
     "Fault",
     "LMStudioServer",
     "OllamaServer",
+    "OpenAIServer",
     "Reply",
     "ScriptedBackend",
+    "Subject",
     "lmstudio_server",
     "ollama_server",
+    "openai_server",
     "serve",
 ]
 
 _HOMES = {
+    "BackendConformance": "conformance",
     "EchoBackend": "backends",
     "Fault": "servers",
     "LMStudioServer": "lmstudio",
     "OllamaServer": "ollama",
+    "OpenAIServer": "openai",
     "Reply": "backends",
     "ScriptedBackend": "backends",
+    "Subject": "conformance",
     "lmstudio_server": "lmstudio",
     "ollama_server": "ollama",
+    "openai_server": "openai",
     "serve": "servers",
 }
 

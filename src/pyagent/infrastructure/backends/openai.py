@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as a backend: `openai:URL` or `openai:URL#model` in a chain.
+"""Any OpenAI-compatible server as a backend: `openai:URL` or `openai:URL#model` in a chain; `github` is a preset.
 
 Every answer is streamed. Failures of the network and of the other side are mapped here, once, to our errors; the API
 key goes into one header and nowhere else. Sockets open on the first call, one pool for each event loop.
@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-import msgspec
-
+from pyagent.core.abilities import ABILITIES
 from pyagent.core.backends import Backend, BackendFactory, Link
 from pyagent.core.config import read_secret
+from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError
 from pyagent.core.hooks import hookimpl
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.infrastructure.backends.openai_wire import (
     ChunkReader,
-    ModelList,
+    decode_embeddings,
+    decode_models,
     encode_request,
     map_error,
-    unquote_choice,
 )
 from pyagent.infrastructure.backends.sse import EventTooLargeError, SseDecoder
 
@@ -39,10 +41,28 @@ _MAX_ERROR_BYTES = 64 * 1024
 _HEALTH_SECONDS = 3.0
 
 
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A service whose address is known: `github` in a chain. `key_variable` holds its key."""
+
+    name: str
+    url: str
+    models_url: str
+    key_variable: str
+
+
+GITHUB = Preset(
+    "github", "https://models.github.ai/inference", "https://models.github.ai/catalog/models", "GITHUB_TOKEN"
+)
+
+
 class OpenAIBackend:
     """One OpenAI-compatible server. `read_seconds` bounds the silence between two pieces of an answer."""
 
-    def __init__(
+    abilities = ABILITIES - {"beam", "best_of", "choice"}
+    gives_several = True
+
+    def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
         url: str,
         *,
@@ -50,6 +70,8 @@ class OpenAIBackend:
         api_key: str | None = None,
         connect_seconds: float = 5.0,
         read_seconds: float = 120.0,
+        unsupported: Unsupported = "emulate",
+        preset: Preset | None = None,
     ) -> None:
         parts = _split(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -62,51 +84,58 @@ class OpenAIBackend:
         self._model = model
         self._api_key = api_key
         self._seconds = (connect_seconds, read_seconds)
+        self._unsupported: Unsupported = unsupported
+        self._preset = preset
         self._is_loopback = _is_loopback(parts.hostname)
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
-        self.name = f"openai:{self._url}" + (f"#{model}" if model else "")
+        if preset is not None:
+            self.name = f"{preset.name}:{model}" if model else preset.name
+        else:
+            self.name = f"openai:{self._url}" + (f"#{model}" if model else "")
 
     async def models(self) -> list[ModelInfo]:
         """What GET /models lists."""
         async with self._errors_mapped():
-            response = await self._http().get(f"{self._url}/models")
+            response = await self._http().get(self._preset.models_url if self._preset else f"{self._url}/models")
             if response.status_code != 200:
                 raise self._mapped(response, response.content)
-        try:
-            listed = msgspec.json.decode(response.content, type=ModelList)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BackendError(f"{self.name}: /models is not a list of models: {error}", backend=self.name) from error
         return [
-            ModelInfo(id=model.id, backend=self.name, context_length=model.context_length or model.max_model_len)
-            for model in listed.data
+            ModelInfo(id=model.id, backend=self.name, context_length=model.context)
+            for model in decode_models(response.content, self.name)
         ]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Stream the answer; closing the iterator closes the connection, which aborts the server's work."""
+        return fulfil(request, self._answer, self.abilities, backend=self.name, unsupported=self._unsupported)
+
+    async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)
         path, body = encode_request(request, await deadline.bound(self._pick_model(request), self.name))
-        reader = ChunkReader(self.name, request.model or self._model)
-        wanted = request.response_format
-        held: list[ChatDelta] | None = [] if wanted and wanted.type == "choice" else None
+        reader = ChunkReader(self.name, request.model or self._model, request.n)
         events = self._events(path, body)
         try:
             while not reader.is_finished and (data := await deadline.bound(_next(events), self.name)) is not None:
-                delta = reader.read(data)
-                if delta and held is not None:
-                    held.append(delta)
-                elif delta:
+                for delta in reader.read(data):
                     yield delta
         finally:
             await events.aclose()
-        last = reader.last()
-        if held is not None and wanted:
-            text = unquote_choice("".join(delta.content for delta in held), wanted.choice or [], self.name)
-            yield ChatDelta(content=text, model=reader.model, backend=self.name)
-        yield last
+        for delta in reader.last():
+            yield delta
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """Not in this version."""
-        raise RequestError(f"{self.name} does not embed in this version; use an embedding backend", param="model")
+        """One vector a text, from the model named, the link's, or the first that the server lists."""
+        model = await self._pick_model(ChatRequest(model=request.model))
+        body: dict[str, object] = {"model": model, "input": request.input, "encoding_format": "float"}
+        if not request.input:
+            return EmbedResult(vectors=[], model=model)
+        async with self._errors_mapped():
+            response = await self._http().post(f"{self._url}/embeddings", json=body)
+        if response.status_code in {404, 405, 501}:
+            text = f"{self.name} does not embed with {model!r} (HTTP {response.status_code}); name an embedding model"
+            raise RequestError(text, param="model", code="model_not_found")
+        if response.status_code != 200:
+            raise self._mapped(response, response.content)
+        return decode_embeddings(response.content, self.name, len(request.input))
 
     async def health(self) -> Health:
         """Ready when it lists its models, and the one this link names is among them."""
@@ -162,6 +191,9 @@ class OpenAIBackend:
     def _http(self) -> httpx.AsyncClient:
         import httpx
 
+        if self._preset is not None and not self._api_key:
+            text = f"{self.name} needs a token; set {self._preset.key_variable} in the environment"
+            raise BackendError(text, backend=self.name, retryable=False)
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
             connect, read = self._seconds
@@ -169,6 +201,8 @@ class OpenAIBackend:
                 headers={"authorization": f"Bearer {self._api_key}"} if self._api_key else None,
                 timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+                verify=self._url.startswith("https:")
+                or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # reading certificates takes 50 ms
                 trust_env=not self._is_loopback,  # a proxy from the environment must not see what stays on this machine
             )
             self._client = (loop, client)
@@ -235,19 +269,32 @@ def _is_loopback(host: str) -> bool:
 def make_backend(link: Link, settings: Settings) -> Backend:
     """The backend of a chain entry `openai:URL[#model]`, with the key that `backends.api_keys` names for its host."""
     url, _, model = link.target.partition("#")
+    return _made(url, model, settings)
+
+
+def make_github(link: Link, settings: Settings) -> Backend:
+    """GitHub Models: a chain entry `github` or `github:MODEL`, with the token in GITHUB_TOKEN."""
+    return _made(GITHUB.url, link.target, settings, GITHUB)
+
+
+def _made(url: str, model: str, settings: Settings, preset: Preset | None = None) -> Backend:
     parts = _split(url)
     references = settings.backends.api_keys
     reference = references.get(parts.netloc) or references.get(parts.hostname or "")
+    if reference is None and preset is not None:
+        reference = f"env:{preset.key_variable}"
     return OpenAIBackend(
         url,
         model=model,
         api_key=read_secret(reference) if reference else None,
         connect_seconds=settings.backends.connect_timeout_seconds,
         read_seconds=settings.backends.timeout_seconds,
+        unsupported=settings.backends.unsupported,
+        preset=preset,
     )
 
 
 @hookimpl
 def pyagent_register_backends() -> dict[str, BackendFactory]:
-    """The scheme `openai`."""
-    return {"openai": make_backend}
+    """The schemes `openai` and `github`."""
+    return {"openai": make_backend, "github": make_github}

@@ -7,7 +7,9 @@ fields pass, missing ones have defaults) and what is sent is only what was asked
 from __future__ import annotations
 
 import email.utils
+import re
 import time
+import uuid
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +18,7 @@ from pyagent.core.errors import BackendError, CapacityError, ContextOverflowErro
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
+    EmbedResult,
     FinishReason,
     FunctionCall,
     JsonObject,
@@ -58,10 +61,16 @@ class _Logprob(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
+    """Of a chat in `content`; of a completion in the three others, one entry a token."""
+
     content: list[_Logprob] | None = None
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
@@ -84,10 +93,12 @@ class _Error(msgspec.Struct):
     type: str | None = None
     param: str | None = None
     code: str | int | None = None
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     model: str | None = None
     error: _Error | str | None = None
@@ -99,20 +110,64 @@ class _ErrorBody(msgspec.Struct):
     message: str | None = None
 
 
+class _Limits(msgspec.Struct):
+    max_input_tokens: int | None = None
+
+
 class ListedModel(msgspec.Struct):
     """One entry of GET /models. Context lengths have no agreed name; these are the ones servers use."""
 
     id: str
     max_model_len: int | None = None
     context_length: int | None = None
+    limits: _Limits | None = None
+
+    @property
+    def context(self) -> int | None:
+        """The longest prompt, where the server says."""
+        return self.context_length or self.max_model_len or (self.limits and self.limits.max_input_tokens)
 
 
-class ModelList(msgspec.Struct):
-    """The answer to GET /models."""
-
+class _ModelList(msgspec.Struct):
     data: list[ListedModel] = []
 
 
+class _Vector(msgspec.Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class Embeddings(msgspec.Struct):
+    """The answer to POST /embeddings."""
+
+    data: list[_Vector] = []
+    model: str = ""
+    usage: _Usage | None = None
+
+
+def decode_models(body: bytes, backend: str) -> list[ListedModel]:
+    """What GET /models lists, in an object or bare. Raises `BackendError`."""
+    try:
+        listed = msgspec.json.decode(body, type=_ModelList | list[ListedModel])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BackendError(f"{backend}: what it lists as models is no such list: {error}", backend=backend) from error
+    return listed.data if isinstance(listed, _ModelList) else listed
+
+
+def decode_embeddings(body: bytes, backend: str, count: int) -> EmbedResult:
+    """One vector for each of `count` texts, in their order. Raises `BackendError`."""
+    try:
+        said = msgspec.json.decode(body, type=Embeddings)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BackendError(f"{backend}: /embeddings gave no vectors: {error}", backend=backend) from error
+    if sorted(vector.index for vector in said.data) != [*range(count)]:
+        raise BackendError(f"{backend} gave {len(said.data)} vectors for {count} texts", backend=backend)
+    vectors = [vector.embedding for vector in sorted(said.data, key=lambda vector: vector.index)]
+    return EmbedResult(vectors=vectors, model=said.model, usage=_usage(said.usage) if said.usage else Usage())
+
+
+# in the words of vLLM and OpenAI, of litellm, and of llama.cpp
+_TOO_LONG = re.compile(r"maximum context length is (\d+)|ContextWindowExceeded()|exceeds? the available context size()")
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _FINISHES: dict[str, FinishReason] = {
     "stop": "stop",
@@ -129,6 +184,8 @@ def encode_request(request: ChatRequest, model: str) -> tuple[str, bytes]:
     is_chat = bool(request.messages)
     body |= {"messages": msgspec.to_builtins(request.messages)} if is_chat else {"prompt": request.prompt or ""}
     body |= _sampling(request.sampling, is_chat=is_chat)
+    if request.n > 1:
+        body["n"] = request.n
     if request.tools:
         body["tools"] = [{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in request.tools]
         if request.tool_choice is not None:
@@ -161,10 +218,7 @@ def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:
 
 
 def _response_format(wanted: ResponseFormat) -> JsonObject:
-    """OpenAI's form. A choice goes as a schema whose answer is one of the texts; `unquote_choice` reads it back."""
-    if wanted.type == "choice":
-        schema: JsonObject = {"type": "string", "enum": list(wanted.choice or [])}
-        return {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema, "strict": True}}
+    """OpenAI's form."""
     if wanted.json_schema is None:
         return {"type": wanted.type}
     spec: JsonObject = {"name": wanted.json_schema.name, "schema": wanted.json_schema.schema}
@@ -173,35 +227,57 @@ def _response_format(wanted: ResponseFormat) -> JsonObject:
     return {"type": wanted.type, "json_schema": spec}
 
 
-def unquote_choice(text: str, choices: list[str], backend: str) -> str:
-    """The choice a server answered with, as JSON or plainly; raises `BackendError` when it is none of them."""
-    plain = text.strip()
-    if plain not in choices:
-        try:
-            plain = msgspec.json.decode(plain.encode(), type=str)
-        except msgspec.MsgspecError:
-            plain = plain.strip("\"'`.")
-    if plain in choices:
-        return plain
-    raise BackendError(f"{backend} was to answer one of {choices}, got {text[:80]!r}", backend=backend, retryable=False)
+@dataclass(slots=True)
+class _Member:
+    """One of the answers under way."""
+
+    finish: FinishReason | None = None
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    places: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add_call(self, part: _ToolCallPart) -> None:
+        """Join a piece to its call. Some servers give every call the index 0; another id begins another call."""
+        function = part.function or _Function()
+        place = self.places.get(part.index)
+        if place is None or (part.id and self.calls[place].id not in {"", part.id}):
+            place = self.places[part.index] = len(self.calls)
+            self.calls.append(ToolCall(id="", function=FunctionCall(name="", arguments="")))
+        known = self.calls[place]
+        self.calls[place] = ToolCall(
+            id=part.id or known.id,
+            function=FunctionCall(
+                name=known.function.name or function.name or "",
+                arguments=known.function.arguments + (function.arguments or ""),
+            ),
+        )
+
+    def whole_calls(self) -> list[ToolCall]:
+        """The calls, each with an id and arguments that are JSON text."""
+        return [
+            ToolCall(
+                id=call.id or f"call_{uuid.uuid4().hex[:12]}",
+                function=FunctionCall(call.function.name, call.function.arguments or "{}"),
+            )
+            for call in self.calls
+        ]
 
 
 @dataclass(slots=True)
 class ChunkReader:
-    """Turns the events of one answer into deltas. Tool calls are gathered and come whole, with the last delta."""
+    """Turns the events of `count` answers into deltas. Tool calls are gathered and come whole, at each answer's end."""
 
     backend: str
     model: str
+    count: int = 1
     is_finished: bool = False
-    _finish: FinishReason | None = None
     _usage: Usage | None = None
-    _calls: dict[int, ToolCall] = field(default_factory=dict[int, ToolCall])
+    _members: dict[int, _Member] = field(default_factory=dict[int, _Member])
 
-    def read(self, data: bytes) -> ChatDelta | None:
-        """The delta of one event, if it holds one. Raises `BackendError` for what is not a chunk."""
+    def read(self, data: bytes) -> list[ChatDelta]:
+        """The deltas of one event. Raises `BackendError` for what is not a chunk."""
         if data.strip() == b"[DONE]":
             self.is_finished = True
-            return None
+            return []
         try:
             chunk = _decode_chunk(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -215,47 +291,60 @@ class ChunkReader:
         self.model = chunk.model or self.model
         if chunk.usage:
             self._usage = _usage(chunk.usage)
-        return self._delta(chunk.choices[0]) if chunk.choices else None
+        return [delta for choice in chunk.choices or () if (delta := self._delta(choice)) is not None]
 
-    def last(self) -> ChatDelta:
-        """The closing delta. Raises `BackendError` when the server stopped before it said why."""
-        if self._finish is None:
+    def last(self) -> list[ChatDelta]:
+        """The closing deltas. Raises `BackendError` when the server stopped before it said why."""
+        ended = sorted(index for index, member in self._members.items() if member.finish)
+        if not ended or len(ended) < len(self._members):
             raise BackendError(f"{self.backend} closed the connection in mid-answer", backend=self.backend)
+        if len(ended) != self.count:
+            text = f"{self.backend} gave {len(ended)} answers, {self.count} were asked for (n)"
+            raise BackendError(text, backend=self.backend, retryable=False)
+        return [self._end(index, self._usage if index == ended[-1] else None) for index in ended]
+
+    def _end(self, index: int, usage: Usage | None) -> ChatDelta:
+        member = self._members[index]
+        calls = member.whole_calls()
         return ChatDelta(
-            tool_calls=[self._calls[index] for index in sorted(self._calls)],
-            finish_reason=self._finish,
-            usage=self._usage,
+            index=index,
+            tool_calls=calls,
+            finish_reason="tool_calls" if calls and member.finish == "stop" else member.finish,
+            usage=usage,
             model=self.model,
             backend=self.backend,
         )
 
     def _delta(self, choice: _Choice) -> ChatDelta | None:
+        member = self._members.setdefault(choice.index, _Member())
         if choice.finish_reason:
-            self._finish = _FINISHES.get(choice.finish_reason, "stop")
+            member.finish = _FINISHES.get(choice.finish_reason, "stop")
         delta = choice.delta or _Delta(content=choice.text)
         for part in delta.tool_calls or ():
-            self._add_call(part)
+            member.add_call(part)
         content, reasoning = delta.content or "", delta.reasoning_content or delta.reasoning or ""
-        logprobs = [
-            TokenLogprob(entry.token, entry.logprob, [(rival.token, rival.logprob) for rival in entry.top_logprobs])
-            for entry in (choice.logprobs and choice.logprobs.content) or ()
-        ]
+        logprobs = _logprobs(choice.logprobs) if choice.logprobs else []
         if not (content or reasoning or logprobs):
             return None
         return ChatDelta(
-            content=content, reasoning=reasoning, logprobs=logprobs, model=self.model, backend=self.backend
+            index=choice.index,
+            content=content,
+            reasoning=reasoning,
+            logprobs=logprobs,
+            model=self.model,
+            backend=self.backend,
         )
 
-    def _add_call(self, part: _ToolCallPart) -> None:
-        known = self._calls.get(part.index) or ToolCall(id="", function=FunctionCall(name="", arguments=""))
-        function = part.function or _Function()
-        self._calls[part.index] = ToolCall(
-            id=part.id or known.id,
-            function=FunctionCall(
-                name=known.function.name or function.name or "",
-                arguments=known.function.arguments + (function.arguments or ""),
-            ),
-        )
+
+def _logprobs(said: _Logprobs) -> list[TokenLogprob]:
+    if said.content is not None:
+        return [
+            TokenLogprob(entry.token, entry.logprob, [(rival.token, rival.logprob) for rival in entry.top_logprobs])
+            for entry in said.content
+        ]
+    rivals = said.top_logprobs or [None] * len(said.tokens)
+    rows = zip(said.tokens, said.token_logprobs, rivals, strict=False)
+    return [TokenLogprob(token, logprob or 0.0, [*(best or {}).items()]) for token, logprob, best in rows]
 
 
 def _usage(counted: _Usage) -> Usage:
@@ -284,8 +373,10 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
 
 def _refusal(fault: _Error, status: int, text: str) -> RequestError:
     code = str(fault.code or fault.type or "")
-    if code == "context_length_exceeded":
-        return ContextOverflowError(text, num_tokens=0, limit=0)
+    told = _TOO_LONG.search(fault.message)
+    if told or "context_length_exceeded" in code or fault.type == "exceed_context_size_error":
+        limit = fault.n_ctx or int((told and told[1]) or 0)
+        return ContextOverflowError(text, num_tokens=fault.n_prompt_tokens or 0, limit=limit)
     if code == "model_not_found" or (status == 404 and fault.param in {None, "model"}):
         return RequestError(text, param="model", code="model_not_found")
     return RequestError(text, param=fault.param, code=code or "invalid_request")

@@ -1,0 +1,59 @@
+"""What a request asks of a backend beyond plain text, by the names of its fields, and how a backend says what it can.
+
+A backend has an attribute `abilities`, a set of these names. What it lacks is emulated (`core.emulation`) or refused by
+name. Knows no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from pyagent.core.messages import ChatRequest, SamplingParams, TextPart
+
+Abilities = frozenset[str]
+
+_PLAIN = SamplingParams()
+
+
+def _needs_form(kind: str) -> Callable[[ChatRequest], bool]:
+    return lambda request: request.response_format is not None and request.response_format.type == kind
+
+
+def _differs(name: str) -> Callable[[ChatRequest], bool]:
+    return lambda request: getattr(request.sampling, name) != getattr(_PLAIN, name)
+
+
+def _has_images(request: ChatRequest) -> bool:
+    parts = (message.content for message in request.messages if isinstance(message.content, list))
+    return any(not isinstance(part, TextPart) for content in parts for part in content)
+
+
+def _has_tools(request: ChatRequest) -> bool:
+    return bool(request.tools) or any(message.role == "tool" or message.tool_calls for message in request.messages)
+
+
+_NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
+    "prompt": lambda request: not request.messages,
+    "images": _has_images,
+    "tools": _has_tools,
+    "tool_choice": lambda request: bool(request.tools) and request.tool_choice not in (None, "auto"),
+    "json_object": _needs_form("json_object"),
+    "json_schema": _needs_form("json_schema"),
+    "choice": _needs_form("choice"),
+    "n": lambda request: request.n > 1,
+    "best_of": lambda request: request.best_of is not None,
+    "beam": lambda request: request.beam is not None,
+    **{name: _differs(name) for name in msgspec.structs.asdict(_PLAIN)},
+    # a greedy draw is the same for every seed
+    "seed": lambda request: request.sampling.seed is not None and request.sampling.temperature > 0,
+}
+
+ABILITIES: Abilities = frozenset(_NEEDS)
+"""Everything a request can ask for."""
+
+
+def needs(request: ChatRequest) -> Abilities:
+    """What a backend must be able to do to serve the request as it stands."""
+    return frozenset(name for name, asks in _NEEDS.items() if asks(request))

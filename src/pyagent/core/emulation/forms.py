@@ -1,0 +1,116 @@
+"""Forms of answers (JSON, a JSON schema, a choice) asked for in words and checked afterwards.
+
+Pure: texts in, texts or a `FaultyAnswer` out. References in a schema to other documents are never fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast  # Any: jsonschema's types are of no help
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
+
+_FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
+_MAX_FAULT = 300
+
+
+class FaultyAnswer(Exception):  # noqa: N818 - not an error of the program: the model is told, and asked again
+    """An answer that is not what was asked for; the text says why, to the model."""
+
+
+def instruction(wanted: ResponseFormat) -> str:
+    """The form in words."""
+    match wanted.type:
+        case "choice":
+            choices = ", ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice or [])
+            return f"Answer with exactly one of these texts and nothing else, without quotes: {choices}"
+        case "json_schema":
+            schema = json.dumps(schema_of(wanted), ensure_ascii=False)
+            return f"Answer with one JSON value and nothing else. It must follow this JSON schema:\n{schema}"
+        case _:
+            return "Answer with one JSON object and nothing else, no explanation."
+
+
+def schema_of(wanted: ResponseFormat) -> JsonObject:
+    """The JSON schema of a form; a choice is an object with one property, as OpenAI takes no other root."""
+    if wanted.type == "json_schema":
+        return wanted.json_schema.schema if wanted.json_schema else {}
+    if wanted.type == "choice":
+        one: JsonObject = {"type": "string", "enum": list(wanted.choice or [])}
+        return {
+            "type": "object",
+            "properties": {"choice": one},
+            "required": ["choice"],
+            "additionalProperties": False,
+        }
+    return {"type": "object"}
+
+
+def as_schema(wanted: ResponseFormat) -> ResponseFormat:
+    """The form as a JSON schema, for a backend that knows those; `read` takes the answer back."""
+    return ResponseFormat("json_schema", JsonSchemaFormat(name="answer", schema=schema_of(wanted), strict=True))
+
+
+def read(text: str, wanted: ResponseFormat) -> str:
+    """The answer without what a model likes to put around it. Raises `FaultyAnswer` when it has not the form."""
+    if wanted.type == "choice":
+        return _read_choice(text, wanted.choice or [])
+    found = _json_in(text)
+    if (fault := fault_of(json.loads(found), schema_of(wanted), "response_format")) is not None:
+        raise FaultyAnswer(fault)
+    return found
+
+
+def fault_of(value: object, schema: JsonObject, param: str) -> str | None:
+    """Why a value does not follow a schema; None when it does. Raises `RequestError` for a schema that is none."""
+    import jsonschema.validators
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    try:
+        kind = cast("Any", jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator))
+        kind.check_schema(schema)
+        error = cast("Any", next(iter(kind(schema, registry=cast("Any", Registry)()).iter_errors(value)), None))
+    except (jsonschema.SchemaError, Unresolvable, re.error, RecursionError) as wrong:
+        text = str(wrong).partition("\n")[0]
+        raise RequestError(f"the JSON schema cannot be checked: {text}", param=param) from wrong
+    if error is None:
+        return None
+    where = "".join(f"[{part!r}]" for part in error.absolute_path)
+    return f"{where or 'the value'}: {error.message[:_MAX_FAULT]}"
+
+
+def _json_in(text: str) -> str:
+    """The JSON value a text is, or holds in a code fence, or begins somewhere in its middle."""
+    for candidate in (text.strip(), *(found.strip() for found in _FENCE.findall(text))):
+        try:
+            json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        return candidate
+    start = min((place for place in (text.find("{"), text.find("[")) if place >= 0), default=-1)
+    if start >= 0:
+        try:
+            end = json.JSONDecoder().raw_decode(text, start)[1]
+        except (ValueError, RecursionError) as error:
+            raise FaultyAnswer(f"it is not valid JSON: {error}") from error
+        return text[start:end]
+    raise FaultyAnswer("it holds no JSON")
+
+
+def _read_choice(text: str, choices: list[str]) -> str:
+    """The choice a text names: as it is, quoted, as a JSON string, or as our object's property."""
+    plain = text.strip()
+    if plain in choices:
+        return plain
+    try:
+        value = cast("object", json.loads(_json_in(plain)))
+    except FaultyAnswer:
+        value = plain.strip("\"'`*.")
+    if isinstance(value, dict):
+        value = cast("JsonObject", value).get("choice")
+    if value not in choices:
+        raise FaultyAnswer(f"{plain[:80]!r} is none of the choices {choices}")
+    return str(value)

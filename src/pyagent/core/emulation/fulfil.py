@@ -1,0 +1,246 @@
+"""`fulfil`: one backend's answer to a request, what it lacks emulated where that is sound, else refused by name.
+
+Sound is what can be checked in the answer: JSON and choices, tool calls, texts to stop at, a number of answers. A
+faulty answer is sent back to the model once with what is wrong; a second one is an error. What must be checked is held
+back, so that a chain can still go on to its next link. Knows no backend and no wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pyagent.core.abilities import Abilities, needs
+from pyagent.core.emulation import dialect, forms
+from pyagent.core.emulation.cutting import cut
+from pyagent.core.emulation.forms import FaultyAnswer
+from pyagent.core.errors import BackendError
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    Message,
+    ResponseFormat,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    Unsupported,
+    Usage,
+)
+from pyagent.core.resilience.deadline import Deadline
+
+Answering = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
+
+EMULATED: Abilities = frozenset(
+    {"json_object", "json_schema", "choice", "tools", "tool_choice", "n", "stop", "max_tokens"}
+)
+_NUM_ROUNDS = 2
+
+
+async def fulfil(
+    request: ChatRequest,
+    answer: Answering,
+    abilities: Abilities,
+    *,
+    backend: str,
+    unsupported: Unsupported = "emulate",
+) -> AsyncGenerator[ChatDelta, None]:
+    """Stream the answer of `answer`, which serves requests that need no more than `abilities`.
+
+    `unsupported` is the setting, which the request's own word overrides. Raises `BackendError` naming the fields that
+    can be neither served nor emulated, before anything is asked.
+    """
+    missing = needs(request) - abilities
+    if "json_schema" in abilities:  # a choice in the form of a schema loses nothing
+        missing -= {"choice"}
+    is_emulating = (request.unsupported or unsupported) == "emulate"
+    refused = missing - EMULATED if is_emulating else missing
+    if refused:
+        named = ", ".join(sorted(refused))
+        raise BackendError(f"{backend} cannot do {named}", backend=backend, retryable=False)
+    async with aclosing(_several(request, answer, abilities, missing, backend)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+async def _several(
+    request: ChatRequest, answer: Answering, abilities: Abilities, missing: Abilities, backend: str
+) -> AsyncGenerator[ChatDelta, None]:
+    """One answer after another where several are asked of a backend that gives one; the last delta has all usage."""
+    count = request.n if "n" in missing else 1
+    deadline = Deadline.after(request.timeout_seconds)
+    usage: list[Usage | None] = []
+    for index in range(count):
+        one = _with_time(request, deadline)
+        if count > 1:
+            one = msgspec.structs.replace(one, n=1, sampling=_seeded(request.sampling, index))
+        async with aclosing(_one(one, answer, abilities, missing, backend)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason:
+                    usage.append(delta.usage)
+                    told = summed(usage) if index == count - 1 else None
+                    delta = msgspec.structs.replace(delta, usage=told)  # noqa: PLW2901
+                yield msgspec.structs.replace(delta, index=index) if count > 1 else delta
+
+
+async def _one(
+    request: ChatRequest, answer: Answering, abilities: Abilities, missing: Abilities, backend: str
+) -> AsyncGenerator[ChatDelta, None]:
+    limits = missing & {"stop", "max_tokens"}
+
+    def source(asked: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        return cut(asked, answer, limits) if limits else answer(asked)
+
+    plan = _Plan(request, missing)
+    plan.choose_tools()
+    plan.choose_form(has_choice="choice" in abilities)
+    async with aclosing(source(request) if plan.is_empty else _checked(plan, source, backend)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is asked in words, and what must be checked: a form, calls in the text's tags, calls at all."""
+
+    request: ChatRequest
+    missing: Abilities
+    form: ResponseFormat | None = None
+    tagged: list[Tool] = field(default_factory=list[Tool])
+    needs_call: bool = False
+    is_empty: bool = True
+
+    def choose_tools(self) -> None:
+        """Tell the tools in words where the backend takes none; see to `tool_choice` where it does not."""
+        if not self.missing & {"tools", "tool_choice"}:
+            return
+        choice, tools = self.request.tool_choice, self.request.tools
+        if choice == "none":
+            tools = []
+        elif isinstance(choice, dict):
+            tools = [tool for tool in tools if tool.function.name == _named(choice)]
+        self.needs_call = bool(tools) and choice not in (None, "auto")
+        self._ask(msgspec.structs.replace(self.request, tools=tools, tool_choice=None))
+        if "tools" in self.missing:
+            self.tagged = tools
+            self._ask(dialect.told_plainly(self.request), dialect.instruction(tools) if tools else "")
+        if self.needs_call:
+            self._ask(self.request, "Answer with a call of one of your functions, not with text.")
+
+    def choose_form(self, *, has_choice: bool) -> None:
+        """Ask for the form in words, or for a choice as a schema, where the backend does not know it."""
+        wanted = self.request.response_format
+        if wanted is None or wanted.type == "text":
+            return
+        if wanted.type in self.missing or self.tagged:  # a grammar for the form would forbid the tags
+            self.form = wanted
+            self._ask(msgspec.structs.replace(self.request, response_format=None), forms.instruction(wanted))
+        elif wanted.type == "choice" and not has_choice:
+            self.form = wanted
+            self._ask(msgspec.structs.replace(self.request, response_format=forms.as_schema(wanted)))
+
+    def _ask(self, request: ChatRequest, words: str = "") -> None:
+        self.is_empty = False
+        self.request = _instructed(request, words) if words else request
+
+    @property
+    def is_shown_at_once(self) -> bool:
+        """Whether text before a call can be streamed: nothing about it needs to be checked."""
+        return self.form is None and not self.needs_call
+
+    def read(self, text: str, calls: list[ToolCall]) -> tuple[str, list[ToolCall]]:
+        """The answer's text and calls. Raises `FaultyAnswer`."""
+        if self.tagged:
+            text, calls = dialect.read(text, self.tagged)
+        if self.needs_call and not calls:
+            raise FaultyAnswer("it calls no function, and a call was asked for")
+        return (text if calls or self.form is None else forms.read(text, self.form)), calls
+
+
+async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerator[ChatDelta, None]:
+    """Hold the answer back, check it, and let the model repair it once."""
+    request, faults, usage = plan.request, list[str](), list[Usage | None]()
+    deadline = Deadline.after(request.timeout_seconds)
+    num_shown = 0
+    for _ in range(_NUM_ROUNDS):
+        text, held, calls, last = "", list[ChatDelta](), list[ToolCall](), ChatDelta()
+        async with aclosing(answer(_with_time(request, deadline))) as deltas:
+            async for delta in deltas:
+                text += delta.content
+                calls += delta.tool_calls
+                held += [msgspec.structs.replace(delta, content="")] if delta.reasoning else []
+                last = delta
+                if plan.is_shown_at_once and not faults and (ready := dialect.safe_length(text)) > num_shown:
+                    yield _of(delta, content=text[num_shown:ready])
+                    num_shown = ready
+        usage.append(last.usage)
+        try:
+            is_cut = last.finish_reason == "length" and not plan.tagged  # told as it is, as a grammar's would be
+            shown, calls = (text, calls) if is_cut else plan.read(text, calls)
+        except FaultyAnswer as error:
+            faults.append(str(error))
+            request = _repairing(plan.request, text, str(error))
+            continue
+        for delta in held:
+            yield _of(delta, reasoning=delta.reasoning)
+        if len(shown) > num_shown and not (faults and num_shown):
+            yield _of(last, content=shown[num_shown:])
+        reason = "tool_calls" if calls else last.finish_reason
+        yield msgspec.structs.replace(last, content="", tool_calls=calls, finish_reason=reason, usage=summed(usage))
+        return
+    raise BackendError(
+        f"{backend} gave no answer of the form asked for: {faults[-1]}", backend=backend, retryable=False
+    )
+
+
+def _of(delta: ChatDelta, **fields: str) -> ChatDelta:
+    return ChatDelta(index=delta.index, model=delta.model, backend=delta.backend, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def _named(choice: dict[str, object]) -> object:
+    function = choice.get("function")
+    return function.get("name") if isinstance(function, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _instructed(request: ChatRequest, text: str) -> ChatRequest:
+    """The request with words at the end of its system prompt."""
+    messages = list(request.messages)
+    if messages and messages[0].role in {"system", "developer"}:
+        messages[0] = Message(messages[0].role, f"{messages[0].text}\n\n{text}")
+    else:
+        messages.insert(0, Message("system", text))
+    return msgspec.structs.replace(request, messages=messages)
+
+
+def _repairing(request: ChatRequest, text: str, fault: str) -> ChatRequest:
+    ask = f"That answer cannot be used: {fault}. Answer again, only with what was asked for."
+    messages = [*request.messages, Message("assistant", text), Message("user", ask)]
+    return msgspec.structs.replace(request, messages=messages)
+
+
+def _with_time(request: ChatRequest, deadline: Deadline) -> ChatRequest:
+    if request.timeout_seconds is None:
+        return request
+    return msgspec.structs.replace(request, timeout_seconds=deadline.remaining_seconds)
+
+
+def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Answers of one seed differ, and are the same each time."""
+    if sampling.seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + index) & (2**63 - 1))
+
+
+def summed(usage: list[Usage | None]) -> Usage | None:
+    """The tokens of several answers together; None when none of them counted."""
+    counted = [one for one in usage if one is not None]
+    if len(counted) <= 1:
+        return counted[0] if counted else None
+    return msgspec.structs.replace(
+        counted[-1],
+        prompt_tokens=sum(one.prompt_tokens for one in counted),
+        completion_tokens=sum(one.completion_tokens for one in counted),
+        total_tokens=sum(one.total_tokens for one in counted),
+    )

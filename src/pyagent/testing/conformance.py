@@ -1,0 +1,394 @@
+"""What every backend must do, as a pytest class: a plugin's author derives from it and says how to make the backend.
+
+    class TestMine(BackendConformance):
+        @contextmanager
+        def subject(self):
+            with my_fake_server() as url:
+                yield Subject(lambda: MyBackend(url), scheme="mine")
+
+Nothing is assumed of what a model says. What a backend lacks it must refuse by name, before anything is answered, with
+a `BackendError` that is not worth another try, so that a chain goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import msgspec
+import pytest
+
+from pyagent.core.abilities import ABILITIES, Abilities
+from pyagent.core.backends import Answer, Backend, Link, collect
+from pyagent.core.emulation.forms import fault_of
+from pyagent.core.errors import BackendError, DeadlineError, ModelError, PyAgentError, RequestError
+from pyagent.core.messages import (
+    BeamSearch,
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    FunctionCall,
+    FunctionDefinition,
+    ImagePart,
+    ImageUrl,
+    JsonObject,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    SamplingParams,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+
+T = TypeVar("T")
+
+_SCHEMA: JsonObject = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+_TOOL = Tool(FunctionDefinition("look_up", "Looks a city's weather up.", _SCHEMA))
+_CALL = ToolCall(id="call_1", function=FunctionCall("look_up", '{"city": "Rome", "degrees": 1}'))
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+_PRIVATE_TEXT = "tangerine-4711"
+_LONGEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A backend under test.
+
+    `make` gives a new one each time; `make_down`, one whose other side is not there. `unknown_model` is a model that it
+    does not have; None where any name is served. `num_running` counts the answers the other side still works on.
+    """
+
+    make: Callable[[], Backend]
+    scheme: str
+    make_down: Callable[[], Backend] | None = None
+    unknown_model: str | None = "no-such-model"
+    num_running: Callable[[], int] | None = None
+
+
+class BackendConformance:
+    """Derive from it, and define `subject`."""
+
+    def subject(self) -> AbstractContextManager[Subject]:
+        """The backend under test, for the time of one test."""
+        raise NotImplementedError
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def test_stream_has_the_right_shape(self) -> None:
+        """Deltas name their backend; one finish reason and one count of tokens come, with the last."""
+        answer = self._run(lambda backend: collect(backend.chat(_chat())))
+        assert answer.text or any(delta.reasoning for delta in answer.deltas)
+        _check_shape(answer)
+
+    def test_tokens_are_counted(self) -> None:
+        """The last delta says how many tokens the prompt and the answer have, and their sum."""
+        usage = self._run(lambda backend: collect(backend.chat(_chat()))).last.usage
+        assert usage is not None
+        assert usage.prompt_tokens > 0
+        assert usage.completion_tokens > 0
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+    def test_backend_is_named_after_its_scheme(self) -> None:
+        """Rules for private requests name schemes, so a backend's name begins with its own."""
+        with self.subject() as subject:
+            assert Link.parse(subject.make().name).scheme == subject.scheme
+
+    def test_several_requests_at_once(self) -> None:
+        """Answers under way at the same time do not mix, and each is whole."""
+
+        async def work(backend: Backend) -> list[Answer]:
+            return await asyncio.gather(*(collect(backend.chat(_chat(f"say {index}"))) for index in range(6)))
+
+        for answer in self._run(work):
+            _check_shape(answer)
+
+    def test_backend_serves_one_event_loop_after_another(self) -> None:
+        """Programs call `asyncio.run` more than once with one backend."""
+        with self.subject() as subject:
+            backend = subject.make()
+            for _ in range(2):
+                _check_shape(asyncio.run(_bounded(collect(backend.chat(_chat())))))
+            asyncio.run(_bounded(backend.close()))
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def test_closing_the_stream_stops_the_work(self) -> None:
+        """A caller that leaves after the first piece frees the other side, and the next request is answered."""
+        with self.subject() as subject:
+
+            async def work() -> Answer:
+                backend = subject.make()
+                stream = backend.chat(_chat())
+                await anext(stream)
+                await cast("AsyncGenerator[ChatDelta, None]", stream).aclose()
+                if subject.num_running is not None:
+                    await _until(lambda: not subject.num_running or subject.num_running() == 0)
+                try:
+                    return await collect(backend.chat(_chat()))
+                finally:
+                    await backend.close()
+
+            _check_shape(asyncio.run(_bounded(work())))
+
+    def test_cancelling_the_reader_stops_the_work(self) -> None:
+        """A task that is cancelled while it reads ends at once, and the next request is answered."""
+
+        async def work(backend: Backend) -> Answer:
+            task = asyncio.create_task(collect(backend.chat(_chat())))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            return await collect(backend.chat(_chat()))
+
+        _check_shape(self._run(work))
+
+    def test_deadline_is_kept(self) -> None:
+        """A request whose time is up is a `DeadlineError`, and leaves the backend usable."""
+
+        async def work(backend: Backend) -> Answer:
+            with pytest.raises(DeadlineError):
+                await collect(backend.chat(_chat(timeout_seconds=1e-6)))
+            return await collect(backend.chat(_chat(timeout_seconds=_LONGEST_SECONDS)))
+
+        _check_shape(self._run(work))
+
+    def test_close_is_safe_twice(self) -> None:
+        """Closing twice, also without a request before, is no error."""
+        with self.subject() as subject:
+
+            async def work() -> None:
+                for is_used in (False, True):
+                    backend = subject.make()
+                    if is_used:
+                        await collect(backend.chat(_chat()))
+                    await backend.close()
+                    await backend.close()
+
+            asyncio.run(_bounded(work()))
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def test_unknown_model_is_model_not_found(self) -> None:
+        """A model that is not there is a `RequestError` whose code lets a chain go on."""
+        with self.subject() as subject:
+            if subject.unknown_model is None:
+                pytest.skip("it serves any name")
+            with pytest.raises(RequestError) as caught:
+                _run(subject, lambda backend: collect(backend.chat(_chat(model=subject.unknown_model))))
+        assert caught.value.code == "model_not_found"
+
+    def test_absent_other_side_is_told_in_a_sentence(self) -> None:
+        """With nobody there, health says so without raising, and a request raises an error that names what to do."""
+        with self.subject() as subject:
+            if subject.make_down is None:
+                pytest.skip("it has no other side")
+
+            async def work() -> str:
+                backend = subject.make_down() if subject.make_down else subject.make()
+                health = await backend.health()
+                assert not health.is_ready
+                with pytest.raises((BackendError, ModelError)) as caught:
+                    await collect(backend.chat(_chat()))
+                await backend.close()
+                assert health.detail
+                return str(caught.value)
+
+            text = asyncio.run(_bounded(work()))
+        assert "\n" not in text
+        assert "Traceback" not in text
+
+    def test_health_and_models_agree(self) -> None:
+        """A backend that answers is ready, and lists its models without doubles, each under a backend's name."""
+
+        async def work(backend: Backend) -> None:
+            assert (await backend.health()).is_ready
+            models = await backend.models()
+            assert len({(model.id, model.backend) for model in models}) == len(models)
+            assert all(model.backend for model in models)
+
+        self._run(work)
+
+    # -- fields ----------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("field", sorted(ABILITIES - {"tools", "json_object", "json_schema", "choice", "n"}))
+    def test_field_is_served_or_refused_by_name(self, field: str) -> None:
+        """A field is honoured, or refused by its name; nothing is dropped in silence."""
+        request = _REQUESTS[field]
+        with self.subject() as subject:
+            answer = _served(subject, request, field, mode="refuse")
+        if answer is not None:
+            _check_shape(answer)
+
+    @pytest.mark.parametrize("mode", ["emulate", "refuse"])
+    def test_tools_are_called_or_refused(self, mode: str) -> None:
+        """A call of a tool has a name that was offered and arguments that are a JSON object; else tools are refused."""
+        with self.subject() as subject:
+            answer = _served(subject, _chat(tools=[_TOOL]), "tools", mode)
+            past = [
+                Message("user", "weather?"),
+                Message("assistant", tool_calls=[_CALL]),
+                Message("tool", '{"degrees": 20}', tool_call_id="call_1"),
+            ]
+            told = _served(subject, ChatRequest(messages=past, tools=[_TOOL]), "tools", mode)
+        if answer is not None and told is not None:
+            calls = [call for delta in answer.deltas for call in delta.tool_calls]
+            assert all(call.function.name == "look_up" and call.id for call in calls)
+            assert all(isinstance(json.loads(call.function.arguments), dict) for call in calls)
+            assert (answer.last.finish_reason == "tool_calls") == bool(calls)
+            _check_shape(told)
+
+    @pytest.mark.parametrize("mode", ["emulate", "refuse"])
+    @pytest.mark.parametrize("kind", ["json_object", "json_schema", "choice"])
+    def test_form_of_the_answer_is_kept_or_refused(self, kind: str, mode: str) -> None:
+        """An answer has the form asked for, checked here; else the form is refused by name."""
+        with self.subject() as subject:
+            answer = _served(subject, _chat(response_format=_FORMS[kind]), kind, mode)
+        if answer is None or answer.last.finish_reason == "length":
+            return
+        if kind == "choice":
+            assert answer.text in {"yes", "no"}
+        else:
+            value = json.loads(answer.text)
+            assert isinstance(value, dict)
+            assert kind == "json_object" or fault_of(cast("object", value), _SCHEMA, "response_format") is None
+
+    @pytest.mark.parametrize("mode", ["emulate", "refuse"])
+    def test_several_answers_come_each_whole(self, mode: str) -> None:
+        """`n` answers each have their index and finish reason, and the tokens are counted once; else `n` is refused."""
+        with self.subject() as subject:
+            answer = _served(subject, _chat(n=2), "n", mode)
+        if answer is not None:
+            assert sorted(delta.index for delta in answer.deltas if delta.finish_reason) == [0, 1]
+            assert [bool(delta.usage) for delta in answer.deltas if delta.finish_reason] == [False, True]
+
+    def test_embeddings_come_or_are_refused_by_name(self) -> None:
+        """One vector a text, all of one length; else a sentence that says that it does not embed."""
+
+        async def work(backend: Backend) -> None:
+            result, refusal = None, ""
+            try:
+                result = await backend.embed(EmbedRequest(model="", input=["one", "two", "three"]))
+            except RequestError as error:
+                refusal = str(error)
+            if result is None:
+                assert "embed" in refusal
+                return
+            assert len(result.vectors) == 3
+            assert len({len(vector) for vector in result.vectors}) == 1
+            assert result.vectors[0]
+
+        self._run(work)
+
+    def test_private_text_is_in_no_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        """What a private request says stands in no log line, and in no error either."""
+        with self.subject() as subject, caplog.at_level(logging.DEBUG):
+            _run(subject, lambda backend: collect(backend.chat(_chat(_PRIVATE_TEXT, private=True))))
+            with suppress(PyAgentError):
+                _run(
+                    subject,
+                    lambda backend: collect(backend.chat(_chat(_PRIVATE_TEXT, private=True, timeout_seconds=1e-6))),
+                )
+        assert _PRIVATE_TEXT not in caplog.text
+
+    def _run(self, work: Callable[[Backend], Awaitable[T]]) -> T:
+        with self.subject() as subject:
+            return _run(subject, work)
+
+
+_FORMS = {
+    "json_object": ResponseFormat("json_object"),
+    "json_schema": ResponseFormat("json_schema", JsonSchemaFormat(name="weather", schema=_SCHEMA)),
+    "choice": ResponseFormat("choice", choice=["yes", "no"]),
+}
+
+
+def _chat(text: str = "hi", **fields: object) -> ChatRequest:
+    fields.setdefault(
+        "sampling", SamplingParams(max_tokens=64) if "response_format" not in fields else SamplingParams()
+    )
+    return ChatRequest(messages=[Message("user", text)], **fields)  # pyright: ignore[reportArgumentType]
+
+
+def _sampled(**fields: object) -> ChatRequest:
+    return _chat(sampling=SamplingParams(**fields))  # pyright: ignore[reportArgumentType]
+
+
+_IMAGE = [TextPart("what is it?"), ImagePart(ImageUrl(f"data:image/png;base64,{_PIXEL}"))]
+_REQUESTS: dict[str, ChatRequest] = {
+    "prompt": ChatRequest(prompt="Once upon", sampling=SamplingParams(max_tokens=8)),
+    "images": ChatRequest(messages=[Message("user", _IMAGE)]),
+    "tool_choice": _chat(tools=[_TOOL], tool_choice="none"),
+    "best_of": _chat(best_of=2),
+    "beam": _chat(beam=BeamSearch(width=2)),
+    "max_tokens": _sampled(max_tokens=5),
+    "temperature": _sampled(temperature=0.0),
+    "top_p": _sampled(top_p=0.5),
+    "top_k": _sampled(top_k=5),
+    "min_p": _sampled(min_p=0.1),
+    "repetition_penalty": _sampled(repetition_penalty=1.1),
+    "frequency_penalty": _sampled(frequency_penalty=0.1),
+    "presence_penalty": _sampled(presence_penalty=0.1),
+    "logit_bias": _sampled(logit_bias={5: -1.0}),
+    "seed": _sampled(seed=7),
+    "stop": _sampled(stop=("\n\n\n",)),
+    "ignore_eos": _sampled(ignore_eos=True, max_tokens=4),
+    "top_logprobs": _sampled(top_logprobs=2, max_tokens=4),
+}
+
+
+def _check_shape(answer: Answer) -> None:
+    assert all(delta.backend for delta in answer.deltas)
+    assert [delta for delta in answer.deltas if delta.finish_reason] == [answer.last]
+    assert [delta for delta in answer.deltas if delta.usage] == [answer.last]
+    assert answer.last.model
+
+
+def _served(subject: Subject, request: ChatRequest, field: str, mode: str) -> Answer | None:
+    """The answer, or None when the field was refused rightly: it is one that the backend says it lacks."""
+    request = msgspec.structs.replace(request, unsupported=cast("object", mode))
+    abilities = cast("Abilities", getattr(subject.make(), "abilities", frozenset[str]()))
+    refusal: BackendError | RequestError
+    try:
+        return _run(subject, lambda backend: collect(backend.chat(request)))
+    except (BackendError, RequestError) as error:
+        refusal = error
+    assert field not in abilities, f"it says that it can do {field}, and: {refusal}"
+    assert field.removesuffix("s") in str(refusal), f"{field} is not named in: {refusal}"
+    assert not isinstance(refusal, BackendError) or not refusal.retryable
+    return None
+
+
+def _run(subject: Subject, work: Callable[[Backend], Awaitable[T]]) -> T:
+    async def main() -> T:
+        backend = subject.make()
+        try:
+            return await work(backend)
+        finally:
+            await backend.close()
+
+    return asyncio.run(_bounded(main()))
+
+
+async def _bounded(work: Awaitable[T]) -> T:
+    async with asyncio.timeout(_LONGEST_SECONDS):
+        return await work
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the other side still works on an answer that nobody reads")

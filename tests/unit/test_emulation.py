@@ -1,0 +1,314 @@
+"""What backends lack is emulated where an answer can be checked, else refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyagent.core.abilities import ABILITIES, Abilities, needs
+from pyagent.core.backends import Answer, collect
+from pyagent.core.emulation import dialect, forms
+from pyagent.core.emulation.cutting import cut
+from pyagent.core.emulation.fulfil import EMULATED, fulfil
+from pyagent.core.errors import BackendError, RequestError
+from pyagent.core.messages import (
+    BeamSearch,
+    ChatDelta,
+    ChatRequest,
+    FunctionCall,
+    FunctionDefinition,
+    ImagePart,
+    ImageUrl,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    Usage,
+)
+
+ADD = Tool(
+    FunctionDefinition("add", "adds", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+)
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+SCHEMA = ResponseFormat(
+    "json_schema",
+    JsonSchemaFormat(schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}),
+)
+CHOICE = ResponseFormat("choice", choice=["yes", "no"])
+NOTHING: Abilities = frozenset()
+
+
+class Model:
+    """Answers with its texts in turn, a character a piece."""
+
+    def __init__(self, *texts: str, finish: str = "stop") -> None:
+        self.texts = texts
+        self.asked: list[ChatRequest] = []
+        self.finish = finish
+        self.num_closed = 0
+
+    async def answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        self.asked.append(request)
+        text = self.texts[len(self.asked) - 1]
+        is_done = False
+        try:
+            for character in text:
+                await asyncio.sleep(0)
+                yield ChatDelta(content=character, model="m", backend="b")
+            is_done = True
+            yield ChatDelta(finish_reason=self.finish, usage=Usage(3, len(text), 3 + len(text)), backend="b")  # type: ignore[arg-type]
+        finally:
+            self.num_closed += not is_done
+
+
+def ask(model: Model, request: ChatRequest, abilities: Abilities = NOTHING, **options: object) -> Answer:
+    async def main() -> Answer:
+        return await collect(fulfil(request, model.answer, abilities, backend="b", **options))  # type: ignore[arg-type]
+
+    return asyncio.run(main())
+
+
+def chat(**fields: object) -> ChatRequest:
+    return ChatRequest(messages=[Message("user", "hi")], **fields)  # type: ignore[arg-type]
+
+
+def test_plain_requests_pass_untouched() -> None:
+    """A request that needs nothing special reaches the backend as it is, and its deltas come back as they are."""
+    model = Model("hello")
+    answer = ask(model, chat())
+    assert (answer.text, len(answer.deltas), model.asked) == ("hello", 6, [chat()])
+
+
+@pytest.mark.parametrize(
+    ("request_", "needed"),
+    [
+        (chat(), set[str]()),
+        (ChatRequest(prompt="x"), {"prompt"}),
+        (chat(tools=[ADD]), {"tools"}),
+        (chat(tools=[ADD], tool_choice="auto"), {"tools"}),
+        (chat(tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}}), {"tools", "tool_choice"}),
+        (ChatRequest(messages=[Message("tool", "2", tool_call_id="c")]), {"tools"}),
+        (ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])]), {"images"}),
+        (chat(response_format=ResponseFormat("text")), set[str]()),
+        (chat(response_format=CHOICE, n=2, best_of=3, beam=BeamSearch(width=2)), {"choice", "n", "best_of", "beam"}),
+        (chat(sampling=SamplingParams(seed=1, temperature=0)), {"temperature"}),
+        (chat(sampling=SamplingParams(seed=1, top_logprobs=0, stop=("x",))), {"seed", "top_logprobs", "stop"}),
+    ],
+)
+def test_needs_are_named_after_the_fields(request_: ChatRequest, needed: set[str]) -> None:
+    """What a request needs is named after its fields; defaults need nothing, nor does the seed of a greedy draw."""
+    assert needs(request_) == needed
+    assert needs(request_) <= ABILITIES
+
+
+def test_every_field_is_served_emulated_or_refused_by_name() -> None:
+    """What cannot be emulated is refused by name before anything is asked; so is everything under `refuse`."""
+    requests = {
+        "images": ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])]),
+        "prompt": ChatRequest(prompt="x"),
+        "beam": chat(beam=BeamSearch(width=2)),
+        "best_of": chat(best_of=2),
+        "seed": chat(sampling=SamplingParams(seed=1)),
+        "logit_bias": chat(sampling=SamplingParams(logit_bias={1: 1.0})),
+    }
+    model = Model()
+    for name, request in requests.items():
+        with pytest.raises(BackendError, match=f"b cannot do {name}") as caught:
+            ask(model, request)
+        assert not caught.value.retryable
+    for request in (chat(n=2), chat(response_format=SCHEMA), chat(tools=[ADD])):
+        with pytest.raises(BackendError, match="cannot do"):
+            ask(model, request, unsupported="refuse")
+    with pytest.raises(BackendError, match="cannot do n"):
+        ask(model, chat(n=2, unsupported="refuse"), unsupported="emulate")
+    assert model.asked == []
+    assert EMULATED < ABILITIES
+
+
+@pytest.mark.parametrize(
+    "said",
+    ['{"n": 4}', ' {"n": 4}\n', '```json\n{"n": 4}\n```', 'Sure! {"n": 4} is what you want.', 'So:\n```\n{"n": 4}```'],
+)
+def test_schema_is_said_and_checked(said: str) -> None:
+    """A JSON schema goes into the system prompt; the JSON is taken out of what a model puts around it."""
+    model = Model(said)
+    assert ask(model, chat(response_format=SCHEMA)).text == '{"n": 4}'
+    (asked,) = model.asked
+    assert asked.response_format is None
+    assert asked.messages[0].role == "system"
+    assert json.dumps(SCHEMA.json_schema.schema) in asked.messages[0].text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("said", ["no JSON", '{"n": "four"}', '{"n": 4', "[1]", "{}"])
+def test_faulty_answer_is_repaired_once(said: str) -> None:
+    """The model is told what is wrong and asked once more; both rounds are counted; a second fault is an error."""
+    model = Model(said, '{"n": 1}')
+    answer = ask(model, chat(response_format=SCHEMA))
+    assert (answer.text, answer.usage.prompt_tokens, answer.usage.completion_tokens) == ('{"n": 1}', 6, len(said) + 8)
+    assert model.asked[1].messages[-2] == Message("assistant", said)
+    assert "cannot be used" in model.asked[1].messages[-1].text
+    with pytest.raises(BackendError, match="b gave no answer of the form asked for") as caught:
+        ask(Model(said, said), chat(response_format=SCHEMA))
+    assert not caught.value.retryable
+
+
+def test_answer_cut_by_its_limit_is_told_as_it_is() -> None:
+    """An answer that ended at its limit of tokens comes as it is with that reason, as a grammar's would."""
+    answer = ask(Model('{"n": ', finish="length"), chat(response_format=SCHEMA))
+    assert (answer.text, answer.last.finish_reason) == ('{"n": ', "length")
+
+
+@pytest.mark.parametrize("said", ["yes", ' "yes"\n', "'yes'.", '{"choice": "yes"}', "**yes**"])
+def test_choice_by_words_or_by_schema(said: str) -> None:
+    """A choice is asked in words, or as a schema where the backend knows those; it comes back as one of the texts."""
+    model = Model(said)
+    assert ask(model, chat(response_format=CHOICE)).text == "yes"
+    assert '"yes", "no"' in model.asked[0].messages[0].text
+    by_schema = Model(said)
+    request = chat(response_format=CHOICE, unsupported="refuse")
+    assert ask(by_schema, request, frozenset({"json_schema"})).text == "yes"
+    assert by_schema.asked[0].messages == request.messages
+    assert by_schema.asked[0].response_format == forms.as_schema(CHOICE)
+    with pytest.raises(BackendError, match="none of the choices"):
+        ask(Model("maybe", "perhaps"), chat(response_format=CHOICE))
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": 7}, {"$ref": "http://127.0.0.1:9/x.json"}, {"type": "string", "pattern": "("}]
+)
+def test_broken_schema_is_the_callers_fault(schema: dict[str, object]) -> None:
+    """A schema that is none, or points elsewhere, is refused; nothing is fetched."""
+    wanted = ResponseFormat("json_schema", JsonSchemaFormat(schema=schema))
+    with pytest.raises(RequestError, match="the JSON schema cannot be checked"):
+        ask(Model('"x"'), chat(response_format=wanted))
+
+
+def test_tools_are_told_in_words_and_called_in_tags() -> None:
+    """Tools stand in the system prompt; text before a call streams; the calls come with the last delta, checked."""
+    model = Model(f"Let me see. {CALL}\n{CALL}")
+    answer = ask(model, chat(tools=[ADD]))
+    assert answer.text == "Let me see."
+    assert len(answer.deltas) > 5
+    assert [call.function for call in answer.last.tool_calls] == [FunctionCall("add", '{"a": 1}')] * 2
+    assert len({call.id for call in answer.last.tool_calls}) == 2
+    assert answer.last.finish_reason == "tool_calls"
+    assert model.asked[0].tools == []
+    assert '"name": "add"' in model.asked[0].messages[0].text
+
+
+def test_earlier_calls_and_results_are_written_out() -> None:
+    """A conversation with calls and results reaches the model as text of the same dialect."""
+    call = ToolCall(id="c1", function=FunctionCall("add", '{"a": 1}'))
+    messages = [
+        Message("system", "be brief"),
+        Message("user", "1+1"),
+        Message("assistant", "", tool_calls=[call]),
+        Message("tool", "2", tool_call_id="c1"),
+    ]
+    model = Model("two")
+    assert ask(model, ChatRequest(messages=messages, tools=[ADD])).text == "two"
+    told = model.asked[0].messages
+    assert [message.role for message in told] == ["system", "user", "assistant", "user"]
+    assert told[0].text.startswith("be brief\n\n")
+    assert dialect.read(told[2].text, [ADD])[1][0].function == call.function
+    assert told[3].text == '<tool_response>{"name": "add", "content": "2"}</tool_response>'
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("<tool_call>{oops}</tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": "mul", "arguments": {}}</tool_call>', "no function 'mul'"),
+        ('<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>', "arguments of add are wrong"),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be a JSON object"),
+        ("<tool_call>7</tool_call>", "no function None"),
+    ],
+)
+def test_faulty_calls_are_repaired_once(said: str, fault: str) -> None:
+    """A call that cannot be made goes back to the model with the reason; text shown before is not shown twice."""
+    model = Model(f"Hm. {said}", CALL)
+    answer = ask(model, chat(tools=[ADD]))
+    assert answer.text == "Hm."
+    assert len(answer.last.tool_calls) == 1
+    assert fault in model.asked[1].messages[-1].text
+
+
+def test_tool_choice_is_seen_to() -> None:
+    """`none` hides the tools, a name leaves that one, `required` insists; on a backend with tools it is checked too."""
+    two = [ADD, Tool(FunctionDefinition("mul"))]
+    hidden = Model("plain")
+    assert ask(hidden, chat(tools=two, tool_choice="none")).text == "plain"
+    assert hidden.asked[0].messages == chat().messages
+    named = Model(CALL)
+    choice = {"type": "function", "function": {"name": "add"}}
+    assert ask(named, chat(tools=two, tool_choice=choice)).last.tool_calls
+    assert '"mul"' not in named.asked[0].messages[0].text
+    insisting = Model("no thanks", "still no")
+    with pytest.raises(BackendError, match="calls no function"):
+        ask(insisting, chat(tools=two, tool_choice="required"), frozenset({"tools"}))
+    assert insisting.asked[0].tools == two
+    assert insisting.asked[0].tool_choice is None
+
+
+def test_tools_and_a_form_together() -> None:
+    """With both, an answer is a call, or text of the form."""
+    request = chat(tools=[ADD], response_format=SCHEMA)
+    assert ask(Model(CALL), request, frozenset({"json_schema"})).last.tool_calls
+    assert ask(Model('{"n": 1}'), request, frozenset({"json_schema"})).text == '{"n": 1}'
+
+
+def test_several_answers_come_one_after_another() -> None:
+    """`n` answers have their index and a seed of their own; the last delta counts the tokens of all."""
+    model = Model("a", "bb", "ccc")
+    answer = ask(model, chat(n=3, sampling=SamplingParams(seed=5)), frozenset({"seed"}))
+    texts = ["".join(d.content for d in answer.deltas if d.index == index) for index in range(3)]
+    assert texts == ["a", "bb", "ccc"]
+    assert [request.sampling.seed for request in model.asked] == [5, 6, 7]
+    assert [delta.index for delta in answer.deltas if delta.finish_reason] == [0, 1, 2]
+    assert [bool(delta.usage) for delta in answer.deltas if delta.finish_reason] == [False, False, True]
+    assert answer.usage.completion_tokens == 6
+
+
+def test_stop_texts_and_limits_are_kept() -> None:
+    """An answer ends before a text to stop at, or after so many estimated tokens, and the backend's work with it."""
+    model = Model("one STOP two" * 50)
+    answer = ask(model, chat(sampling=SamplingParams(stop=("STOP", "zzz"))))
+    assert (answer.text, answer.last.finish_reason, model.num_closed) == ("one ", "stop", 1)
+    assert answer.usage.completion_tokens > 0
+    limited = Model("x" * 100)
+    answer = ask(limited, chat(sampling=SamplingParams(max_tokens=2)))
+    assert (answer.text, answer.last.finish_reason, limited.num_closed) == ("x" * 8, "length", 1)
+
+
+@given(st.text(alphabet="abS TOP", max_size=40), st.lists(st.text(alphabet="abST", min_size=1, max_size=3), max_size=3))
+def test_stop_texts_never_show(text: str, stop: Sequence[str]) -> None:
+    """However an answer is cut into pieces, what shows is the text up to the first stop text in it."""
+    request = chat(sampling=SamplingParams(stop=tuple(stop)))
+
+    async def main() -> str:
+        return (await collect(cut(request, Model(text).answer, frozenset({"stop"})))).text
+
+    places = [place for place in (text.find(one) for one in stop) if place >= 0]
+    shown = asyncio.run(main())
+    first_ends = [text.find(one) + len(one) for one in stop if one in text]
+    # the stream ends as soon as some stop text is whole, which may be before one that begins earlier is
+    assert text.startswith(shown)
+    assert (len(shown) == len(text)) if not places else min(places) <= len(shown) < min(first_ends)
+
+
+@given(st.text(alphabet='<tool_cal>/x{}" \n', max_size=60))
+def test_any_text_is_calls_or_a_fault(text: str) -> None:
+    """No text of a model raises anything but a fault to tell it, and what was shown is a beginning of the answer."""
+    shown = [text[: dialect.safe_length(text[:end])] for end in range(len(text) + 1)]
+    try:
+        prose, _ = dialect.read(text, [ADD])
+    except forms.FaultyAnswer:
+        return
+    assert all(prose.startswith(piece) for piece in shown)
