@@ -40,6 +40,8 @@ _APIS = (
     ("POST", "/v1/completions", "openai", "completions"),
     ("GET", "/v1/models", "openai", "list_models"),
     ("GET", "/v1/models/{id:path}", "openai", "show_model"),
+    ("POST", "/v1/messages", "anthropic", "messages"),
+    ("POST", "/v1/messages/count_tokens", "anthropic", "count_tokens"),
     ("POST", "/api/chat", "ollama", "chat"),
     ("POST", "/api/generate", "ollama", "generate"),
     ("POST", "/api/embed", "ollama", "embed"),
@@ -145,7 +147,7 @@ def create_app(
 _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>
 <body style="font: 1rem/1.5 system-ui; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
 <h1>PyAgent {version}</h1>
-<p>This is a PyAgent server. It speaks OpenAI's API at <code>/v1</code> of this address, and Ollama's.</p>
+<p>This is a PyAgent server. It speaks OpenAI's API at <code>/v1</code> of this address, Anthropic's and Ollama's.</p>
 <ul><li><a href="/v1/models">/v1/models</a> lists models and agents</li>
 <li><a href="/metrics">/metrics</a> has figures for Prometheus</li>
 <li><a href="/health">/health</a> says whether it can answer</li>

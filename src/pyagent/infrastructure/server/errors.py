@@ -41,8 +41,35 @@ class HttpError:
 
     def body_at(self, path: str) -> bytes:
         """The body in the shape of the API whose path was called."""
-        body = {"error": self.message} if path.startswith("/api/") else self.body
+        body = self.body
+        if path.startswith("/api/"):
+            body = {"error": self.message}
+        elif path.startswith(ANTHROPIC_PATH):
+            body = self.anthropic_body
         return msgspec.json.encode(body)
+
+    @property
+    def anthropic_body(self) -> JsonObject:
+        """Anthropic's shape."""
+        return {
+            "type": "error",
+            "error": {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": self.message},
+        }
+
+
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (

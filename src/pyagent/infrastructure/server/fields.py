@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.messages import JsonObject, Tool
 
 DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
 """Names that mean whatever the chain's first answering link runs."""
@@ -45,6 +46,20 @@ def refuse(said: msgspec.Struct, refused: Refused, prefix: str = "") -> None:
             shown = msgspec.json.encode(value)[:40].decode(errors="replace")
             param = prefix + name
             raise RequestError(f"{param}={shown} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def checked_choice(tools: Sequence[Tool], choice: str | JsonObject | None) -> str | JsonObject | None:
+    """The choice of a tool, in the form of OpenAI's chat; raises `RequestError` when the tools do not have it."""
+    if isinstance(choice, str) and choice not in {"none", "auto", "required"}:
+        raise RequestError(f"tool_choice is none, auto, required or a function, got {choice!r}", param="tool_choice")
+    if (isinstance(choice, dict) or choice == "required") and not tools:
+        raise RequestError("tool_choice needs tools", param="tool_choice")
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = cast("JsonObject", function).get("name") if isinstance(function, dict) else None
+        if name not in {tool.function.name for tool in tools}:
+            raise RequestError(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
+    return choice
 
 
 def _field_error(text: str, kind: type[msgspec.Struct]) -> RequestError:

@@ -19,7 +19,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyagent.core.errors import ConfigError
-from pyagent.infrastructure.server.errors import SHUTTING_DOWN, HttpError, refusal
+from pyagent.infrastructure.server.errors import ANTHROPIC_PATH, SHUTTING_DOWN, HttpError, refusal
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 """Paths that need no key: they tell nothing a port scan does not."""
@@ -48,12 +48,13 @@ class Guard:
         scope["app"] = self  # tells the router that wrong paths and methods are to be raised, not answered
 
         has_begun = False
+        id_header = b"request-id" if scope["path"].startswith(ANTHROPIC_PATH) else b"x-request-id"
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), (id_header, request_id.encode())]
             await send(message)
 
         place = self._key_place(headers)

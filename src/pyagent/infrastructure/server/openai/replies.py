@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -94,6 +96,14 @@ def model_entry(model: ModelInfo, created: int) -> JsonObject:
     entry: JsonObject = {"id": model.id, "object": "model", "created": created, "owned_by": model.backend or "pyagent"}
     facts = {name: getattr(model, name) for name in ("context_length", "architecture", "quantization", "size_bytes")}
     return entry | {name: value for name, value in facts.items() if value is not None}
+
+
+def anthropic_models(models: Sequence[ModelInfo], created: int) -> JsonObject:
+    """The list of models in Anthropic's shape."""
+    since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    listed = [{"type": "model", "id": model.id, "display_name": model.id, "created_at": since} for model in models]
+    ids = [model.id for model in models]
+    return {"data": listed, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def _event(body: JsonObject) -> bytes:

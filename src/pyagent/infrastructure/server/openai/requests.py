@@ -22,7 +22,7 @@ from pyagent.core.messages import (
     SamplingParams,
     Tool,
 )
-from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, decode
+from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode
 
 IGNORED = (
     "metadata",
@@ -212,7 +212,8 @@ def read_chat(body: bytes) -> Asked:
         said.max_completion_tokens if said.max_tokens is None else said.max_tokens,
         (said.top_logprobs or 0) if said.logprobs else None,
     )
-    tools, choice = _checked_tools(said)
+    tools = said.tools or []
+    choice = checked_choice(tools, said.tool_choice)
     request = said.chat_request(sampling, messages=said.messages, tools=tools, tool_choice=choice)
     return _asked(said, request, is_chat=True)
 
@@ -256,20 +257,6 @@ def _checked_format(wanted: ResponseFormat | None) -> ResponseFormat | None:
     if wanted and wanted.type == "choice" and not wanted.choice:
         raise RequestError("response_format choice needs its choice, a list of texts", param="response_format.choice")
     return wanted
-
-
-def _checked_tools(said: ChatBody) -> tuple[list[Tool], str | JsonObject | None]:
-    tools, choice = said.tools or [], said.tool_choice
-    if isinstance(choice, str) and choice not in {"none", "auto", "required"}:
-        raise RequestError(f"tool_choice is none, auto, required or a function, got {choice!r}", param="tool_choice")
-    if (isinstance(choice, dict) or choice == "required") and not tools:
-        raise RequestError("tool_choice needs tools", param="tool_choice")
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = cast("JsonObject", function).get("name") if isinstance(function, dict) else None
-        if name not in {tool.function.name for tool in tools}:
-            raise RequestError(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
-    return tools, choice
 
 
 def _checked_priority(priority: int | None) -> int:

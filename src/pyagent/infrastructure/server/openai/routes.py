@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyagent.infrastructure.server.openai.replies import Reply, model_entry
+from pyagent.infrastructure.server.openai.replies import Reply, anthropic_models, model_entry
 from pyagent.infrastructure.server.openai.requests import Asked, read_chat, read_completion
 from pyagent.infrastructure.server.service import Service, json_response, unknown_model
 
@@ -22,8 +22,10 @@ async def completions(service: Service, request: Request) -> Response:
     return await _complete(service, request, read_completion)
 
 
-async def list_models(service: Service, _request: Request) -> Response:
-    """GET /v1/models."""
+async def list_models(service: Service, request: Request) -> Response:
+    """GET /v1/models; Anthropic's clients, who ask at the same path, name a version of their API."""
+    if "anthropic-version" in request.headers:
+        return json_response(anthropic_models(await service.models(), service.created))
     listed = [model_entry(model, service.created) for model in await service.models()]
     return json_response({"object": "list", "data": listed})
 

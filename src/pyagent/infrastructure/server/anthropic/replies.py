@@ -1,0 +1,130 @@
+"""Anthropic's messages as they go out over HTTP: whole, or as events of blocks. Knows no sockets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pyagent.core.errors import BackendError
+from pyagent.core.messages import ChatDelta, JsonObject, ToolCall, Usage
+from pyagent.infrastructure.server.errors import HttpError
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+
+@dataclass(slots=True)
+class Reply:
+    """One message: blocks of thinking, text and tool calls, in the order in which they come."""
+
+    id: str
+    model: str
+    has_thinking: bool = False
+    media_type: str = "text/event-stream"
+    _num_blocks: int = 0
+    _open: str = ""
+    _has_calls: bool = False
+    _last: ChatDelta | None = None
+
+    def whole(self, deltas: list[ChatDelta]) -> bytes:
+        """The body of an answer that is not streamed, from all of its deltas."""
+        blocks: list[JsonObject] = []
+        thinking = "".join(delta.reasoning for delta in deltas)
+        if thinking and self.has_thinking:
+            blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
+        if text := "".join(delta.content for delta in deltas):
+            blocks.append({"type": "text", "text": text})
+        for delta in deltas:
+            self._saw(delta)
+            for call in delta.tool_calls:
+                arguments = _arguments(call, delta.backend)
+                blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
+        return msgspec.json.encode(self._message(blocks, self._usage()) | self._ending())
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        """The events of one delta of a streamed answer."""
+        events = b"" if self._last else self._start()
+        self._saw(delta)
+        if delta.reasoning and self.has_thinking:
+            events += self._opened("thinking", {"thinking": "", "signature": ""})
+            events += self._delta("thinking_delta", "thinking", delta.reasoning)
+        if delta.content:
+            events += self._opened("text", {"text": ""})
+            events += self._delta("text_delta", "text", delta.content)
+        for call in delta.tool_calls:
+            arguments = msgspec.json.encode(_arguments(call, delta.backend)).decode()
+            block: JsonObject = {"id": call.id, "name": call.function.name, "input": {}}
+            events += self._closed() + self._opened("tool_use", block)
+            events += self._delta("input_json_delta", "partial_json", arguments) + self._closed()
+        return events
+
+    def end(self) -> bytes:
+        """The last events."""
+        told = _event("message_delta", {"delta": self._ending(), "usage": self._usage()})
+        return self._closed() + told + _event("message_stop", {})
+
+    def failed(self, error: HttpError) -> bytes:
+        """The error as an event."""
+        return _event("error", error.anthropic_body)
+
+    def _saw(self, delta: ChatDelta) -> None:
+        self._has_calls |= bool(delta.tool_calls)
+        self._last = delta
+
+    def _start(self) -> bytes:
+        message = self._message([], {"input_tokens": 0, "output_tokens": 0})
+        message |= {"stop_reason": None, "stop_sequence": None}
+        return _event("message_start", {"message": message}) + _event("ping", {})
+
+    def _opened(self, kind: str, block: JsonObject) -> bytes:
+        """The events after which a block of this kind is open."""
+        if self._open == kind:
+            return b""
+        events = self._closed()
+        self._open = kind
+        return events + _event(
+            "content_block_start", {"index": self._num_blocks, "content_block": {"type": kind} | block}
+        )
+
+    def _delta(self, kind: str, name: str, text: str) -> bytes:
+        return _event("content_block_delta", {"index": self._num_blocks, "delta": {"type": kind, name: text}})
+
+    def _closed(self) -> bytes:
+        """The events after which no block is open."""
+        if not self._open:
+            return b""
+        event = _event("content_block_stop", {"index": self._num_blocks})
+        self._open, self._num_blocks = "", self._num_blocks + 1
+        return event
+
+    def _message(self, blocks: list[JsonObject], usage: JsonObject) -> JsonObject:
+        body: JsonObject = {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.model}
+        return body | {"content": blocks, "usage": usage}
+
+    def _ending(self) -> JsonObject:
+        """Why it ended. Backends do not say which stop text it was, or whether it was one."""
+        reason = self._last.finish_reason if self._last else None
+        told = "tool_use" if self._has_calls else _REASONS.get(reason or "stop", "end_turn")
+        return {"stop_reason": told, "stop_sequence": None}
+
+    def _usage(self) -> JsonObject:
+        usage = (self._last.usage if self._last else None) or Usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        return {
+            "input_tokens": usage.prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+def _arguments(call: ToolCall, backend: str) -> JsonObject:
+    try:
+        return msgspec.json.decode(call.function.arguments or "{}", type=JsonObject)
+    except msgspec.DecodeError as error:
+        text = f"the model called {call.function.name} with arguments that are no JSON object: {error}"
+        raise BackendError(text, backend=backend) from error
+
+
+def _event(kind: str, body: JsonObject) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode({"type": kind} | body) + b"\n\n"

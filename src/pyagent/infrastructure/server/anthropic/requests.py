@@ -1,0 +1,314 @@
+"""Anthropic's requests as they come over HTTP, and what becomes of each of their fields and blocks.
+
+Every field is honoured, changes no answer here (`IGNORED`, and `cache_control` anywhere: prompts are kept without it),
+or is refused by name. Pure: bytes in, a `ChatRequest` out.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import (
+    ChatRequest,
+    FunctionCall,
+    FunctionDefinition,
+    ImagePart,
+    ImageUrl,
+    JsonObject,
+    JsonSchemaFormat,
+    Message,
+    Origin,
+    ResponseFormat,
+    SamplingParams,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
+
+IGNORED = ("cache_control", "service_tier", "diagnostics")
+REFUSED: Refused = {
+    "container": ((), "nothing is run here"),
+    "mcp_servers": (([],), "nothing is called from here; offer the servers' tools as tools"),
+    "context_management": (({}, {"edits": []}), "messages are not edited; send those that are to be read"),
+    "inference_geo": ((), "requests stay with the links of the chain"),
+    "speed": (("standard",), "there is one speed"),
+}
+_REFUSED_OUTPUT: Refused = {"effort": ((), "use a model or an agent that reasons")}
+_REFUSED_CHOICE: Refused = {"disable_parallel_tool_use": ((False,), "calls cannot be held to one at a time")}
+_REFUSED_TOOL: Refused = {
+    "type": (("custom",), "only tools that the client runs itself are"),
+    "defer_loading": ((False,), "every tool is shown to the model"),
+}
+
+
+class _Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    cache_control: object = None
+
+
+class TextBlock(_Block, tag="text", kw_only=True):
+    """Text."""
+
+    text: str
+    citations: object = None
+
+
+class _Bytes(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="base64"):
+    media_type: str
+    data: str
+
+
+class _Url(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="url"):
+    url: str
+
+
+class ImageBlock(_Block, tag="image", kw_only=True):
+    """An image, as base64 or by its address."""
+
+    source: _Bytes | _Url
+
+    def part(self) -> ImagePart:
+        """The image as a part of a message."""
+        if isinstance(self.source, _Url):
+            return ImagePart(ImageUrl(self.source.url))
+        return ImagePart(ImageUrl(f"data:{self.source.media_type};base64,{self.source.data}"))
+
+
+class ToolUseBlock(_Block, tag="tool_use", kw_only=True):
+    """A call the assistant made."""
+
+    id: str
+    name: str
+    input: JsonObject
+    caller: object = None
+
+
+class ToolResultBlock(_Block, tag="tool_result", kw_only=True):
+    """What a call gave."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+
+    def message(self) -> Message:
+        """The result as a message of its own."""
+        content = _content(self.content or "")
+        if self.is_error:
+            content = f"Error: {content}" if isinstance(content, str) else [TextPart("Error: "), *content]
+        return Message("tool", content, tool_call_id=self.tool_use_id)
+
+
+class ThinkingBlock(_Block, tag="thinking", kw_only=True):
+    """What the assistant thought; it is not shown to the model again."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedBlock(_Block, tag="redacted_thinking", kw_only=True):
+    """What the assistant thought, sealed by its maker."""
+
+    data: str
+
+
+_Blocks = list[TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock]
+
+
+class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | _Blocks
+
+
+class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that the client runs."""
+
+    name: str
+    input_schema: JsonObject | None = None
+    description: str = ""
+    type: object = None
+    cache_control: object = None
+    strict: object = None
+    eager_input_streaming: object = None
+    input_examples: object = None
+    allowed_callers: object = None
+    defer_loading: object = None
+
+
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which tool to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: object = None
+
+
+class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether reasoning is wanted. Its budget is a part of max_tokens, and has no bound of its own here."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class _Format(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: JsonObject
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the answer must look like."""
+
+    format: _Format | None = None
+    effort: object = None
+
+
+class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
+    user_id: str | None = None
+
+
+class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/messages/count_tokens."""
+
+    model: str
+    messages: list[InputMessage]
+    system: str | list[TextBlock] | None = None
+    tools: list[InputTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # ignored
+    cache_control: object = None
+    service_tier: object = None
+    diagnostics: object = None
+    # refused
+    container: object = None
+    mcp_servers: object = None
+    context_management: object = None
+    inference_geo: object = None
+    speed: object = None
+
+    def request(self, sampling: SamplingParams, client: str = "") -> ChatRequest:
+        """What the backend is asked."""
+        if not self.messages:
+            raise RequestError("messages is empty; send at least one message", param="messages")
+        if self.messages[-1].role == "assistant":
+            text = "the last message is the assistant's; an answer cannot be begun for the model"
+            raise RequestError(text, param="messages", code="unsupported_parameter")
+        tools = [_tool(tool) for tool in self.tools or []]
+        return ChatRequest(
+            model="" if self.model in DEFAULT_MODELS else self.model,
+            messages=_messages(self.system, self.messages),
+            tools=tools,
+            tool_choice=checked_choice(tools, _choice(self.tool_choice)),
+            response_format=_format(self.output_config),
+            sampling=sampling,
+            origin=Origin(client=client),
+        )
+
+
+class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/messages."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: _Metadata | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request understood."""
+
+    request: ChatRequest
+    model: str
+    is_streamed: bool
+    has_thinking: bool
+
+
+def read_messages(body: bytes) -> Asked:
+    """Understand the body of POST /v1/messages; raises `RequestError` naming the field at fault."""
+    said = decode(body, MessagesBody, REFUSED)
+    sampling = SamplingParams(
+        max_tokens=said.max_tokens,
+        temperature=1.0 if said.temperature is None else said.temperature,
+        top_p=1.0 if said.top_p is None else said.top_p,
+        top_k=said.top_k or 0,
+        stop=tuple(said.stop_sequences or ()),
+    )
+    sampling.validate()
+    client = (said.metadata.user_id if said.metadata else None) or ""
+    return Asked(
+        request=said.request(sampling, client),
+        model=said.model or "default",
+        is_streamed=bool(said.stream),
+        has_thinking=said.thinking is not None and said.thinking.type != "disabled",
+    )
+
+
+def read_count(body: bytes) -> ChatRequest:
+    """Understand the body of POST /v1/messages/count_tokens."""
+    return decode(body, CountBody, REFUSED).request(SamplingParams())
+
+
+def _messages(system: str | list[TextBlock] | None, said: list[InputMessage]) -> list[Message]:
+    text = system if isinstance(system, str) else "\n".join(block.text for block in system or ())
+    messages = [Message("system", text)] if text else []
+    for number, message in enumerate(said):
+        if isinstance(message.content, str):
+            messages.append(Message(message.role, message.content))
+        else:
+            messages += _of_blocks(message.role, message.content, f"messages[{number}]")
+    return messages
+
+
+def _of_blocks(role: Literal["user", "assistant", "system"], blocks: _Blocks, where: str) -> list[Message]:
+    """A message's blocks as messages: results of tools first, each its own, then the rest."""
+    results = [block.message() for block in blocks if isinstance(block, ToolResultBlock)]
+    content = _content([block for block in blocks if isinstance(block, TextBlock | ImageBlock)])
+    calls = [
+        ToolCall(id=block.id, function=FunctionCall(block.name, msgspec.json.encode(block.input).decode()))
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    if (results and role != "user") or (calls and role != "assistant"):
+        what = "tool_use" if calls else "tool_result"
+        raise RequestError(f"{where} is the {role}'s, which cannot hold {what}", param=where)
+    rest = [Message(role, content or None, tool_calls=calls or None)] if content or calls else []
+    return [*results, *rest]
+
+
+def _content(said: str | list[TextBlock | ImageBlock]) -> str | list[TextPart | ImagePart]:
+    """Content as it is in OpenAI's messages; text alone is one text."""
+    if isinstance(said, str):
+        return said
+    if all(isinstance(block, TextBlock) for block in said):
+        return "\n".join(block.text for block in said if isinstance(block, TextBlock))
+    return [block.part() if isinstance(block, ImageBlock) else TextPart(block.text) for block in said]
+
+
+def _tool(tool: InputTool) -> Tool:
+    refuse(tool, _REFUSED_TOOL, "tools.")
+    return Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema or {}))
+
+
+def _choice(said: ToolChoice | None) -> str | JsonObject | None:
+    if said is None:
+        return None
+    refuse(said, _REFUSED_CHOICE, "tool_choice.")
+    if said.type == "tool":
+        return {"type": "function", "function": {"name": said.name}}
+    return {"any": "required"}.get(said.type, said.type)
+
+
+def _format(said: OutputConfig | None) -> ResponseFormat | None:
+    if said is None:
+        return None
+    refuse(said, _REFUSED_OUTPUT, "output_config.")
+    return ResponseFormat("json_schema", JsonSchemaFormat(schema=said.format.schema)) if said.format else None

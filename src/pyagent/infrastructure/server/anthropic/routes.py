@@ -1,0 +1,31 @@
+"""Anthropic's API: messages, and how many tokens they would be."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent.core.errors import RequestError
+from pyagent.core.prompt_cache import ExplainPrompt, PromptCache
+from pyagent.infrastructure.server.anthropic.replies import Reply
+from pyagent.infrastructure.server.anthropic.requests import read_count, read_messages
+from pyagent.infrastructure.server.service import Service, json_response
+
+
+async def messages(service: Service, request: Request) -> Response:
+    """POST /v1/messages."""
+    asked = read_messages(await service.body(request))
+    reply = Reply(str(request.state.request_id), asked.model, asked.has_thinking)
+    return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed)
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """POST /v1/messages/count_tokens: as many as the embedded engine would compute or find; others cannot tell."""
+    asked = read_count(await service.body(request))
+    backend = await service.backend_of(asked.model)
+    if not isinstance(backend, PromptCache):
+        raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
+    report = (await backend.ask_cache(ExplainPrompt(asked))).report
+    if report is None:
+        raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
+    return json_response({"input_tokens": report.prompt_tokens})
