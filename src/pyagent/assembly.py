@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
 
 from pyagent.core.backends import Backend, Link
-from pyagent.core.chain import Chain
+from pyagent.core.chain.chain import Chain
+from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import ConfigError, PluginError
 from pyagent.core.plugins import PluginHost
+from pyagent.core.resilience.money import Purse
+from pyagent.core.resilience.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings
@@ -50,17 +56,42 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
     A link whose plugin is broken is left out with a warning while another is left; a misspelt one is an error.
     """
     links: list[Backend] = []
+    kept: list[LinkSettings] = []
     broken: list[PluginError] = []
-    for entry in settings.chain if entries is None else entries:
+    for link in settings.links if entries is None else map(_plain_link, entries):
         try:
-            links.append(make_backend(entry, settings, host))
+            links.append(make_backend(link.use, _with_key(settings, link), host))
+            kept.append(link)
         except PluginError as error:
             broken.append(error)
     if not links and broken:
         raise broken[0]
     if broken:
         _warn_left_out(broken)
-    return Chain(links, private=settings.rules.private)
+    rules = settings.rules
+    return Chain(
+        links,
+        private=rules.private,
+        settings=kept,
+        retry_policy=RetryPolicy(num_retries=rules.retries, jitter=rules.jitter),
+        purse=Purse(rules.usd_per_request, rules.usd_per_hour),
+        after_first_token=rules.after_first_token,
+        check_answers=rules.check_answers,
+        deadline_seconds=rules.deadline_seconds,
+    )
+
+
+def _plain_link(entry: str) -> LinkSettings:
+    return LinkSettings(use=entry)
+
+
+def _with_key(settings: Settings, link: LinkSettings) -> Settings:
+    """The settings as a link with a key of its own sees them."""
+    if link.key is None:
+        return settings
+    host = urlsplit(link.use.partition(":")[2]).netloc
+    keys = {**settings.backends.api_keys, host: link.key}
+    return msgspec.structs.replace(settings, backends=msgspec.structs.replace(settings.backends, api_keys=keys))
 
 
 def _warn_left_out(broken: Sequence[PluginError]) -> None:

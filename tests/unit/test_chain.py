@@ -115,7 +115,7 @@ def test_chain_fails_over_silently_before_the_first_token() -> None:
 def test_chain_failure_after_the_first_token_names_the_backend() -> None:
     """Once text went out no other link continues it: the stream ends with an error naming who broke off."""
     other = Link("b:1")
-    chain = Chain([Link("a:1", ["and the reason is", down("a:1")]), other])
+    chain = Chain([Link("a:1", ["and the reason is", down("a:1")]), other], after_first_token="error")
     texts: list[str] = []
 
     async def main() -> None:
@@ -132,7 +132,7 @@ def test_chain_failure_after_the_first_token_names_the_backend() -> None:
 def test_chain_broken_answers_open_the_breaker() -> None:
     """A link that begins every answer and finishes none is left alone like one that never begins."""
     link = Link("a:1", ["x", down("a:1")])
-    chain = Chain([link, Link("b:1", ["fine"])], retry_policy=NO_RETRY)
+    chain = Chain([link, Link("b:1", ["fine"])], retry_policy=NO_RETRY, after_first_token="error")
     for _ in range(3):
         with pytest.raises(BackendError, match="broke off"):
             ask(chain)
@@ -194,7 +194,8 @@ def test_chain_retries_within_budget_and_waits_as_asked() -> None:
         waits.append(seconds)
 
     link = Link("a:1", [CapacityError("busy", retry_after_seconds=2)], [down("a:1")], ["third time"])
-    answer = ask(Chain([link], sleep=sleep, draw=lambda _low, high: high))
+    chain = Chain([link], sleep=sleep, clock=lambda: sum(waits), draw=lambda _low, high: high)
+    answer = ask(chain)
     assert answer.text == "third time"
     assert [attempt.reason for attempt in answer.deltas[0].attempts] == ["busy", "connection refused"]
     assert waits == pytest.approx([2.2, 0.4])
@@ -364,7 +365,7 @@ def test_chain_any_mix_of_outcomes_has_one_meaning(outcomes: list[str]) -> None:
         "break": lambda: ["text", ZeroDivisionError("bug")],
     }
     links = [Link(f"l:{index}", script[kind]()) for index, kind in enumerate(outcomes)]
-    chain = Chain(links, retry_policy=NO_RETRY)
+    chain = Chain(links, retry_policy=NO_RETRY, after_first_token="error")
     decisive = next((index for index, kind in enumerate(outcomes) if kind in {"ok", "break"}), None)
     if decisive is None or outcomes[decisive] == "break":
         with pytest.raises((BackendError, ContextOverflowError, ZeroDivisionError, RequestError)):

@@ -34,6 +34,7 @@ app = typer.Typer(add_completion=False)
 
 _TEMPERATURE = 0.7
 _MAX_TOKENS = 1024
+_WENT_ON = {"continue": "continued", "restart": "begun anew"}
 """An answer longer than this is a small model going round in circles."""
 _HELP = """/model NAME   talk to another model or chain entry     /model      the one in use
 /agent NAME   talk to an agent                         /agent      back to the model
@@ -56,7 +57,7 @@ def chat(
     with _Loop() as loop:
         talk = Conversation(settings, loop)
         talk.forget(system)
-        talk.connect(settings.chain)
+        talk.connect()
         try:
             _read_lines(talk)
         finally:
@@ -174,14 +175,15 @@ class Conversation:
         kept = [Message("system", system)] if system else [m for m in self.messages if m.role == "system"]
         self.messages = kept
 
-    def connect(self, entries: list[str]) -> None:
-        """Talk to this chain from now on; it begins to load in the background."""
+    def connect(self, entries: list[str] | None = None) -> None:
+        """Talk to this chain from now on, or to that of the settings; it begins to load in the background."""
         from pyagent.assembly import make_chain, make_host
 
         made = make_chain(self.settings, make_host(self.settings), entries)
         if self.backend:
             self.loop.start(self.backend.close()).result()
-        self.backend, self.entries, self.agent = made, list(entries), ""
+        self.backend, self.agent = made, ""
+        self.entries = list(entries or (link.use for link in self.settings.links))
         self.loop.start(made.load())
 
     def close(self) -> None:
@@ -248,6 +250,10 @@ class Conversation:
             async for delta in deltas:
                 for attempt in delta.attempts:
                     yield f"({attempt.backend} did not answer: {attempt.reason})\n"
+                if delta.resumed:
+                    yield f" ({_WENT_ON[delta.resumed.kind]} by {delta.backend}) "
+                    if delta.resumed.kind == "restart":
+                        said.clear()
                 said.append(delta.content)
                 yield delta.content
 

@@ -52,9 +52,11 @@ def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
     """Each dotted key with its value, fit for JSON and without passwords, and its source."""
     import msgspec
 
+    from pyagent.core.chain.settings import written
     from pyagent.core.config import leaf_settings
 
     dumped = msgspec.to_builtins(loaded.settings, enc_hook=str)
+    dumped["chain"] = [link if isinstance(link, str) else written(link) for link in loaded.settings.chain]
     rows: dict[str, tuple[object, str]] = {}
     for key, leaf in leaf_settings().items():
         value = cast("object", dumped)
@@ -69,6 +71,8 @@ def _masked(value: object) -> object:
         return _USER_INFO.sub("***", value)
     if isinstance(value, list):
         return [_masked(entry) for entry in cast("list[object]", value)]
+    if isinstance(value, dict):
+        return {key: _masked(entry) for key, entry in cast("dict[str, object]", value).items()}
     return value
 
 

@@ -155,7 +155,7 @@ async def _look_at_backends(report: _Report, settings: Settings, host: PluginHos
         finally:
             await backend.close()
 
-    for name, health in await asyncio.gather(*map(link, settings.chain)):
+    for name, health in await asyncio.gather(*(link(entry.use) for entry in settings.links)):
         if isinstance(health, PyAgentError):
             report.add("chain", name, str(health), is_well=False, advice="correct `chain` in pyagent.toml")
         else:

@@ -85,9 +85,8 @@ def serve(
                 api_keys=keys,
                 settings=settings.server,
             )
-            sys.stdout.write(
-                f"PyAgent answers on {address(listening)} ({', '.join(settings.chain)}); Ctrl+C stops it\n"
-            )
+            links = ", ".join(link.use for link in settings.links)
+            sys.stdout.write(f"PyAgent answers on {address(listening)} ({links}); Ctrl+C stops it\n")
             sys.stdout.flush()
             gc.freeze()
             gc.enable()

@@ -60,7 +60,7 @@ def fetch_first_model(settings: Settings) -> None:
     from pyagent.core.backends import Link
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
-    link = Link.parse(settings.chain[0]) if settings.chain else None
+    link = Link.parse(settings.links[0].use) if settings.chain else None
     if link is None or link.scheme != "native":
         return
     name = link.target or next(iter(settings.engine.models), "")

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`.
 
-    One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`; a chain asks no other for that.
+    One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`, one that honours `answer_prefix`
+    by an attribute `continues`; a chain asks no other for that.
     An attribute `abilities` (`core.abilities`) names what it can do itself; the rest it emulates or refuses by name.
     """
 
@@ -96,9 +97,21 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.last.usage or Usage()
 
 
+def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:
+    """The deltas of the answer that counts, from where it was begun anew the last time; the first has all attempts."""
+    if not any(delta.resumed for delta in deltas):
+        return deltas
+    anew = (index for index, delta in enumerate(deltas) if delta.resumed and delta.resumed.kind == "restart")
+    kept = deltas[max(anew, default=0) :]
+    resumed = next(delta.resumed for delta in reversed(deltas) if delta.resumed)
+    attempts = [attempt for delta in deltas for attempt in delta.attempts]
+    kept[0] = msgspec.structs.replace(kept[0], attempts=attempts, resumed=resumed)
+    return kept
+
+
 async def collect(stream: AsyncIterator[ChatDelta]) -> Answer:
     """Read a stream to its end."""
-    deltas = [delta async for delta in stream]
+    deltas = without_void([delta async for delta in stream])
     if not deltas:
         raise BackendError("the backend ended its answer without a single delta", backend="(unnamed)")
     return Answer(text="".join(delta.content for delta in deltas), last=deltas[-1], deltas=deltas)

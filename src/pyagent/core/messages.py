@@ -181,6 +181,10 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     first, as in vLLM) and `request_class` (a queue of the settings) steer the order in which the engine works.
     `unsupported` says what becomes of a field that the backend lacks: emulated where that is sound, or refused; None
     leaves it to the settings.
+
+    With `answer_prefix` the answer begins with that text, which is not told again: only backends that say they go on
+    from one (an attribute `continues`) are asked so. `whole` says that the caller reads the answer when it is over, so
+    that a chain may check it and begin it anew elsewhere: what was told before a `restart` is void.
     """
 
     model: str = ""
@@ -200,6 +204,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     request_class: str = ""
     unsupported: Unsupported | None = None
+    answer_prefix: str = ""
+    whole: bool = False
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -290,6 +296,17 @@ class Attempt(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Resumption(msgspec.Struct, frozen=True):
+    """An answer broken off by `backend` goes on elsewhere (ours).
+
+    `continue`: what follows goes on after the text told so far. `restart`: that text is void, the answer begins anew.
+    """
+
+    kind: Literal["continue", "restart"]
+    backend: str
+    reason: str
+
+
 class TokenLogprob(msgspec.Struct, frozen=True):
     """A token's log probability, and those of its best rivals."""
 
@@ -316,6 +333,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     backend: str = ""
     logprobs: list[TokenLogprob] = []
     attempts: list[Attempt] = []
+    resumed: Resumption | None = None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

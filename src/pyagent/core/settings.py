@@ -5,13 +5,12 @@ defaults alone. Secrets never stand in settings, only references to them (`env:N
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 import platformdirs
 
-from pyagent.core.backends import Link
-from pyagent.core.errors import ConfigError
+from pyagent.core.chain.settings import LinkSettings, links_of, read_links
 from pyagent.core.messages import Unsupported
 from pyagent.core.setting_kinds import (
     COUNT,
@@ -58,11 +57,43 @@ def _auto(kind: Kind, meaning: str) -> Setting:
 
 
 class Rules(Section, frozen=True):
-    """Which backends may see which requests."""
+    """What holds for all links of the chain: which may see what, for how long, at what cost."""
 
     private: Annotated[list[str], Setting(TEXTS, "Backend schemes that may answer requests marked private.")] = (
         msgspec.field(default_factory=lambda: ["native"])
     )
+    deadline_seconds: Annotated[
+        float | None,
+        Setting(NUMBER, "Longest time for a request over all links; `never` leaves it to the caller.", none="never"),
+    ] = None
+    retries: Annotated[int, Setting(whole(0, 10), "How often the chain is tried again when no link answered.")] = 2
+    jitter: Annotated[
+        Literal["full", "equal", "decorrelated"],
+        Setting(choice("full", "equal", "decorrelated"), "How waits before that are spread."),
+    ] = "full"
+    after_first_token: Annotated[
+        Literal["continue", "restart", "error"],
+        Setting(
+            choice("continue", "restart", "error"),
+            "What becomes of an answer whose link breaks off: the next one goes on with it, begins it anew behind a "
+            "marker, or it ends with an error.",
+        ),
+    ] = "continue"  # noqa: S105 - a policy
+    check_answers: Annotated[
+        Literal["whole", "always", "never"],
+        Setting(
+            choice("whole", "always", "never"),
+            "Which answers with a `response_format` are checked, and where wrong asked of the next link: those not "
+            "streamed, or all (streamed ones are held back), or none.",
+        ),
+    ] = "whole"
+    usd_per_request: Annotated[
+        float | None,
+        Setting(NUMBER, "USD one request may cost, by the links' `price`; `unlimited` is no limit.", none="unlimited"),
+    ] = None
+    usd_per_hour: Annotated[
+        float | None, Setting(NUMBER, "USD all requests of an hour may cost, or `unlimited`.", none="unlimited")
+    ] = None
 
 
 class RunBudget(Section, frozen=True):
@@ -313,24 +344,15 @@ class Backends(Section, frozen=True):
     ] = msgspec.field(default_factory=lambda: {"api.openai.com": "env:OPENAI_API_KEY"})
 
 
-def _read_chain(value: object) -> object:
-    chain = cast("list[str]", TEXTS.read(value))
-    if not chain:
-        raise ValueError("expected at least one backend: a chain needs one")
-    try:
-        return [str(Link.parse(entry)) for entry in chain]
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-
-
 class Settings(Section, frozen=True):
     """All settings. `Settings()` is the defaults alone; `load_settings` reads files, environment and flags."""
 
     chain: Annotated[
-        list[str],
+        list[str | LinkSettings],
         Setting(
-            Kind("list of text", _read_chain, "list"),
-            "Backends in the order they are tried, each `SCHEME` or `SCHEME:TARGET` (`ollama:llama3.2`).",
+            Kind("list of links", read_links, "list"),
+            "Backends in the order they are tried, each `SCHEME` or `SCHEME:TARGET` (`ollama:llama3.2`), or a table "
+            "with that as `use` and conditions and limits of its own.",
         ),
     ] = msgspec.field(default_factory=lambda: ["native"])
     rules: Rules = Rules()
@@ -342,6 +364,11 @@ class Settings(Section, frozen=True):
     paths: Paths = Paths()
     log: Log = Log()
     backends: Backends = Backends()
+
+    @property
+    def links(self) -> list[LinkSettings]:
+        """The chain's links, each as a table."""
+        return links_of(self.chain)
 
 
 def sections_in(section: type[Section]) -> dict[str, type[Section]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import msgspec
 
-from pyagent.core.errors import AgentError, PyAgentError
+from pyagent.core.errors import AgentError, BackendError, PyAgentError
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
@@ -108,6 +108,9 @@ class Context:
         call = ModelCall(self, as_messages(prompt, system), None, sampling or DEFAULT_SAMPLING)
         async with aclosing(call.deltas()) as deltas:
             async for delta in deltas:
+                if delta.resumed and delta.resumed.kind == "restart":
+                    text = f"{delta.resumed.backend} broke off its answer, and pieces of it were read already"
+                    raise BackendError(text, backend=delta.resumed.backend)
                 if delta.content:
                     self.run.emit(TextDelta(run=self.run.id, step=self.step, agent=self.agent, text=delta.content))
                     yield delta.content
@@ -129,8 +132,11 @@ class Context:
         raise AgentError(f"the model's answer to {self.agent} does not fit, asked twice: {fault}", agent=self.agent)
 
     async def _answer(self, messages: list[Message], wanted: ResponseFormat | None, sampling: SamplingParams) -> str:
-        async with aclosing(ModelCall(self, messages, wanted, sampling).deltas()) as deltas:
-            return "".join([delta.content async for delta in deltas])
+        call = ModelCall(self, messages, wanted, sampling, whole=True)
+        async with aclosing(call.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+        return "".join(call.pieces)
 
     # -- tools and other agents ---------------------------------------------------------------------------------------
 

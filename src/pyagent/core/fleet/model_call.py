@@ -33,12 +33,13 @@ DEFAULT_MAX_TOKENS = 512
 
 @dataclass(slots=True)
 class ModelCall:
-    """A question and what came back so far."""
+    """A question and what came back so far. With `whole`, pieces count only when the answer is over."""
 
     context: Context
     messages: list[Message]
     response_format: ResponseFormat | None
     sampling: SamplingParams
+    whole: bool = False
     pieces: list[str] = field(default_factory=list[str])
     usage: Usage | None = None
     backend: str = ""
@@ -73,6 +74,7 @@ class ModelCall:
             timeout_seconds=None if isinf(deadline.at) else deadline.remaining_seconds,
             private=run.is_private,
             session=self.context.session,
+            whole=self.whole,
             origin=Origin(client=run.client, agent=self.context.agent, run=run.id),
         )
         async with AsyncExitStack() as stack:
@@ -85,6 +87,8 @@ class ModelCall:
         run.hints.answered(self.context.session, self.messages, is_spawned=self.context.parent is not None)
 
     def _note(self, delta: ChatDelta) -> None:
+        if delta.resumed and delta.resumed.kind == "restart":
+            self.pieces.clear()
         self.pieces.append(delta.content)
         self.usage = delta.usage or self.usage
         self.backend = delta.backend or self.backend

@@ -45,6 +45,11 @@ class Deadline:
         """Whether the moment has come."""
         return self.at <= self.clock()
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is one at all."""
+        return not math.isinf(self.at)
+
     def sooner(self, seconds: float) -> Deadline:
         """This deadline, or the moment `seconds` from now if that comes first."""
         return Deadline(min(self.at, self.clock() + seconds), self.clock)

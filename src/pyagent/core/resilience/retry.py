@@ -1,8 +1,9 @@
-"""When to try again, and for how long to wait: full jitter, one shared budget, never past the deadline.
+"""When to try again, and for how long to wait: jitter, one shared budget, never past the deadline.
 
 A retry storm is what turns a short outage into a long one. So all callers of one process draw their retries from one
-`RetryBudget`, which only successes refill, and waits are spread over the whole interval ("full jitter": AWS
-Architecture Blog, "Exponential Backoff And Jitter", 2015). Nothing here sleeps or calls: it decides.
+`RetryBudget`, which only successes refill, and waits are spread (AWS Architecture Blog, "Exponential Backoff And
+Jitter", 2015): `full` draws from the whole interval, `equal` from its upper half, `decorrelated` from the base to three
+times the wait before. Nothing here sleeps or calls: it decides.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pyagent.core.errors import BackendError, CapacityError
 from pyagent.core.resilience.deadline import Deadline
+
+Jitter = Literal["full", "equal", "decorrelated"]
 
 
 def is_retryable(error: Exception) -> bool:
@@ -53,16 +57,21 @@ class RetryPolicy:
     num_retries: int = 2
     base_seconds: float = 0.2
     max_seconds: float = 5.0
+    jitter: Jitter = "full"
 
-    def wait_seconds(
+    def wait_seconds(  # noqa: PLR0913 - what it depends on
         self,
         errors: list[Exception],
         retry: int,
         budget: RetryBudget,
         deadline: Deadline,
         draw: Callable[[float, float], float] = random.uniform,
+        *,
+        before: float = 0.0,
     ) -> float | None:
         """Seconds to wait before retry number `retry` (from 0) of a call that ended in `errors`, or None to give up.
+
+        `before` is the wait before the last one.
 
         Gives up when no error can pass by itself, when the policy, the budget or the deadline has no room, or when
         the other side asked for a longer wait than anybody should sit through. Takes one retry from `budget`.
@@ -71,10 +80,16 @@ class RetryPolicy:
         if not transient or retry >= self.num_retries:
             return None
         asked = min(map(_asked_seconds, transient))
-        wait = asked + draw(0.0, min(self.max_seconds, self.base_seconds * 2.0**retry))
+        wait = asked + self._jittered(retry, before, draw)
         if asked > self.max_seconds or wait >= deadline.remaining_seconds or not budget.spend():
             return None
         return wait
+
+    def _jittered(self, retry: int, before: float, draw: Callable[[float, float], float]) -> float:
+        if self.jitter == "decorrelated":
+            return min(self.max_seconds, draw(self.base_seconds, max(self.base_seconds, 3 * before)))
+        most = min(self.max_seconds, self.base_seconds * 2.0**retry)
+        return draw(most / 2 if self.jitter == "equal" else 0.0, most)
 
 
 def _asked_seconds(error: Exception) -> float:

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from starlette.datastructures import State
 
+from pyagent.core.backends import without_void
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.observability.metrics import AnswerWatch
@@ -74,7 +75,7 @@ class Answer:
     async def whole(self, reply: Reply) -> bytes:
         """The body of an answer that is not streamed."""
         try:
-            return reply.whole([await self.first(), *[delta async for delta in self.rest()]])
+            return reply.whole(without_void([await self.first(), *[delta async for delta in self.rest()]]))
         finally:
             await self.close()
 

@@ -46,6 +46,7 @@ class Service:
     async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
         """Ask whoever has the model; the first delta is awaited before any status goes out."""
         backend = await self.backend_of(asked.model)
+        asked = asked if is_streamed else msgspec.structs.replace(asked, whole=True)
         answer = Answer(
             backend.chat(_of_client(asked, request.state.client)),
             backend.name,

@@ -71,7 +71,7 @@ class Reply:
         body["choices"] = [choice]
         if self.has_usage_chunk:
             body["usage"] = None
-        return _event(body | (_who(delta) if is_first and delta.index == 0 else {}))
+        return _event(body | (_who(delta) if (is_first and delta.index == 0) or delta.resumed else {}))
 
     def end(self) -> bytes:
         """The last event, and before it the count when the client asked for it."""
@@ -113,7 +113,8 @@ def _event(body: JsonObject) -> bytes:
 def _who(first: ChatDelta) -> JsonObject:
     """Which backend answers, and why others did not (ours)."""
     who: JsonObject = {"backend": first.backend} if first.backend else {}
-    return who | ({"attempts": first.attempts} if first.attempts else {})
+    who |= {"attempts": first.attempts} if first.attempts else {}
+    return who | ({"resumed": first.resumed} if first.resumed else {})
 
 
 def _finish(reason: FinishReason | None) -> str | None:

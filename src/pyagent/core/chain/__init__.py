@@ -1,0 +1,30 @@
+"""The fallback chain. Names are looked up when first used: settings need the form of a link, not the chain itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyagent.core.chain.chain import Chain, Loadable
+    from pyagent.core.chain.explaining import LinkView, health_of
+    from pyagent.core.chain.figures import LinkState
+    from pyagent.core.chain.settings import LinkSettings
+
+__all__ = ["Chain", "LinkSettings", "LinkState", "LinkView", "Loadable", "health_of"]
+
+_HOMES = {
+    "Chain": "chain",
+    "LinkSettings": "settings",
+    "LinkState": "figures",
+    "LinkView": "explaining",
+    "Loadable": "chain",
+    "health_of": "explaining",
+}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"pyagent.core.chain has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"pyagent.core.chain.{_HOMES[name]}"), name)

@@ -1,0 +1,301 @@
+"""The fallback chain: an ordered list of backends that is itself a backend.
+
+Links are tried in order until one gives its first token. Before that token, going on to the next link is silent: the
+caller only reads in `ChatDelta.attempts` who did not answer and why. After it, `after_first_token` decides: the answer
+goes on elsewhere, begins anew, or ends with an error that names the link. The caller's deadline covers the whole chain.
+What is the caller's own fault (`RequestError`) is told at once; a link that lacks the model or the room for the prompt
+is passed by.
+
+The chain feeds each link's breaker and limits from what its calls did, and draws retries from one budget. It opens no
+socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from pyagent.core.backends import Backend, Hintable
+from pyagent.core.chain import hedging
+from pyagent.core.chain.explaining import LinkView, health_of, view_of
+from pyagent.core.chain.failures import InvalidAnswerError
+from pyagent.core.chain.figures import LinkState
+from pyagent.core.chain.forms import fault_in
+from pyagent.core.chain.member import Member
+from pyagent.core.chain.ordering import Weights, why_not
+from pyagent.core.chain.resuming import AfterFirstToken, Told
+from pyagent.core.chain.settings import LinkSettings
+from pyagent.core.chain.tries import Tries
+from pyagent.core.chain.turn import Turn
+from pyagent.core.errors import BackendError, PyAgentError, RequestError
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    Hint,
+    ModelInfo,
+)
+from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, ExplainPrompt, PinPrompt, PromptCache
+from pyagent.core.resilience.breaker import BreakerPolicy
+from pyagent.core.resilience.deadline import Clock, Deadline
+from pyagent.core.resilience.money import Purse
+from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
+
+CheckAnswers = Literal["whole", "always", "never"]
+_READY = {True: "ready", False: "not ready"}
+
+
+@runtime_checkable
+class Loadable(Protocol):
+    """A backend that can get ready ahead of its first request."""
+
+    async def load(self) -> object:
+        """Read what it needs; safe to call twice."""
+        ...
+
+
+def _hedges() -> RetryBudget:
+    """Hedges: one for twenty requests, and a few at a time."""
+    return RetryBudget(capacity=5.0, ratio=0.05, left=1.0)
+
+
+@dataclass(slots=True)
+class Chain:
+    """Backends tried in order. `private` lists the schemes (or whole link names) that keep text on this machine.
+
+    `settings` are those of the links, in their order; none means plain links. `deadline_seconds` bounds requests that
+    give more time or none. `check_answers` says which answers with a form are checked: those read whole, or all.
+    """
+
+    links: Sequence[Backend]
+    private: Sequence[str] = ()
+    settings: Sequence[LinkSettings] = ()
+    breaker_policy: BreakerPolicy = field(default_factory=BreakerPolicy)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    budget: RetryBudget = field(default_factory=RetryBudget)
+    hedges: RetryBudget = field(default_factory=_hedges)
+    purse: Purse = field(default_factory=Purse)
+    after_first_token: AfterFirstToken = "continue"  # noqa: S105 - a policy
+    check_answers: CheckAnswers = "whole"
+    deadline_seconds: float | None = None
+    clock: Clock = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    draw: Callable[[float, float], float] = random.uniform
+    name: str = "chain"
+    _members: list[Member] = field(init=False)
+    _weights: Weights = field(init=False, default_factory=Weights)
+
+    def __post_init__(self) -> None:
+        settings = self.settings or [LinkSettings(use=backend.name) for backend in self.links]
+        self._members = [
+            Member(backend, own, self.breaker_policy, self.purse, self.clock)
+            for backend, own in zip(self.links, settings, strict=True)
+        ]
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Answer from the first link that gives a token; see the module's text for what happens when one fails."""
+        tries = self._tries(request)
+        told = Told(tries.request, "restart" if request.whole else self.after_first_token)
+        tries.accepts = told.is_taken_by
+        checks = self._checks(request)
+        while (turn := await tries.next()) is not None:
+            lead = await hedging.begin(turn, tries, told, self.hedges)
+            if lead is None:
+                continue
+            try:
+                seen: list[ChatDelta] = []
+                if checks and not request.whole:
+                    seen = await _held_back(lead, tries)
+                    for delta in seen:
+                        yield delta
+                    return
+                async with aclosing(told.deltas(lead, tries.told())) as stream:
+                    async for delta in stream:
+                        if checks:
+                            seen.append(delta)
+                        yield delta
+                _check(seen, lead, tries)
+            except Exception as error:  # noqa: BLE001 - what can go on elsewhere is decided by what was told
+                tries.failed(lead, error)
+                told.break_off(lead, error)
+            else:
+                return
+            finally:
+                await hedging.close(lead, tries)
+            if told.is_full:
+                yield ChatDelta(finish_reason="length", backend=lead.name, attempts=tries.told(), resumed=told.resumed)
+                return
+        if told.is_begun or not tries.filtered:
+            raise tries.nobody()
+        for delta in tries.filtered:
+            yield delta
+
+    def _checks(self, request: ChatRequest) -> bool:
+        wanted = request.response_format
+        if wanted is None or wanted.type == "text" or self.check_answers == "never":
+            return False
+        return request.whole or self.check_answers == "always"
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Embed with the first link that can."""
+        asked = ChatRequest(model=request.model, prompt="\n".join(request.input))
+        tries = self._tries(asked)
+        request = msgspec.structs.replace(request, model=tries.request.model)
+        while (turn := await tries.next()) is not None:
+            async with aclosing(turn):
+                try:
+                    return await turn.embed(request)
+                except RequestError as error:  # most links embed nothing and say so: the next may
+                    tries.passed(turn, error)
+                except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
+                    tries.failed(turn, error)
+        raise tries.nobody()
+
+    def hint(self, hint: Hint) -> None:
+        """Pass a hint on to the links that take some: whoever has computed the prompt knows what to do with it."""
+        for member in self._members:
+            if isinstance(member.backend, Hintable):
+                member.backend.hint(hint)
+
+    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+        """Ask the links that compute prompts themselves; about a request, the first of them that may see it."""
+        if isinstance(question, ExplainPrompt | PinPrompt):
+            request, members = self._choose(question.request)
+            asked = msgspec.structs.replace(question, request=request)
+            for member in members:
+                if isinstance(member.backend, PromptCache):
+                    return await member.backend.ask_cache(asked)
+            raise RequestError("no link of the chain keeps prompts itself; `native` does", param="model")
+        caches = [member.backend for member in self._members if isinstance(member.backend, PromptCache)]
+        answers = [await cache.ask_cache(question) for cache in caches]
+        models = {model.model: model for answer in answers for model in answer.models}
+        return CacheAnswer(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
+
+    def _tries(self, request: ChatRequest) -> Tries:
+        seconds = request.timeout_seconds
+        if self.deadline_seconds is not None and (seconds is None or seconds > self.deadline_seconds):
+            request = msgspec.structs.replace(request, timeout_seconds=self.deadline_seconds)
+        deadline = Deadline.after(request.timeout_seconds, self.clock)
+        request, members = self._choose(request)
+        members = self._weights.order(members, request.session or request.origin.run)
+        return Tries(request, members, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
+
+    def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[Member]]:
+        """The links that may see the request; a request whose model is a link's name goes to that link alone."""
+        if not self._members:
+            raise BackendError("the chain is empty: set `chain` in pyagent.toml", backend=self.name, retryable=False)
+        request, members = self._named(request)
+        reasons = {member.name: why_not(member, request, self.private) for member in members}
+        eligible = [member for member in members if not reasons[member.name]]
+        if eligible:
+            return request, eligible
+        if request.n > 1 or request.best_of is not None or request.beam is not None:
+            raise RequestError("no link of the chain gives several answers to a request; `native` does", param="n")
+        if request.private:
+            raise RequestError(
+                "the request is private, and no link of the chain is in rules.private "
+                f"({', '.join(self.private) or 'empty'}); add one that stays on this machine",
+                param="private",
+            )
+        said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise RequestError(f"no link of the chain takes this request: {said}", param="model")
+
+    def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Member]]:
+        named = [member for member in self._members if member.name == request.model] if request.model else []
+        return (msgspec.structs.replace(request, model=""), named) if named else (request, self._members)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    async def models(self) -> list[ModelInfo]:
+        """The models of every link that says, in the chain's order, each once a link."""
+        members = self._present()
+        answers = await asyncio.gather(*(member.backend.models() for member in members), return_exceptions=True)
+        found: list[ModelInfo] = []
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, Exception):
+                    raise answer
+                continue
+            found += [msgspec.structs.replace(model, backend=model.backend or member.name) for model in answer]
+        return found
+
+    async def health(self) -> Health:
+        """Ready when one link is."""
+        members = self._present()
+        states = await asyncio.gather(*(health_of(member.backend) for member in members))
+        rows = zip(members, states, strict=True)
+        detail = "; ".join(f"{member.name}: {state.detail or _READY[state.is_ready]}" for member, state in rows)
+        models = [model for state in states if state.is_ready for model in state.models]
+        return Health(is_ready=any(state.is_ready for state in states), detail=detail or "no links", models=models)
+
+    async def explain(self, request: ChatRequest) -> list[LinkView]:
+        """What would be tried for `request`, in order, and why the rest would not. Sends no request."""
+        asked, named = self._named(request)
+        reasons = [
+            why_not(member, asked, self.private) if member in named else "another link is named"
+            for member in self._members
+        ]
+        states = await asyncio.gather(*map(self._health, self._members))
+        rows = zip(self._members, states, reasons, strict=True)
+        return [view_of(member, state, reason) for member, state, reason in rows]
+
+    def link_states(self) -> list[LinkState]:
+        """How each link stands, and what it did so far."""
+        return [member.state() for member in self._members]
+
+    def _present(self) -> list[Member]:
+        return [member for member in self._members if not member.absence()]
+
+    async def _health(self, member: Member) -> Health:
+        return Health(is_ready=False) if member.absence() else await health_of(member.backend)
+
+    async def load(self) -> None:
+        """Let the first link get ready before it is asked, where it can; what fails now is told when it is asked."""
+        for member in self._present()[:1]:
+            if isinstance(member.backend, Loadable):
+                with contextlib.suppress(PyAgentError):
+                    await member.backend.load()
+
+    async def close(self) -> None:
+        """Close every link, also when one of them fails to."""
+        results = await asyncio.gather(*(member.backend.close() for member in self._members), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+async def _held_back(turn: Turn, tries: Tries) -> list[ChatDelta]:
+    """All deltas of an answer whose form is right."""
+    attempts = tries.told()
+    try:
+        async with aclosing(turn.rest(attempts)) as stream:
+            deltas = [delta async for delta in stream]
+        _check(deltas, turn, tries)
+    except BaseException:
+        tries.attempts[:0] = attempts  # nobody has been told of them
+        raise
+    return deltas
+
+
+def _check(deltas: list[ChatDelta], turn: Turn, tries: Tries) -> None:
+    """Raise `InvalidAnswerError` for a finished text that has not the form asked for."""
+    for index in {delta.index for delta in deltas}:
+        mine = [delta for delta in deltas if delta.index == index]
+        if mine[-1].finish_reason != "stop" or any(delta.tool_calls for delta in mine):
+            continue
+        text = "".join(delta.content for delta in mine)
+        if fault := fault_in(text, tries.request.response_format):
+            sentence = f"{turn.name}: the answer has not the form asked for: {fault}"
+            raise InvalidAnswerError(sentence, backend=turn.name)

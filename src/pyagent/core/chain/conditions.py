@@ -1,0 +1,119 @@
+"""The conditions under which a link is asked: `tools`, `not private`, `context > 8000`, `vision or schema`.
+
+Pure: a text becomes a `Condition`, which says of a request whether it holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import cast
+
+import msgspec
+
+from pyagent.core.messages import ChatRequest, ImagePart
+
+_BYTES_PER_TOKEN = 3.5
+"""English has about four bytes a token, code and other scripts fewer."""
+_TOKENS_PER_MESSAGE = 6
+_TOKENS_PER_IMAGE = 800
+_COMPARISON = re.compile(r"(context|max_tokens) ?(>|<|>=|<=) ?(\d[\d_]*)")
+_NAMED = re.compile(r"(agent|client|class) ?= ?(\S+)")
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One thing that is so, or with `is_negated` is not so."""
+
+    word: str
+    operator: str = ""
+    operand: str = ""
+    is_negated: bool = False
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Holds when one of its terms does; `text` is how the user wrote it."""
+
+    text: str
+    terms: tuple[Term, ...]
+
+    @classmethod
+    def parse(cls, text: object) -> Condition:
+        """Read a condition; raises `ValueError` naming what is known."""
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f'expected a condition such as "tools" or "context > 8000", got {text!r}')
+        words = " ".join(text.split())
+        return cls(words, tuple(_read_term(term) for term in words.split(" or ")))
+
+    def holds(self, request: ChatRequest) -> bool:
+        """Whether a request meets it."""
+        return any(_is_so(term, request) != term.is_negated for term in self.terms)
+
+
+def estimated_tokens(request: ChatRequest) -> int:
+    """Tokens of a request's prompt, about, tools and images included. Counts no text twice and tokenises nothing."""
+    num_bytes, num_tokens = len((request.prompt or "").encode(errors="surrogatepass")), 0
+    for message in request.messages:
+        num_bytes += len(message.text.encode(errors="surrogatepass"))
+        num_tokens += _TOKENS_PER_MESSAGE + _TOKENS_PER_IMAGE * _num_images(message.content)
+        for call in message.tool_calls or ():
+            num_bytes += len(call.function.name) + len(call.function.arguments)
+    if request.tools:
+        num_bytes += len(msgspec.json.encode(request.tools))
+    return num_tokens + int(num_bytes / _BYTES_PER_TOKEN + 0.999)
+
+
+def _num_images(content: object) -> int:
+    parts = cast("list[object]", content) if isinstance(content, list) else ()
+    return sum(isinstance(part, ImagePart) for part in parts)
+
+
+_WORDS: dict[str, Callable[[ChatRequest], bool]] = {
+    "tools": lambda request: bool(request.tools),
+    "vision": lambda request: any(_num_images(message.content) for message in request.messages),
+    "schema": lambda request: request.response_format is not None and request.response_format.type != "text",
+    "private": lambda request: request.private,
+    "session": lambda request: request.session is not None,
+    "logprobs": lambda request: request.sampling.top_logprobs is not None,
+    "completion": lambda request: not request.messages,
+}
+_NUMBERS: dict[str, Callable[[ChatRequest], int]] = {
+    "context": estimated_tokens,
+    "max_tokens": lambda request: request.sampling.max_tokens or 2**31 - 1,
+}
+_NAMES: dict[str, Callable[[ChatRequest], str]] = {
+    "agent": lambda request: request.origin.agent,
+    "client": lambda request: request.origin.client,
+    "class": lambda request: request.request_class,
+}
+
+
+def _read_term(text: str) -> Term:
+    is_negated = text.startswith("not ")
+    said = text.removeprefix("not ").strip()
+    if said in _WORDS:
+        return Term(said, is_negated=is_negated)
+    if match := _COMPARISON.fullmatch(said):
+        return Term(match[1], match[2], match[3].replace("_", ""), is_negated)
+    if match := _NAMED.fullmatch(said):
+        return Term(match[1], "=", match[2], is_negated)
+    near = get_close_matches(said, _WORDS, n=1, cutoff=0.6)
+    known = f"{near[0]!r}" if near else f"{', '.join(_WORDS)}, `context > N`, `max_tokens > N`, `agent = NAME`"
+    raise ValueError(f"expected {known}, got {text!r}")
+
+
+def _is_so(term: Term, request: ChatRequest) -> bool:
+    if term.word in _WORDS:
+        return _WORDS[term.word](request)
+    if term.word in _NAMES:
+        return _NAMES[term.word](request) == term.operand
+    number, bound = _NUMBERS[term.word](request), int(term.operand)
+    match term.operator:
+        case ">":
+            return number > bound
+        case ">=":
+            return number >= bound
+        case "<":
+            return number < bound
+        case _:
+            return number <= bound

@@ -1,0 +1,209 @@
+"""A link in a chain: its backend and all that decides whether it is asked now.
+
+Asking goes through `admit`, which takes everything a call needs (breaker, room, rate, money) or nothing. Knows nothing
+of the other links.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from pyagent.core.backends import Backend, Link
+from pyagent.core.chain.conditions import estimated_tokens
+from pyagent.core.chain.failures import Failure
+from pyagent.core.chain.figures import LinkFigures, LinkState
+from pyagent.core.chain.settings import LinkSettings
+from pyagent.core.errors import BackendError, BudgetError, CapacityError
+from pyagent.core.messages import ChatRequest, Usage
+from pyagent.core.resilience.breaker import Breaker, BreakerPolicy, Permit
+from pyagent.core.resilience.concurrency import Concurrency, Slot
+from pyagent.core.resilience.deadline import Clock
+from pyagent.core.resilience.latency import RecentTimes
+from pyagent.core.resilience.money import Purse
+from pyagent.core.resilience.rate import RateLimit
+
+_MILLION = 1e6
+_USUAL_ANSWER_TOKENS = 1024
+"""What an answer without max_tokens is reckoned at, when its price matters."""
+_FULL_SECONDS = 1.0
+_MAX_REST_SECONDS = 3600.0
+
+
+@runtime_checkable
+class Absent(Protocol):
+    """A backend that may not be there: a link of the default chain before anybody found it."""
+
+    def absence(self) -> str:
+        """Why it is not there; empty when it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What one call holds: give all of it back through `Member.leave`, once."""
+
+    permit: Permit
+    slot: Slot
+    reserved_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a link is not asked now."""
+
+    kind: Failure
+    error: Exception
+
+
+@dataclass(slots=True)
+class Member:
+    """One link. `settings` are the user's; `purse` is shared by the chain."""
+
+    backend: Backend
+    settings: LinkSettings
+    breaker_policy: BreakerPolicy
+    purse: Purse
+    clock: Clock = time.monotonic
+    scheme: str = field(init=False)
+    breaker: Breaker = field(init=False)
+    concurrency: Concurrency = field(init=False)
+    rates: list[RateLimit] = field(init=False)
+    times: RecentTimes = field(default_factory=RecentTimes, init=False)
+    figures: LinkFigures = field(default_factory=LinkFigures, init=False)
+    rest_until: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        self.scheme = Link.parse(self.backend.name).scheme
+        self.breaker = Breaker(self.breaker_policy, self.clock)
+        wanted = self.settings.concurrency
+        fixed = None if wanted == "auto" else wanted
+        self.concurrency = Concurrency(fixed, is_adaptive=wanted == "auto", clock=self.clock)
+        self.rates = [
+            RateLimit(rate.count, rate.seconds, rate.burst, rate.kind, rate.is_per_client, self.clock)
+            for rate in self.settings.rates
+        ]
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.backend.name
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on exactly from an answer's beginning."""
+        own = self.settings.continues
+        return bool(getattr(self.backend, "continues", False)) if own is None else own
+
+    def absence(self) -> str:
+        """Why it is not there; empty when it is."""
+        return self.backend.absence() if isinstance(self.backend, Absent) else ""
+
+    def hedge_seconds(self) -> float | None:
+        """How long its first token may take before another link is asked too; None is for ever."""
+        part = self.settings.hedge_percentile
+        return self.settings.hedge_seconds if part is None else self.times.percentile(part)
+
+    # -- admission ------------------------------------------------------------------------------------------------
+
+    def admit(self, request: ChatRequest, spent_usd: float = 0.0) -> Admission | Refusal:
+        """Everything a call needs, or why not; then nothing is held."""
+        now_not = self._resting() or self._out_of_rate(request.origin.client)
+        if now_not is not None:
+            return now_not
+        permit = self.breaker.acquire()
+        if permit is None:
+            return Refusal("open", self.open_error())
+        slot = self.concurrency.enter()
+        if slot is None:
+            self.breaker.release(permit)
+            text = f"{self.name} is full: {self.concurrency.num_in_flight} requests are under way"
+            return Refusal("full", CapacityError(text, retry_after_seconds=_FULL_SECONDS))
+        try:
+            usd = self._reserve(request, spent_usd)
+        except BudgetError as error:
+            self.breaker.release(permit)
+            self.concurrency.leave()
+            return Refusal("money", error)
+        for rate in self.rates:
+            rate.take(request.origin.client)
+        self.figures.num_requests += 1
+        return Admission(permit, slot, usd)
+
+    def leave(self, admission: Admission, usage: Usage | None) -> float:
+        """Give back what a call held; returns the USD that `usage` cost. No usage, no cost."""
+        self.breaker.release(admission.permit)
+        self.concurrency.leave()
+        usd = 0.0
+        if usage is not None:
+            usd = self.cost(usage.prompt_tokens, usage.completion_tokens)
+            self.figures.prompt_tokens += usage.prompt_tokens
+            self.figures.completion_tokens += usage.completion_tokens
+            self.figures.usd += usd
+        if usd or admission.reserved_usd:
+            self.purse.settle(admission.reserved_usd, usd)
+        return usd
+
+    def rest(self, seconds: float | None) -> None:
+        """The other side said when to come back."""
+        if seconds:
+            self.rest_until = max(self.rest_until, self.clock() + min(seconds, _MAX_REST_SECONDS))
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """USD for so many tokens."""
+        price = self.settings.price
+        return 0.0 if price is None else (prompt_tokens * price.input + completion_tokens * price.output) / _MILLION
+
+    def _reserve(self, request: ChatRequest, spent_usd: float) -> float:
+        if self.settings.price is None or not self.purse.is_limited:
+            return 0.0
+        num_drawn = (request.sampling.max_tokens or _USUAL_ANSWER_TOKENS) * (request.best_of or request.n)
+        usd = self.cost(estimated_tokens(request), num_drawn)
+        self.purse.reserve(usd, spent_usd)
+        return usd
+
+    def _resting(self) -> Refusal | None:
+        left = self.rest_until - self.clock()
+        if left <= 0:
+            return None
+        return Refusal("resting", CapacityError(f"{self.name} asked for a pause", retry_after_seconds=left))
+
+    def _out_of_rate(self, client: str) -> Refusal | None:
+        wait = max((rate.wait_seconds(client) for rate in self.rates), default=0.0)
+        if wait <= 0:
+            return None
+        return Refusal("rate", CapacityError(f"the rate of {self.name} is used up", retry_after_seconds=wait))
+
+    def open_error(self) -> BackendError:
+        """Why it is left alone."""
+        breaker = self.breaker
+        when = f"next probe in {breaker.retry_in_seconds:.0f} s" if breaker.state == "open" else "a probe is under way"
+        return BackendError(f"left alone after: {breaker.reason} ({when})", backend=self.name, retryable=False)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def state(self) -> LinkState:
+        """How it stands."""
+        figures, breaker = self.figures, self.breaker
+        return LinkState(
+            backend=self.name,
+            breaker=breaker.state,
+            reason=breaker.reason,
+            retry_in_seconds=breaker.retry_in_seconds,
+            rest_seconds=max(0.0, self.rest_until - self.clock()),
+            num_in_flight=self.concurrency.num_in_flight,
+            limit=self.concurrency.limit,
+            num_requests=figures.num_requests,
+            num_answers=figures.num_answers,
+            failures={str(kind): count for kind, count in figures.failures.items()},
+            num_hedges=figures.num_hedges,
+            num_hedges_won=figures.num_hedges_won,
+            num_continued=figures.num_continued,
+            num_restarted=figures.num_restarted,
+            prompt_tokens=figures.prompt_tokens,
+            completion_tokens=figures.completion_tokens,
+            usd=figures.usd,
+            first_token_p50=self.times.percentile(0.5, least=1),
+            first_token_p95=self.times.percentile(0.95),
+        )

@@ -1,0 +1,186 @@
+"""An answer broken off in the middle goes on elsewhere: what the caller has been told, and what the next link is asked.
+
+A link that `continues` is asked to go on exactly from the text told. Any other is asked in words to go on, and to
+repeat the last words first: so where its text joins is found, and nothing is lost or doubled. A tool call that was told
+is never asked for again. Pure but for the deltas that pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.chain.failures import reason_of
+from pyagent.core.chain.member import Member
+from pyagent.core.chain.turn import Turn
+from pyagent.core.errors import BackendError
+from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, Message, Resumption, Usage
+
+AfterFirstToken = Literal["continue", "restart", "error"]
+_ANCHOR_CHARS = 60
+_OPENERS = " \t\r\n\"'“”«…."
+_ASK = (
+    "Your answer above was cut off. Go on with it exactly where it stops: first repeat its last words, which are\n"
+    "{anchor}\nand then write the rest of it. Add nothing else."
+)
+
+
+@dataclass(slots=True)
+class Told:
+    """What the caller has of an answer so far."""
+
+    request: ChatRequest
+    policy: AfterFirstToken
+    text: str = ""
+    num_pieces: int = 0
+    has_calls: bool = False
+    is_begun: bool = False
+    resumed: Resumption | None = None
+    _pieces: list[str] = field(default_factory=list[str])
+
+    def break_off(self, turn: Turn, error: Exception) -> None:
+        """A link broke off; raises its error when the answer cannot go on elsewhere."""
+        if not self.is_begun:
+            return
+        reason = reason_of(error.__cause__) if isinstance(error.__cause__, Exception) else reason_of(error)
+        self.text += "".join(self._pieces)
+        self._pieces.clear()
+        if obstacle := self._obstacle():
+            if self.policy == "error" or not isinstance(error, BackendError):
+                raise error
+            raise BackendError(f"{error}; {obstacle}", backend=turn.name, status=error.status) from error
+        kind: Literal["continue", "restart"] = "restart" if self.policy == "restart" else "continue"
+        self.resumed = Resumption(kind, turn.name, reason)
+        if kind == "restart":
+            self.text, self.num_pieces, self.has_calls, self.is_begun = "", 0, False, False
+
+    def _obstacle(self) -> str:
+        if self.policy == "error":
+            return "rules.after_first_token is `error`"
+        if self.request.whole:
+            return ""  # nobody has seen anything yet
+        if self.request.n > 1 or self.request.best_of is not None or self.request.beam is not None:
+            return "several answers do not go on elsewhere"
+        return "it does not go on elsewhere, as a tool call was told already" if self.has_calls else ""
+
+    def is_taken_by(self, member: Member) -> bool:
+        """Whether a link can go on with the answer: one with a form, or likelihoods, only exactly."""
+        if not self.text or not self.request.messages or member.continues:
+            return True
+        wanted = self.request.response_format
+        has_form = wanted is not None and wanted.type != "text"
+        return not has_form and self.request.sampling.top_logprobs is None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all tokens asked for were told: only the end is missing."""
+        most = self.request.sampling.max_tokens
+        return bool(self.text) and most is not None and self.num_pieces >= most
+
+    def request_for(self, member: Member) -> ChatRequest:
+        """What a link is asked: the request, or the rest of its answer."""
+        request = self.request
+        if not self.text:
+            return request
+        if request.messages and member.continues:
+            return msgspec.structs.replace(request, answer_prefix=request.answer_prefix + self.text)
+        most = request.sampling.max_tokens
+        if most is not None:
+            most = max(1, most - self.num_pieces)
+        sampling = msgspec.structs.replace(request.sampling, max_tokens=most)
+        if not request.messages:
+            return msgspec.structs.replace(request, prompt=(request.prompt or "") + self.text, sampling=sampling)
+        ask = Message("user", _ASK.format(anchor=anchor_of(self.text)))
+        messages = [*request.messages, Message("assistant", self.text), ask]
+        return msgspec.structs.replace(request, messages=messages, sampling=sampling)
+
+    async def deltas(self, turn: Turn, attempts: list[Attempt]) -> AsyncGenerator[ChatDelta, None]:
+        """A turn's deltas as the caller gets them, remembered."""
+        needs_seam = bool(self.text) and bool(self.request.messages) and not turn.member.continues
+        seam = Seam(self.text) if needs_seam else None
+        num_before, resumed, self.resumed = self.num_pieces if self.text else 0, self.resumed, None
+        if resumed is not None:
+            figures = turn.member.figures
+            figures.num_continued += resumed.kind == "continue"
+            figures.num_restarted += resumed.kind == "restart"
+        async with aclosing(turn.rest(attempts, resumed)) as stream:
+            async for delta in stream:
+                told = delta if seam is None else _joined(delta, seam)
+                if num_before and told.usage and not turn.member.continues:
+                    told = msgspec.structs.replace(told, usage=_with_told(told.usage, num_before))
+                self._note(told)
+                yield told
+
+    def _note(self, delta: ChatDelta) -> None:
+        self.is_begun = True
+        if delta.content:
+            self._pieces.append(delta.content)
+            self.num_pieces += 1
+        if delta.tool_calls:
+            self.has_calls = True
+
+
+def anchor_of(text: str) -> str:
+    """The last words of a text, enough to be found again."""
+    tail = text[-_ANCHOR_CHARS:]
+    cut = tail.find(" ")
+    return tail if len(tail) == len(text) or cut < 0 or cut > _ANCHOR_CHARS // 2 else tail[cut + 1 :]
+
+
+class Seam:
+    """Finds where a text that was asked to repeat the last words of another goes on, piece by piece.
+
+    Takes the repeated words away, or all of the other text where that was repeated; a text that begins with neither is
+    taken to go on at once. Texts are held back until that is decided.
+    """
+
+    def __init__(self, told: str) -> None:
+        self._targets = list(dict.fromkeys((anchor_of(told), told)))
+        self._held = ""
+        self._is_found = False
+
+    def push(self, piece: str, *, is_last: bool = False) -> str:
+        """What of the text so far is new and certain; with `is_last` nothing is held back."""
+        if self._is_found:
+            return piece
+        self._held += piece
+        is_open = False
+        for text in (self._held, self._held.lstrip(_OPENERS)):
+            for target in self._targets:
+                rest = _after(text, target)
+                if rest is not None and (rest or is_last or text == target):
+                    return self._found(rest)
+                is_open = is_open or rest == "" or target.startswith(text)
+        return self._found(self._held) if is_last or not is_open else ""
+
+    def _found(self, rest: str) -> str:
+        self._is_found, self._held = True, ""
+        return rest
+
+
+def _after(text: str, target: str) -> str | None:
+    """What follows `target` in a text that begins with it, spaces at its end being as they may; else None."""
+    if text.startswith(target):
+        return text[len(target) :]
+    core = target.rstrip()
+    if core != target and core and text.startswith(core) and not target.startswith(text):
+        return text[len(core) :].lstrip()
+    return None
+
+
+def _joined(delta: ChatDelta, seam: Seam) -> ChatDelta:
+    content = seam.push(delta.content, is_last=delta.finish_reason is not None)
+    return delta if content == delta.content else msgspec.structs.replace(delta, content=content)
+
+
+def _with_told(usage: Usage, num_told: int) -> Usage:
+    """The usage of the rest of an answer as that of the whole: what was told before counts as drawn."""
+    return msgspec.structs.replace(
+        usage,
+        prompt_tokens=max(0, usage.prompt_tokens - num_told),
+        completion_tokens=usage.completion_tokens + num_told,
+    )

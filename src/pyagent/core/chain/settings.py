@@ -1,0 +1,209 @@
+"""A link as it stands in pyagent.toml: a text, or a table whose `use` is that text. Read once, every mistake named.
+
+Knows no backend. A reader raises nothing but `ValueError`, whose text begins with "expected".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from pyagent.core.backends import Link
+from pyagent.core.chain.conditions import Condition
+from pyagent.core.errors import ConfigError
+from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, TRUTH, Kind, read_table
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
+_RATE = re.compile(r"(\d+) ?/ ?(s|min|h|day)(?: burst (\d+))?( window)?( per client)?")
+_PERCENTILE = re.compile(r"p(\d\d(?:\.\d)?)")
+_KEY = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)")
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`count` requests in `seconds`: by a bucket that holds `burst`, or exactly, in a sliding window."""
+
+    count: int
+    seconds: float
+    burst: int = 0
+    kind: Literal["bucket", "window"] = "bucket"
+    is_per_client: bool = False
+    text: str = ""
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """USD for a million tokens."""
+
+    input: float = 0.0
+    output: float = 0.0
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One link of a chain. `use` is the entry, `SCHEME` or `SCHEME:TARGET`; what is None is not limited.
+
+    `hedge` is seconds, or with `hedge_percentile` that part of the link's own first-token times.
+    """
+
+    use: str
+    weight: float | None = None
+    when: tuple[Condition, ...] = ()
+    timeout_seconds: float | None = None
+    rates: tuple[Rate, ...] = ()
+    concurrency: int | Literal["auto"] | None = None
+    price: Price | None = None
+    hedge_seconds: float | None = None
+    hedge_percentile: float | None = None
+    context: int | None = None
+    continues: bool | None = None
+    key: str | None = None
+
+
+def read_links(value: object) -> list[str | LinkSettings]:
+    """The links of a chain; raises `ValueError` naming the link and the key at fault."""
+    if not isinstance(value, list | tuple):
+        raise ValueError("expected a valid list of links, each a text or a table")  # noqa: TRY004 - collected by the loader
+    if not value:
+        raise ValueError("expected at least one backend: a chain needs one")
+    return [_read_link(entry, number) for number, entry in enumerate(cast("list[object]", value), 1)]
+
+
+def links_of(chain: list[str | LinkSettings]) -> list[LinkSettings]:
+    """Every link as a table."""
+    return [LinkSettings(use=entry) if isinstance(entry, str) else entry for entry in chain]
+
+
+def written(link: LinkSettings) -> dict[str, object]:
+    """A link's table as a user writes it."""
+    percentile = None if link.hedge_percentile is None else f"p{link.hedge_percentile * 100:g}"
+    price = None if link.price is None else {"input": link.price.input, "output": link.price.output}
+    table: dict[str, object] = {
+        **{key: getattr(link, key) for key in ("use", "weight", "timeout_seconds", "concurrency", "context")},
+        **{key: getattr(link, key) for key in ("continues", "key")},
+        "when": [condition.text for condition in link.when] or None,
+        "rate": [rate.text for rate in link.rates] or None,
+        "price": price,
+        "hedge": percentile or link.hedge_seconds,
+    }
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _read_link(entry: object, number: int) -> str | LinkSettings:
+    if isinstance(entry, LinkSettings):
+        return entry
+    if isinstance(entry, str):
+        return _read_use(entry)
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"expected a valid string or a table with `use` as link {number}, got {entry!r:.60}")  # noqa: TRY004
+    table = read_table(cast("object", entry))
+    if "use" not in table:
+        raise ValueError(f'expected `use` in link {number}, such as {{ use = "native" }}')
+    fields: dict[str, Any] = {}
+    for key, given in table.items():
+        if key not in _READERS:
+            raise ValueError(f"expected {_nearest(key)} in link {number} ({table['use']}), got {key!r}")
+        try:
+            fields |= _READERS[key](given)
+        except ValueError as error:
+            raise ValueError(f"{error}, as {key} of link {number} ({table['use']})") from error
+    if "key" in fields and not urlsplit(cast("str", fields["use"]).partition(":")[2]).hostname:
+        raise ValueError(f"expected a link with a URL for the key of link {number} ({fields['use']})")
+    return LinkSettings(**fields)
+
+
+def _nearest(key: str) -> str:
+    near = get_close_matches(key, _READERS, n=1, cutoff=0.5)
+    return f"{near[0]!r}" if near else f"one of {', '.join(_READERS)}"
+
+
+def _read_use(value: object) -> str:
+    try:
+        return str(Link.parse(cast("str", TEXT.read(value))))
+    except ConfigError as error:
+        raise ValueError(f"expected SCHEME or SCHEME:TARGET, got {value!r}") from error
+
+
+def _read_when(value: object) -> dict[str, object]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise ValueError('expected a list of conditions, such as ["tools", "context > 8000"]')  # noqa: TRY004
+    return {"when": tuple(Condition.parse(text) for text in cast("list[object]", texts))}
+
+
+def _read_rates(value: object) -> dict[str, object]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise ValueError('expected a rate such as "60/min", or a list of them')  # noqa: TRY004 - as above
+    return {"rates": tuple(_read_rate(text) for text in cast("list[object]", texts))}
+
+
+def _read_rate(text: object) -> Rate:
+    match = _RATE.fullmatch(" ".join(text.split())) if isinstance(text, str) and len(text) < 80 else None
+    if match is None or not int(match[1]):
+        raise ValueError(f'expected a rate such as "60/min", "10/s burst 20", "500/h window per client", got {text!r}')
+    if match[3] and match[4]:
+        raise ValueError(f"expected either a burst or a window, got {text!r}")
+    return Rate(
+        count=int(match[1]),
+        seconds=_SECONDS[match[2]],
+        burst=int(match[3] or match[1]),
+        kind="window" if match[4] else "bucket",
+        is_per_client=bool(match[5]),
+        text=match[0],
+    )
+
+
+def _read_concurrency(value: object) -> dict[str, object]:
+    if value == "auto":
+        return {"concurrency": "auto"}
+    try:
+        return {"concurrency": COUNT.read(value)}
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'auto'") from error
+
+
+def _read_price(value: object) -> dict[str, object]:
+    table = read_table(value)
+    if unknown := [key for key in table if key not in {"input", "output"}]:
+        raise ValueError(f"expected input and output, USD for a million tokens, got {unknown[0]!r}")
+    prices = {key: 0.0 if given == 0 else cast("float", NUMBER.read(given)) for key, given in table.items()}
+    return {"price": Price(**prices)}
+
+
+def _read_hedge(value: object) -> dict[str, object]:
+    match = _PERCENTILE.fullmatch(value) if isinstance(value, str) else None
+    if match and float(match[1]) >= 50:
+        return {"hedge_percentile": float(match[1]) / 100}
+    try:
+        return {"hedge_seconds": NUMBER.read(value)}
+    except ValueError as error:
+        raise ValueError(f'expected seconds or a percentile from "p50" to "p99.9", got {value!r}') from error
+
+
+def _read_key(value: object) -> dict[str, object]:
+    if not isinstance(value, str) or not _KEY.fullmatch(value):
+        raise ValueError("expected env:NAME or file:PATH, never the key itself")
+    return {"key": value}
+
+
+def _plain(name: str, kind: Kind) -> Callable[[object], dict[str, object]]:
+    return lambda value: {name: kind.read(value)}
+
+
+_READERS: dict[str, Callable[[object], dict[str, object]]] = {
+    "use": lambda value: {"use": _read_use(value)},
+    "weight": _plain("weight", NUMBER),
+    "when": _read_when,
+    "timeout_seconds": _plain("timeout_seconds", NUMBER),
+    "rate": _read_rates,
+    "concurrency": _read_concurrency,
+    "price": _read_price,
+    "hedge": _read_hedge,
+    "context": _plain("context", COUNT),
+    "continues": _plain("continues", TRUTH),
+    "key": _read_key,
+}
+"""What may stand in a link's table, and how each is read."""

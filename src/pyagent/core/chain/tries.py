@@ -1,0 +1,145 @@
+"""The turns of one request: link after link, then again after a wait, until one answers or there is no point.
+
+Keeps who failed and why. Retries come after failover: a round asks every link once, and is repeated while the policy,
+the budget shared by the process and the deadline allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from pyagent.core.chain.failures import Failure, FilteredError, kind_of, reason_of
+from pyagent.core.chain.member import Member, Refusal
+from pyagent.core.chain.turn import Turn
+from pyagent.core.errors import (
+    BackendError,
+    BudgetError,
+    CapacityError,
+    ContextOverflowError,
+    PyAgentError,
+    RequestError,
+)
+from pyagent.core.messages import Attempt, ChatDelta, ChatRequest
+from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
+
+
+@dataclass(slots=True)
+class Tries:
+    """`members` in the order to ask them; `attempts` of all rounds that the caller was not told of, `errors` of this.
+
+    `filtered` is what a content filter left of an answer. `accepts` says which links can go on with the answer now.
+    """
+
+    request: ChatRequest
+    members: Sequence[Member]
+    deadline: Deadline
+    policy: RetryPolicy
+    budget: RetryBudget
+    draw: Callable[[float, float], float]
+    sleep: Callable[[float], Awaitable[None]]
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    errors: list[Exception] = field(default_factory=list[Exception])
+    spent_usd: float = 0.0
+    filtered: list[ChatDelta] = field(default_factory=list[ChatDelta])
+    accepts: Callable[[Member], bool] = lambda _: True
+    _all: list[Attempt] = field(default_factory=list[Attempt])
+    _index: int = 0
+    _round: int = 0
+    _wait: float = 0.0
+    _num_tokens: int = 0
+
+    async def next(self) -> Turn | None:
+        """The next turn, after a wait where a round is over; None when there is none."""
+        while (turn := self.next_now()) is None:
+            wait = self.policy.wait_seconds(
+                self.errors, self._round, self.budget, self.deadline, self.draw, before=self._wait
+            )
+            if wait is None:
+                return None
+            self._wait = wait
+            await self.sleep(wait)
+            self._round, self._index, self.errors = self._round + 1, 0, []
+        return turn
+
+    def next_now(self, *, is_hedge: bool = False) -> Turn | None:
+        """The next turn of this round, if a link is left that can be asked now."""
+        while self._index < len(self.members):
+            member = self.members[self._index]
+            num_left = len(self.members) - self._index
+            self._index += 1
+            if member.settings.context is not None and member.settings.context < self._num_tokens:
+                text = f"{self._num_tokens} tokens or more, its context has {member.settings.context}"
+                self._add(member, "context", ContextOverflowError(text, num_tokens=self._num_tokens, limit=0))
+                continue
+            if not self.accepts(member):
+                text = f"{member.name} cannot go on exactly where the answer stopped"
+                self._add(member, "broken_off", BackendError(text, backend=member.name, retryable=False))
+                continue
+            admitted = member.admit(self.request, self.spent_usd)
+            if isinstance(admitted, Refusal):
+                if not is_hedge:
+                    self._add(member, admitted.kind, admitted.error)
+                continue
+            share = self._share(num_left)
+            return Turn(member, admitted, self.budget, self.deadline, share, is_hedge=is_hedge)
+        return None
+
+    def failed(self, turn: Turn, error: Exception) -> None:
+        """A turn came to nothing. Raises the error when the next link would not help, or there is no time for it."""
+        if isinstance(error, ContextOverflowError):
+            self._num_tokens = max(self._num_tokens, error.num_tokens, error.limit + 1)
+        self.passed(turn, error)
+        if self.deadline.is_past or not _is_passed_by(error):
+            raise error
+
+    def passed(self, turn: Turn, error: Exception) -> None:
+        """A turn came to nothing, and the next link is asked whatever it was."""
+        if isinstance(error, FilteredError):
+            self.filtered = error.head
+        self._add(turn.member, kind_of(error), error)
+
+    def told(self) -> list[Attempt]:
+        """The attempts the caller has not been told of yet."""
+        attempts, self.attempts = self.attempts, []
+        return attempts
+
+    def nobody(self) -> Exception:
+        """The error of a request that no link answered. Alone, a link's own error says it best."""
+        errors = self.errors
+        if len(errors) == 1 and isinstance(errors[0], PyAgentError):
+            return errors[0]
+        reasons = "; ".join(dict.fromkeys(f"{attempt.backend}: {attempt.reason}" for attempt in self._all))
+        message = f"no link of the chain answered: {reasons}"
+        if errors and all(isinstance(error, BudgetError) for error in errors):
+            return BudgetError(message, resource="usd")
+        if errors and all(isinstance(error, CapacityError) for error in errors):
+            waits = [getattr(error, "retry_after_seconds", None) for error in errors]
+            return CapacityError(message, retry_after_seconds=min(filter(None, waits), default=None))
+        if errors and all(isinstance(error, RequestError) for error in errors):
+            return RequestError(message, param="model", code=cast("RequestError", errors[-1]).code)
+        wrapped = BackendError(message, backend="chain", retryable=any(getattr(e, "retryable", False) for e in errors))
+        wrapped.__cause__ = errors[-1] if errors else None
+        return wrapped
+
+    def _add(self, member: Member, kind: Failure, error: Exception) -> None:
+        member.figures.failures[kind] += 1
+        attempt = Attempt(backend=member.name, reason=reason_of(error))
+        self.attempts.append(attempt)
+        self._all.append(attempt)
+        self.errors.append(error)
+
+    def _share(self, num_links: int) -> Deadline:
+        """A link's part of the time left: what remains, divided among it and the links that could follow it."""
+        if not self.deadline.is_set or num_links == 1:
+            return self.deadline
+        return self.deadline.sooner(self.deadline.remaining_seconds / num_links)
+
+
+def _is_passed_by(error: Exception) -> bool:
+    """Whether the next link should be asked: unless it would find the same fault with the request."""
+    if isinstance(error, RequestError):
+        return isinstance(error, ContextOverflowError) or error.code == "model_not_found"
+    return True

@@ -1,0 +1,239 @@
+"""One link's turn at one request: begun, told to its end, judged once, and everything it held given back.
+
+A turn knows its link and the caller's deadline, not the other links. `begin` reads to the first delta that says
+something; `rest` tells that and what follows. Whatever happens, `aclose` closes the stream and returns the admission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import msgspec
+
+from pyagent.core.chain.conditions import estimated_tokens
+from pyagent.core.chain.failures import BrokenOffError, FilteredError, LateError, reason_of
+from pyagent.core.chain.member import Admission, Member
+from pyagent.core.errors import BackendError, CapacityError, DeadlineError, ModelError, RequestError
+from pyagent.core.messages import (
+    Attempt,
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Resumption,
+    Usage,
+)
+from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.resilience.retry import RetryBudget
+
+T = TypeVar("T")
+_FAIR_SHARE_SECONDS = 1.0
+"""A link that got less time than this is not blamed for using it up: the caller was in a hurry."""
+_NUM_AHEAD = 64
+
+
+@dataclass(slots=True)
+class Turn:
+    """One call of one link. `share` is until when its first token may come, `deadline` covers the whole."""
+
+    member: Member
+    admission: Admission
+    budget: RetryBudget
+    deadline: Deadline
+    share: Deadline
+    is_hedge: bool = False
+    head: list[ChatDelta] = field(default_factory=list[ChatDelta], init=False)
+    spent_usd: float = field(default=0.0, init=False)
+    _stream: AsyncIterator[ChatDelta] | None = field(default=None, init=False)
+    _request: ChatRequest | None = field(default=None, init=False)
+    _num_deltas: int = field(default=0, init=False)
+    _usage: Usage | None = field(default=None, init=False)
+    _is_judged: bool = field(default=False, init=False)
+    _is_left: bool = field(default=False, init=False)
+
+    @property
+    def name(self) -> str:
+        """The link's name."""
+        return self.member.name
+
+    async def begin(self, request: ChatRequest, *, is_raced: bool = False) -> None:
+        """Read up to the first delta that says something; raises what the link raised."""
+        member, started = self.member, self.member.clock()
+        if request.timeout_seconds is not None:  # once begun, the answer may use all the time the caller has
+            request = msgspec.structs.replace(request, timeout_seconds=self.deadline.remaining_seconds)
+        self._request = request
+        try:
+            stream = member.backend.chat(request)
+            self._stream = Pump(stream) if is_raced else stream
+            what = f"the first token of {member.name}"
+            self.head = await self.within(self.share, _until_token(self._stream, member.name), what)
+        except Exception as error:
+            self.judge(error)
+            raise
+        self._num_deltas = len(self.head)
+        seconds = member.clock() - started
+        member.times.add(seconds)
+        member.concurrency.answered(self.admission.slot, seconds)
+
+    async def within(self, share: Deadline, work: Awaitable[T], what: str) -> T:
+        """Await `work` for as long as the share and the link's own timeout allow; the link's own is its failure."""
+        own = self.member.settings.timeout_seconds
+        given = share.remaining_seconds
+        try:
+            return await (share if own is None else share.sooner(own)).bound(work, what)
+        except DeadlineError as error:
+            if self.deadline.is_past:
+                raise
+            if own is not None and own <= given:
+                text = f"{self.name}: {what} did not come within {own:g} s (timeout_seconds of the link)"
+                raise LateError(text, backend=self.name) from error
+            if given < _FAIR_SHARE_SECONDS:
+                self._is_judged = True  # too much of a hurry to say anything of the link
+            raise
+
+    async def rest(self, attempts: list[Attempt], resumed: Resumption | None = None) -> AsyncGenerator[ChatDelta, None]:
+        """The answer once it has begun; whatever breaks it now is told as this link's failure."""
+        name, stream, head = self.name, cast("AsyncIterator[ChatDelta]", self._stream), self.head
+        if self.admission.permit.is_probe:  # its first token lets the others back in; the rest is a call like any
+            self.member.breaker.succeed(self.admission.permit)
+            permit = self.member.breaker.acquire() or self.admission.permit
+            self.admission = Admission(permit, self.admission.slot, self.admission.reserved_usd)
+        first = head[0]
+        yield msgspec.structs.replace(
+            first, backend=first.backend or name, attempts=attempts + first.attempts, resumed=resumed or first.resumed
+        )
+        for delta in head[1:]:
+            yield delta if delta.backend else msgspec.structs.replace(delta, backend=name)
+        self._usage = head[-1].usage
+        is_bounded = self.member.settings.timeout_seconds is not None or self.deadline.is_set
+        what = f"the next token of {name}"
+        try:
+            while True:
+                if is_bounded:
+                    delta = await self.within(self.deadline, _next(stream), what)
+                else:
+                    delta = await anext(stream, None)
+                if delta is None:
+                    break
+                self._num_deltas += 1
+                self._usage = delta.usage or self._usage
+                yield delta if delta.backend else msgspec.structs.replace(delta, backend=name)
+        except (DeadlineError, RequestError):
+            raise
+        except Exception as error:
+            self.judge(error)
+            status = error.status if isinstance(error, BackendError) else None
+            raise BrokenOffError(
+                f"{name} broke off its answer: {reason_of(error)}", backend=name, status=status
+            ) from error
+        self.judge(None)
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """The link's vectors; raises what the link raised."""
+        started = self.member.clock()
+        try:
+            work = self.member.backend.embed(request)
+            result = await self.within(self.share, work, f"the vectors of {self.name}")
+        except Exception as error:
+            self.judge(error)
+            raise
+        self._usage = result.usage
+        self.member.concurrency.answered(self.admission.slot, self.member.clock() - started)
+        self.judge(None)
+        return result
+
+    def judge(self, error: Exception | None) -> None:
+        """Tell the breaker and the limits how it went, once. A refusal (too long, too busy) is a sign of life."""
+        if self._is_judged:
+            return
+        self._is_judged = True
+        member, permit = self.member, self.admission.permit
+        is_alive = error is None or isinstance(error, (RequestError, CapacityError, ModelError, FilteredError))
+        if is_alive:
+            member.breaker.succeed(permit)
+        else:
+            member.breaker.fail(permit, reason_of(cast("Exception", error)))
+        if error is None:
+            self.budget.succeed()
+            member.figures.num_answers += 1
+        elif isinstance(error, CapacityError):
+            member.rest(error.retry_after_seconds)
+            member.concurrency.overloaded(self.admission.slot)
+        elif isinstance(error, (DeadlineError, LateError)):
+            member.concurrency.overloaded(self.admission.slot)
+
+    async def aclose(self) -> None:
+        """Without a verdict by now there is none: the caller left, or was in a hurry. Safe to call twice."""
+        if self._is_left:
+            return
+        self._is_left = True
+        self.spent_usd = self.member.leave(self.admission, self._used())
+        if isinstance(self._stream, AsyncGenerator | Pump):
+            await cast("AsyncGenerator[ChatDelta, None]", self._stream).aclose()
+
+    def _used(self) -> Usage | None:
+        """What the call used: as told, or as seen where it broke off; nothing when it never began."""
+        if self._usage is not None or not self._num_deltas or self._request is None:
+            return self._usage
+        return Usage(prompt_tokens=estimated_tokens(self._request), completion_tokens=self._num_deltas)
+
+
+class Pump:
+    """A stream read by a task of its own, some deltas ahead: whoever wants them may be any task.
+
+    Streams are often bound to the task that reads them first; a hedged one is begun in one and told in another.
+    """
+
+    def __init__(self, stream: AsyncIterator[ChatDelta]) -> None:
+        self._queue: asyncio.Queue[ChatDelta | Exception | None] = asyncio.Queue(_NUM_AHEAD)
+        self._task = asyncio.ensure_future(self._read(stream))
+        self._is_over = False
+
+    def __aiter__(self) -> Pump:
+        return self
+
+    async def __anext__(self) -> ChatDelta:
+        item = None if self._is_over else await self._queue.get()
+        if isinstance(item, ChatDelta):
+            return item
+        self._is_over = True
+        if item is None:
+            raise StopAsyncIteration
+        raise item
+
+    async def aclose(self) -> None:
+        """Stop reading, and close the stream in the task that read it."""
+        self._is_over = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self, stream: AsyncIterator[ChatDelta]) -> None:
+        end: Exception | None = None
+        try:
+            async for delta in stream:
+                await self._queue.put(delta)
+        except Exception as error:  # noqa: BLE001 - told to whoever reads
+            end = error
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await cast("AsyncGenerator[ChatDelta, None]", stream).aclose()
+        await self._queue.put(end)
+
+
+async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[ChatDelta]:
+    """Read up to and including the first delta that says something."""
+    head: list[ChatDelta] = []
+    async for delta in stream:
+        head.append(delta)
+        if delta.finish_reason == "content_filter" and not (delta.content or delta.tool_calls):
+            raise FilteredError(name, head)
+        if delta.content or delta.reasoning or delta.tool_calls or delta.finish_reason:
+            return head
+    raise BackendError(f"{name} ended its answer before it began", backend=name)
+
+
+async def _next(stream: AsyncIterator[ChatDelta]) -> ChatDelta | None:
+    return await anext(stream, None)
