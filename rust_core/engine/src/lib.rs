@@ -7,5 +7,6 @@ pub mod kv;
 pub mod model;
 pub mod runner;
 pub mod safetensors;
+pub mod vocabulary;
 pub mod weights;
 pub mod workspace;

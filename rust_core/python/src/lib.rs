@@ -6,6 +6,7 @@ mod memory;
 mod model_files;
 mod step;
 mod text;
+mod vocabulary;
 
 use pyo3::prelude::*;
 
@@ -16,6 +17,9 @@ mod _rust {
 
     #[pymodule_export]
     use crate::cache::{BlockPool, CachedPrefix, OutOfBlocks, PoolStats};
+
+    #[pymodule_export]
+    use crate::vocabulary::Texts;
 
     #[pymodule_export]
     use crate::text::analyse_code;

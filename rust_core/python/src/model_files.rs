@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::engine::ModelFileError;
+use crate::vocabulary::Texts;
 
 /// Name, dimensions (the contiguous one first), element type, bytes.
 type TensorRow = (String, Vec<usize>, &'static str, usize);
@@ -19,10 +20,10 @@ type TensorRow = (String, Vec<usize>, &'static str, usize);
 ///
 /// A dict of `file_bytes`, `metadata` (empty for a folder, whose `config.json` says it) and `tensors`, rows of
 /// (name, dimensions with the contiguous one first, element type, bytes). Without `arrays` the metadata's arrays, such as
-/// the vocabulary, are left out. Raises `ModelFileError`.
+/// the vocabulary, are left out; `packed` arrays of strings are `Texts`. Raises `ModelFileError`.
 #[pyfunction]
-#[pyo3(signature = (path, *, arrays = true))]
-pub fn read_model_header(py: Python<'_>, path: PathBuf, arrays: bool) -> PyResult<Bound<'_, PyDict>> {
+#[pyo3(signature = (path, *, arrays = true, packed = false))]
+pub fn read_model_header(py: Python<'_>, path: PathBuf, arrays: bool, packed: bool) -> PyResult<Bound<'_, PyDict>> {
     let file = py
         .detach(|| ModelFile::open(&path))
         .map_err(|error| file_error(&error))?;
@@ -40,8 +41,13 @@ pub fn read_model_header(py: Python<'_>, path: PathBuf, arrays: bool) -> PyResul
     let metadata = PyDict::new(py);
     if let ModelFile::Gguf(gguf) = &file {
         for (key, value) in gguf.metadata() {
-            if arrays || !matches!(value, MetadataValue::Array(_)) {
-                metadata.set_item(key, value_object(py, value)?)?;
+            match value {
+                MetadataValue::Array(_) if !arrays => {}
+                MetadataValue::Array(MetadataArray::String(texts)) if packed => {
+                    let inner = texts.iter().collect();
+                    metadata.set_item(key, Texts { inner })?;
+                }
+                _ => metadata.set_item(key, value_object(py, value)?)?,
             }
         }
     }

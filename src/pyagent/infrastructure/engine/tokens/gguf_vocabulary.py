@@ -1,16 +1,20 @@
 """Builds a `tokenizers.Tokenizer` from a GGUF file's metadata.
 
 Two kinds exist: byte-level BPE (`gpt2`), whose way of cutting text into words is named by `tokenizer.ggml.pre`, and
-SentencePiece BPE (`llama`), which has scores in place of merges.
+SentencePiece BPE (`llama`), which has scores in place of merges. A vocabulary of Python strings would leave 7 MB behind
+when it is gone, so byte-level BPE goes to `tokenizers` by files.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from pyagent import _rust
 from pyagent.core.errors import ModelError
 
 # Token types of GGUF.
@@ -29,7 +33,7 @@ SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "
 
 def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
     """The tokenizer a GGUF file describes. Raises `ModelError` naming what it lacks or what is not supported."""
-    tokens = _strings(metadata, "tokenizer.ggml.tokens", name)
+    tokens = _texts(metadata, "tokenizer.ggml.tokens", name)
     types = cast("Sequence[int]", metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
     if len(types) != len(tokens):
         raise ModelError(f"{name}: {len(tokens)} tokens but {len(types)} token types", model=name)
@@ -44,19 +48,11 @@ def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level(metadata: Mapping[str, object], tokens: Sequence[str], name: str) -> Tokenizer:
-    merges = _strings(metadata, "tokenizer.ggml.merges", name)
-    pairs = [cast("tuple[str, str]", tuple(merge.split(" ", 1))) for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ModelError(f"{name}: a merge is not two tokens with a space between", model=name)
+def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    vocabulary = {token: index for index, token in enumerate(tokens)}
     # Llama 3 takes a whole word that is a token as it is, before any merging.
-    ignore_merges = pre in LLAMA3_NAMES
-    try:
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=ignore_merges))
-    except Exception as error:
-        raise ModelError(f"{name}: the tokenizer's merges do not fit its tokens: {error}", model=name) from error
+    model = _read_bpe(tokens, _texts(metadata, "tokenizer.ggml.merges", name), pre in LLAMA3_NAMES, name)
+    tokenizer = Tokenizer(model)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if pre in LLAMA3_NAMES:
         words = pre_tokenizers.Split(Regex(_LLAMA3), "isolated")
@@ -77,14 +73,36 @@ def _byte_level(metadata: Mapping[str, object], tokens: Sequence[str], name: str
     return tokenizer
 
 
-def _sentencepiece(metadata: Mapping[str, object], tokens: Sequence[str], types: Sequence[int], name: str) -> Tokenizer:
+def _read_bpe(tokens: _rust.Texts, merges: _rust.Texts, ignore_merges: bool, name: str) -> models.BPE:
+    """The model of a vocabulary and its merges, by way of two files in a temporary folder."""
+    try:
+        lines = merges.to_merge_lines()
+    except ValueError as error:
+        raise ModelError(f"{name}: {error}", model=name) from error
+    try:
+        with tempfile.TemporaryDirectory(prefix="pyagent-") as folder:
+            vocabulary_file, merges_file = Path(folder, "vocab.json"), Path(folder, "merges.txt")
+            vocabulary_file.write_bytes(tokens.to_json())
+            merges_file.write_bytes(lines)
+            files = (str(vocabulary_file), str(merges_file))
+            return cast("_BpeReader", models.BPE).from_file(*files, ignore_merges=ignore_merges)
+    except OSError as error:
+        reason = f"the tokenizer needs a temporary folder it can write to: {error}; name one with TMPDIR"
+        raise ModelError(f"{name}: {reason}", model=name) from error
+    except Exception as error:
+        raise ModelError(f"{name}: the tokenizer's merges do not fit its tokens: {error}", model=name) from error
+
+
+def _sentencepiece(metadata: Mapping[str, object], tokens: _rust.Texts, types: Sequence[int], name: str) -> Tokenizer:
     scores = cast("Sequence[float]", metadata.get("tokenizer.ggml.scores") or [])
     if len(scores) != len(tokens):
         raise ModelError(f"{name}: {len(tokens)} tokens but {len(scores)} scores", model=name)
-    vocabulary = {token: index for index, token in enumerate(tokens)}
+    # Control and byte tokens are never made: text that spells one is text.
+    made = [index for index, kind in enumerate(types) if kind in _MADE_BY_MERGES]
+    vocabulary = {tokens[index]: index for index in range(len(tokens))}
     model = models.BPE(
         vocab=vocabulary,
-        merges=_merges_from_scores(tokens, types, scores),
+        merges=tokens.merges_by_score(made, scores),
         unk_token="<unk>" if "<unk>" in vocabulary else None,
         fuse_unk=True,
         byte_fallback=True,
@@ -100,34 +118,18 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: Sequence[str], types:
     return tokenizer
 
 
-def _merges_from_scores(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best token first: what SentencePiece's BPE does by scores.
-
-    Control and byte tokens are never made: text that spells one is text.
-    """
-    made = [index for index, kind in enumerate(types) if kind in _MADE_BY_MERGES and len(tokens[index]) > 1]
-    made.sort(key=lambda index: (-scores[index], index))
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    merges: list[tuple[str, str]] = []
-    for index in made:
-        token = tokens[index]
-        splits = [
-            (left, right)
-            for cut in range(1, len(token))
-            if (left := token[:cut]) in vocabulary and (right := token[cut:]) in vocabulary
-        ]
-        if len(splits) > 1:
-            splits.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        merges += splits
-    return merges
-
-
-def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    special = [text for text, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
-    written = [text for text, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+def _add_special(tokenizer: Tokenizer, tokens: _rust.Texts, types: Sequence[int]) -> None:
+    special = [tokens[index] for index, kind in enumerate(types) if kind == _CONTROL]
+    written = [tokens[index] for index, kind in enumerate(types) if kind == _USER_DEFINED]
     adding = cast("_TokenAdder", tokenizer)
     adding.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     adding.add_tokens([AddedToken(text, special=False, normalized=False) for text in written])
+
+
+class _BpeReader(Protocol):
+    """The part of `models.BPE` whose types it leaves open."""
+
+    def from_file(self, vocab: str, merges: str, *, ignore_merges: bool) -> models.BPE: ...
 
 
 class _TokenAdder(Protocol):
@@ -138,8 +140,10 @@ class _TokenAdder(Protocol):
     def add_tokens(self, tokens: list[AddedToken]) -> int: ...
 
 
-def _strings(metadata: Mapping[str, object], key: str, name: str) -> Sequence[str]:
+def _texts(metadata: Mapping[str, object], key: str, name: str) -> _rust.Texts:
     value = metadata.get(key)
-    if not isinstance(value, list) or not value:
+    if isinstance(value, list):
+        value = _rust.Texts(cast("list[str]", value))
+    if not isinstance(value, _rust.Texts) or not len(value):
         raise ModelError(f"{name}: the file has no '{key}'; it holds weights without a tokenizer", model=name)
-    return cast("list[str]", value)
+    return value

@@ -69,7 +69,7 @@ class ModelTokenizer:
     @classmethod
     def _from_gguf(cls, path: Path) -> tuple[ModelTokenizer, int]:
         try:
-            metadata = _rust.read_model_header(path)["metadata"]
+            metadata = _rust.read_model_header(path, packed=True)["metadata"]
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         tokenizer = build_tokenizer(metadata, str(path))
@@ -89,7 +89,7 @@ class ModelTokenizer:
             begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
             name=str(path),
         )
-        return loaded, len(cast("list[str]", metadata["tokenizer.ggml.tokens"]))
+        return loaded, len(cast("_rust.Texts", metadata["tokenizer.ggml.tokens"]))
 
     @classmethod
     def _from_folder(cls, path: Path) -> tuple[ModelTokenizer, int]:
