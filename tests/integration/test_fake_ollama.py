@@ -15,7 +15,7 @@ def test_client_lists_shows_and_chats() -> None:
     """The client lists models, shows one, chats whole and streamed."""
     with ollama_server(answer="one two", thinking="hm") as server, ollama.Client(server.url) as client:
         assert [model.model for model in client.list().models] == ["llama3.2:latest"]
-        assert client.show("llama3.2").capabilities == ["completion", "tools"]
+        assert client.show("llama3.2").capabilities == [*server.capabilities]
         assert client.chat("llama3.2", HI).message.content == "one two"
         chunks = list(client.chat("llama3.2", HI, stream=True))
         assert [chunk.message.content for chunk in chunks] == ["", "one", " two", ""]
@@ -64,3 +64,40 @@ def test_malformed_requests_are_refused() -> None:
             response = httpx.post(f"{server.url}/api/chat", content=body)
             assert response.status_code == 400
             assert response.json().keys() == {"error"}
+
+
+def test_client_generates_embeds_and_pulls() -> None:
+    """The client continues a prompt, embeds, sees what is loaded, and follows a download."""
+    with ollama_server(answer="one two") as server, ollama.Client(server.url) as client:
+        assert client.generate("llama3.2", "Once", raw=True).response == "one two"
+        assert "".join(chunk.response for chunk in client.generate("llama3.2", "Once", stream=True)) == "one two"
+        assert len(client.embed("llama3.2", ["a", "b"]).embeddings) == 2
+        assert [model.context_length for model in client.ps().models] == [4096]
+        assert client.generate("llama3.2", keep_alive=0).done_reason == "unload"
+        assert client.ps().models == []
+        steps = [(step.status, step.completed) for step in client.pull("new", stream=True)]
+        assert steps[-1] == ("success", None)
+        assert "new:latest" in [model.model for model in client.list().models]
+
+
+def test_prompts_are_cut_as_by_the_real_one() -> None:
+    """A prompt longer than num_ctx is cut to half of it with status 200, or refused under `truncate: false`."""
+    long = [{"role": "user", "content": "word " * 5000}]
+    with ollama_server() as server, ollama.Client(server.url) as client:
+        assert client.chat("llama3.2", long).prompt_eval_count == 2048
+        assert client.chat("llama3.2", long, options={"num_ctx": 8192}).prompt_eval_count > 5000
+        body = {"model": "llama3.2", "messages": long, "truncate": False}
+        refusal = httpx.post(f"{server.url}/api/chat", json=body)
+        assert (refusal.status_code, refusal.json().keys()) == (400, {"error"})
+
+
+def test_keys_schemas_and_logprobs() -> None:
+    """A wrong key is 401; a schema is followed; log probabilities come where asked for."""
+    with ollama_server(api_key="k") as server:
+        with ollama.Client(server.url) as client, pytest.raises(ollama.ResponseError) as caught:
+            client.list()
+        assert caught.value.status_code == 401
+        with ollama.Client(server.url, headers={"authorization": "Bearer k"}) as client:
+            assert client.chat("llama3.2", HI, format={"enum": ["x"]}).message.content == '"x"'
+            chunks = list(client.chat("llama3.2", HI, stream=True, logprobs=True, top_logprobs=1))
+        assert chunks[0].logprobs

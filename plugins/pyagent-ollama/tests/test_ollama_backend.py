@@ -12,16 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyagent_ollama import make_backend
 from pyagent_ollama.backend import OllamaBackend
+from pyagent_ollama.context import PromptSize
+from pyagent_ollama.options import LinkOptions, url_of
 from pyagent_ollama.wire import Chunk, decode_chunk
 
+from pyagent.core.messages import BeamSearch
 from pyagent.plugin import (
     Answer,
     BackendError,
     ChatRequest,
     ConfigError,
+    ContextOverflowError,
     DeadlineError,
+    EmbedRequest,
+    EmbedResult,
     FunctionCall,
     FunctionDefinition,
+    Health,
     ImagePart,
     ImageUrl,
     JsonSchemaFormat,
@@ -93,6 +100,7 @@ def test_options_are_spelt_out() -> None:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "num_predict": 2,
+        "num_ctx": 4096,
         "seed": 7,
         "stop": ["END"],
     }
@@ -137,7 +145,7 @@ def test_tools_and_their_results_are_carried() -> None:
     assert answer.last.finish_reason == "tool_calls"
     assert [json.loads(c.function.arguments) for delta in answer.deltas for c in delta.tool_calls] == [{"a": 2}]
     assert sent[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}  # type: ignore[index]
-    assert sent[2] == {"role": "tool", "content": "2", "tool_name": "add"}  # type: ignore[index]
+    assert sent[2] == {"role": "tool", "content": "2", "tool_name": "add", "tool_call_id": "c1"}  # type: ignore[index]
 
 
 def test_images_travel_as_base64() -> None:
@@ -198,9 +206,9 @@ def test_what_ollama_cannot_do_is_refused() -> None:
     """What Ollama has no way to do is refused before anything is sent, so that a chain goes on."""
     with ollama_server() as server:
         for request in (
-            ChatRequest(prompt="raw text"),
+            ChatRequest(messages=HELLO.messages, sampling=SamplingParams(ignore_eos=True)),
             ChatRequest(messages=HELLO.messages, sampling=SamplingParams(logit_bias={1: 2.0})),
-            ChatRequest(messages=HELLO.messages, tool_choice="required"),
+            ChatRequest(messages=HELLO.messages, beam=BeamSearch(width=2)),
         ):
             with pytest.raises(BackendError, match="cannot do") as caught:
                 ask(server, request)
@@ -268,12 +276,190 @@ def test_link_names_model_and_server() -> None:
         make_backend(Link.parse("ollama:http://:99999"), Settings())
 
 
-def test_embedding_is_refused() -> None:
-    """Embeddings are not in this version, and it says so."""
-    from pyagent.plugin import EmbedRequest
+def embed(server: OllamaServer, texts: list[str], model: str = "llama3.2") -> EmbedResult:
+    result = run(server, lambda backend: backend.embed(EmbedRequest(model="", input=texts)), model=model)
+    assert isinstance(result, EmbedResult)
+    return result
 
-    with pytest.raises(RequestError, match="does not embed"):
-        asyncio.run(OllamaBackend("http://127.0.0.1:1").embed(EmbedRequest(model="m", input=["x"])))
+
+def test_embeddings_are_refused_rather_than_cut() -> None:
+    """A vector comes for each text; a text that is too long and a model that does not embed are refused by name."""
+    with ollama_server(context_length=4) as server:
+        result = embed(server, ["one two", "three"])
+        assert (len(result.vectors), result.usage.prompt_tokens) == (2, 3)
+        assert embed(server, []).vectors == []
+        with pytest.raises(ContextOverflowError):
+            embed(server, ["one two three four five"])
+        server.capabilities = ("completion",)
+        with pytest.raises(RequestError, match=r"does not embed with 'llama3\.2'"):
+            embed(server, ["one"])
+
+
+def test_plain_prompt_is_continued_raw() -> None:
+    """A prompt without messages goes to /api/generate without a template."""
+    with ollama_server(answer="a time") as server:
+        assert ask(server, ChatRequest(prompt="Once upon")).text == "a time"
+        assert (server.requests[0]["prompt"], server.requests[0]["raw"]) == ("Once upon", True)
+
+
+LONG = ChatRequest(messages=[Message("user", "word " * 6000)], sampling=SamplingParams(max_tokens=50))
+
+
+def test_context_is_set_from_the_prompt() -> None:
+    """A long prompt gets a context that holds it; a short one after it does not load the model anew."""
+    with ollama_server(answer="ok") as server:
+
+        async def both(backend: OllamaBackend) -> None:
+            for request in (LONG, HELLO, LONG):
+                assert (await collect(backend.chat(request))).text == "ok"
+
+        run(server, both, model="llama3.2")
+        assert [request["options"]["num_ctx"] for request in server.requests] == [16384] * 3  # type: ignore[index]
+        assert server.num_loads == 1
+        ask(server)  # another backend keeps what is loaded too
+        assert server.num_loads == 1
+
+
+@pytest.mark.parametrize("obeys_truncate", [True, False])
+def test_prompt_that_does_not_fit_is_never_cut_in_silence(*, obeys_truncate: bool) -> None:
+    """A prompt longer than the model's context is a `ContextOverflowError` with numbers, before a word is shown."""
+    with ollama_server(context_length=4096, obeys_truncate=obeys_truncate, answer="ok") as server:
+        with pytest.raises(ContextOverflowError, match="shorten the prompt") as caught:
+            ask(server, LONG)
+        assert caught.value.limit == 4096
+        assert caught.value.num_tokens > 4096
+        assert server.requests == []  # it is known before anything is sent
+        dense = ChatRequest(messages=[Message("user", "1 " * 5000)])  # many tokens, no words: known afterwards
+        with pytest.raises(ContextOverflowError):
+            ask(server, dense)
+        assert len(server.requests) == 1
+
+
+def test_context_has_room_for_dense_text() -> None:
+    """Text with a token every two bytes fits the context that it is given."""
+    dense = ChatRequest(messages=[Message("user", "1 " * 9000)], sampling=SamplingParams(max_tokens=5))
+    with ollama_server(answer="ok", obeys_truncate=False) as server:
+        assert ask(server, dense).text == "ok"
+        assert server.requests[0]["options"]["num_ctx"] == 16384  # type: ignore[index]
+
+
+def test_link_options_reach_ollama() -> None:
+    """What a link says after its `?` is sent with each request; an unknown option is refused with those there are."""
+    with ollama_server(answer="ok", thinking="hm") as server:
+        backend = make_backend(
+            Link.parse(f"ollama:{server.url}#llama3.2?keep_alive=10m&num_ctx=2048&think=low"), Settings()
+        )
+
+        async def main() -> None:
+            await collect(backend.chat(HELLO))
+            await backend.close()
+
+        asyncio.run(main())
+        (body,) = server.requests
+        assert (body["keep_alive"], body["think"], body["options"]["num_ctx"]) == ("10m", "low", 2048)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "query", ["ttl=5", "keep_alive=soon", "num_ctx=-1", "think=hard", "pull=maybe", "keep_alive", "num_ctx=\u0665"]
+)
+def test_wrong_link_options_are_refused(query: str) -> None:
+    """Each wrong option is named with what is expected."""
+    with pytest.raises(ConfigError, match="ollama: "):
+        make_backend(Link.parse(f"ollama:m?{query}"), Settings())
+
+
+def test_thinking_is_off_under_a_form() -> None:
+    """Ollama's grammar would hold for the thoughts too, so a thinking model is told not to think."""
+    request = ChatRequest(messages=HELLO.messages, response_format=ResponseFormat("json_object"))
+    with ollama_server(answer="{}") as server:
+        ask(server, request)
+        assert server.requests[0]["think"] is False
+        server.capabilities = ("completion",)
+        ask(server, request)
+        assert "think" not in server.requests[1]
+
+
+def test_missing_model_is_pulled_when_the_link_says_so() -> None:
+    """`pull=yes` fetches a missing model before its first answer; progress is told; a failed download says why."""
+
+    async def progress(backend: OllamaBackend) -> list[tuple[int, int]]:
+        return [(step.completed, step.total) async for step in backend.pull("other") if step.total]
+
+    with ollama_server(answer="ok") as server:
+        assert run(server, progress) == [(0, 100), (50, 100), (100, 100)]
+        health = run(server, lambda backend: backend.health(), model="new", options=LinkOptions(pulls=True))
+        assert health.detail == "new is fetched on first use"  # type: ignore[attr-defined]
+        answer = run(server, lambda backend: collect(backend.chat(HELLO)), model="new", options=LinkOptions(pulls=True))
+        assert answer.text == "ok"  # type: ignore[attr-defined]
+        server.fault = Fault("error", 1, "file does not exist")
+        with pytest.raises(BackendError, match="cannot fetch the model: file does not exist"):
+            run(server, progress)
+
+
+def test_what_a_model_lacks_is_emulated() -> None:
+    """A model without tools gets them in words; images for a model without eyes are refused by name."""
+    said = 'Well. <tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    tools = [Tool(FunctionDefinition("add", "adds", {"type": "object"}))]
+    image = ImagePart(ImageUrl("data:image/png;base64,aGk="))
+    with ollama_server(answer=said, capabilities=("completion",)) as server:
+        answer = ask(server, ChatRequest(messages=HELLO.messages, tools=tools))
+        assert answer.last.tool_calls[0].function == FunctionCall("add", '{"a": 2}')
+        assert "tools" not in server.requests[0]
+        with pytest.raises(BackendError, match="cannot do images"):
+            ask(server, ChatRequest(messages=[Message("user", [image])]))
+        with pytest.raises(BackendError, match="cannot do tools"):
+            ask(server, ChatRequest(messages=HELLO.messages, tools=tools, unsupported="refuse"))
+
+
+def test_logprobs_come_or_are_refused() -> None:
+    """Log probabilities are passed on; a version of Ollama that ignores the wish is found out."""
+    request = ChatRequest(messages=HELLO.messages, sampling=SamplingParams(top_logprobs=1))
+    with ollama_server(answer="ok") as server:
+        assert ask(server, request).deltas[0].logprobs[0].top_logprobs == [("x", -2.0)]
+        server.has_logprobs = False
+        with pytest.raises(BackendError, match=r"cannot do top_logprobs .* 0\.12\.11"):
+            ask(server, request)
+
+
+def test_key_is_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """OLLAMA_HOST and OLLAMA_API_KEY are honoured; without the key the error says what to set."""
+
+    async def look() -> Health:
+        backend = make_backend(Link.parse("ollama"), Settings())
+        try:
+            return await backend.health()
+        finally:
+            await backend.close()
+
+    with ollama_server(answer="ok", api_key="sk-secret") as server:
+        monkeypatch.setenv("OLLAMA_HOST", server.url.removeprefix("http://"))
+        for key, is_right in (("", False), ("sk-secret", True)):
+            monkeypatch.setenv("OLLAMA_API_KEY", key)
+            with caplog.at_level("DEBUG"):
+                health = asyncio.run(look())
+            assert health.is_ready is is_right
+            assert is_right or "set OLLAMA_API_KEY" in health.detail
+    assert "sk-secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "box", "box:1234", "http://box", "https://box", "https://box/ollama/", ":5", "0.0.0.0:5", "[::1]:7"],
+)
+def test_ollama_host_is_read_as_by_its_own_client(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is the `ollama` client's reading; only 0.0.0.0 is this machine here."""
+    from ollama._client import _parse_host
+
+    expected = _parse_host(host).replace("0.0.0.0", "127.0.0.1")
+    assert url_of(host) == expected
+
+
+@given(st.text(max_size=60), st.sampled_from(["", "x" * 300, "{}" * 50]))
+def test_bounds_of_a_prompt_enclose_it(text: str, extra: str) -> None:
+    """The lower bound is never above the upper one, whatever the text."""
+    size = PromptSize.of(ChatRequest(messages=[Message("user", text)]), extra)
+    assert 0 <= size.least <= size.most
+    assert size.about <= size.most
 
 
 @given(st.binary(max_size=200) | st.from_regex(rb'\{"(message|done|error)": .{0,40}\}', fullmatch=True))

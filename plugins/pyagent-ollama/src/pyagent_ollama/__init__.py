@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from pyagent.plugin import Backend, BackendFactory, Link, hookimpl
@@ -9,21 +10,27 @@ from pyagent.plugin import Backend, BackendFactory, Link, hookimpl
 if TYPE_CHECKING:
     from pyagent.plugin import Settings
 
-DEFAULT_URL = "http://127.0.0.1:11434"
-
 
 def make_backend(link: Link, settings: Settings) -> Backend:
-    """The backend of a chain entry `ollama`, `ollama:MODEL` or `ollama:URL#MODEL`."""
-    from pyagent_ollama.backend import OllamaBackend
+    """The backend of a chain entry `ollama`, `ollama:MODEL` or `ollama:URL#MODEL`, options after a `?`.
 
-    is_url = link.target.startswith(("http://", "https://"))
-    url, _, model = link.target.partition("#") if is_url else (DEFAULT_URL, "", link.target)
+    Without a URL the server is that of `OLLAMA_HOST`, as for Ollama's own tools; `OLLAMA_API_KEY` goes to it.
+    """
+    from pyagent_ollama.backend import OllamaBackend
+    from pyagent_ollama.options import read_options, url_of
+
+    place, _, query = link.target.partition("?")
+    is_url = place.startswith(("http://", "https://"))
+    url, _, model = place.partition("#") if is_url else (url_of(os.environ.get("OLLAMA_HOST", "")), "", place)
     return OllamaBackend(
         url,
         model=model,
         name=str(link),
+        api_key=os.environ.get("OLLAMA_API_KEY", ""),
+        options=read_options(query),
         connect_seconds=settings.backends.connect_timeout_seconds,
         read_seconds=settings.backends.timeout_seconds,
+        unsupported=settings.backends.unsupported,
     )
 
 

@@ -1,24 +1,23 @@
-"""Ollama's REST interface as a `Backend`: NDJSON in a stream; closing the iterator closes the connection.
+"""Ollama's REST interface as a `Backend`.
 
-A stream that ends without `done` is a failure, whatever its status said. The pool belongs to one event loop and is made
-on first use.
+A stream that ends without `done` is a failure, whatever its status said. A prompt is never cut in silence: the context
+is set from its length and what the model allows, and what Ollama counted is compared afterwards.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
-from urllib.parse import urlsplit
+from contextlib import aclosing
 
-import httpx
+import msgspec
 
 from pyagent.plugin import (
+    ABILITIES,
+    Abilities,
     BackendError,
     ChatDelta,
     ChatRequest,
-    ConfigError,
+    ContextOverflowError,
     Deadline,
     EmbedRequest,
     EmbedResult,
@@ -26,180 +25,213 @@ from pyagent.plugin import (
     ModelInfo,
     PyAgentError,
     RequestError,
+    Unsupported,
+    fulfil,
 )
+from pyagent_ollama.context import PromptSize, Room, room_for
+from pyagent_ollama.options import LinkOptions
+from pyagent_ollama.transport import Transport
 from pyagent_ollama.wire import (
     Chunk,
+    PullProgress,
+    RunningModel,
+    ShownModel,
     decode_chunk,
+    decode_embeddings,
+    decode_progress,
+    decode_running,
+    decode_shown,
     decode_tags,
     delta_of,
-    encode_chat,
-    error_of,
+    encode_request,
     last_delta,
-    read_choice,
 )
 
 _HEALTH_SECONDS = 5.0
-_MAX_LINE_BYTES = 16 * 1024 * 1024
-_MAX_ERROR_BYTES = 64 * 1024
+_MODEL_ABILITIES = {"tools": "tools", "images": "vision"}
 
 
 class OllamaBackend:
     """One Ollama server. `read_seconds` bounds the silence between two pieces of an answer."""
 
-    def __init__(
+    abilities: Abilities = ABILITIES - {
+        "tool_choice",
+        "choice",
+        "logit_bias",
+        "ignore_eos",
+        "n",
+        "best_of",
+        "beam",
+    }
+
+    def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
         url: str,
         *,
         model: str = "",
         name: str = "ollama",
+        api_key: str = "",
+        options: LinkOptions = LinkOptions(),  # noqa: B008 - frozen
         connect_seconds: float = 5.0,
         read_seconds: float = 120.0,
+        unsupported: Unsupported = "emulate",
     ) -> None:
-        try:
-            parts = urlsplit(url)
-            host = parts.hostname if parts.port is None or parts.port else ""
-        except ValueError:
-            host = ""
-        if not host:
-            raise ConfigError(f"ollama: takes ollama:MODEL or ollama:URL#MODEL, got the URL {url!r}", key="chain")
         self.name = name
-        self._url = url.rstrip("/")
         self._model = model
-        self._seconds = (connect_seconds, read_seconds)
-        self._is_loopback = _is_loopback(host)
-        self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+        self._options = options
+        self._unsupported: Unsupported = unsupported
+        self._wire = Transport(url, name, api_key, connect_seconds, read_seconds)
+        self._shown: dict[str, ShownModel] = {}
+        self._contexts: dict[str, int] = {}
 
-    async def models(self) -> list[ModelInfo]:
-        """What Ollama has on disk."""
-        async with self._errors_mapped():
-            response = await self._http().get(f"{self._url}/api/tags")
-        if response.status_code != 200:
-            raise error_of(response.status_code, response.content, self.name)
-        return decode_tags(response.content, self.name)
+    # -- answers ---------------------------------------------------------------------------------------------------
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta]:
         """Stream the answer; closing the iterator closes the connection, which stops Ollama's work."""
         deadline = Deadline.after(request.timeout_seconds)
-        model = await deadline.bound(self._pick_model(request), self.name)
-        wanted = request.response_format
-        choices = (wanted.choice or []) if wanted and wanted.type == "choice" else None
-        held: list[str] = []
+        model = await deadline.bound(self._pick_model(request.model), self.name)
+        shown = await deadline.bound(self._show(model), self.name)
+        lacking = {field for field, ability in _MODEL_ABILITIES.items() if not shown.can(ability)}
+        if request.timeout_seconds is not None:
+            request = msgspec.structs.replace(request, timeout_seconds=deadline.remaining_seconds)
+        named = msgspec.structs.replace(request, model=model)
+        answer = fulfil(named, self._answer, self.abilities - lacking, backend=self.name, unsupported=self._unsupported)
+        async with aclosing(answer) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """The answer in a context that the prompt fits; held back until its end where it may not fit any."""
+        deadline = Deadline.after(request.timeout_seconds)
+        shown = await deadline.bound(self._show(request.model), self.name)
+        room = await deadline.bound(self._room(request, shown), self.name)
+        if room.size.least > room.num_ctx:
+            raise room.overflow(self.name)
+        path, body = encode_request(request, shown, room.num_ctx, self._options, self.name)
+        held: list[ChatDelta] = []
         has_calls = False
-        async with aclosing(self._chunks(encode_chat(request, model, self.name))) as chunks:
+        async with aclosing(self._chunks(path, body, room)) as chunks:
             while (chunk := await deadline.bound(anext(chunks, None), self.name)) is not None:
-                delta = delta_of(chunk, model, self.name)
+                delta = delta_of(chunk, request, self.name)
                 has_calls = has_calls or bool(chunk.message.tool_calls)
-                if delta and choices is not None:
-                    held.append(delta.content)
-                elif delta:
+                if delta is not None and room.is_sure:
                     yield delta
+                elif delta is not None:
+                    held.append(delta)
                 if chunk.done:
                     break
             else:
                 raise BackendError(f"{self.name} ended its answer without saying it was done", backend=self.name)
-        if choices is not None:
-            yield ChatDelta(content=read_choice("".join(held), choices, self.name), model=model, backend=self.name)
-        yield last_delta(chunk, model, self.name, has_calls=has_calls)
+        self._contexts[request.model] = room.num_ctx
+        if room.was_cut(chunk.prompt_eval_count):
+            raise room.overflow(self.name)
+        for delta in held:
+            yield delta
+        yield last_delta(chunk, request.model, self.name, has_calls=has_calls)
+
+    async def _chunks(self, path: str, body: bytes, room: Room) -> AsyncGenerator[Chunk]:
+        try:
+            async with aclosing(self._wire.lines(path, body)) as lines:
+                async for line in lines:
+                    yield decode_chunk(line, self.name)
+        except ContextOverflowError as error:
+            raise room.overflow(self.name) from error
+
+    async def _room(self, request: ChatRequest, shown: ShownModel) -> Room:
+        """The context to ask for. A model that runs already is not loaded anew when its context is enough."""
+        if request.model not in self._contexts:
+            self._contexts[request.model] = 0
+            if self._options.num_ctx is None:
+                running = {model.name: model.context_length for model in await self._running()}
+                self._contexts[request.model] = running.get(_full(request.model), 0)
+        size = PromptSize.of(request, msgspec.json.encode(request.tools).decode() if request.tools else "")
+        return room_for(request, size, shown.context_length, self._contexts[request.model], self._options.num_ctx)
+
+    # -- embeddings ------------------------------------------------------------------------------------------------
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """Not in this version."""
-        raise RequestError(f"{self.name} does not embed in this version; use an embedding backend", param="model")
+        """One vector a text; a text that is too long is refused, not cut."""
+        model = await self._pick_model(request.model)
+        if not request.input:
+            return EmbedResult(vectors=[], model=model)
+        shown = await self._show(model)
+        if not shown.can("embedding") and shown.can("completion"):
+            text = f"{self.name} does not embed with {model!r}, which is no embedding model; try: nomic-embed-text"
+            raise RequestError(text, param="model", code="model_not_found")
+        body: dict[str, object] = {"model": model, "input": request.input, "truncate": False}
+        if self._options.keep_alive is not None:
+            body["keep_alive"] = self._options.keep_alive
+        answer = await self._wire.post("/api/embed", msgspec.json.encode(body))
+        return decode_embeddings(answer, self.name, len(request.input))
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    async def models(self) -> list[ModelInfo]:
+        """What Ollama has on disk, and whether it is loaded."""
+        listed = decode_tags(await self._wire.get("/api/tags"), self.name)
+        running = {model.name for model in await self._running()}
+        return [msgspec.structs.replace(model, is_loaded=model.id in running) for model in listed]
+
+    async def pull(self, model: str) -> AsyncGenerator[PullProgress]:
+        """Fetch a model, telling how far it is; raises `BackendError` when it cannot be had."""
+        async with aclosing(self._wire.lines("/api/pull", msgspec.json.encode({"model": model}))) as lines:
+            async for line in lines:
+                progress = decode_progress(line, self.name)
+                yield progress
+                if progress.status == "success":
+                    return
+        raise BackendError(f"{self.name} ended the download of {model} without saying it was done", backend=self.name)
 
     async def health(self) -> Health:
-        """Ready when Ollama lists its models, and the one this link names is among them."""
+        """Ready when Ollama lists its models, and the one this link names is among them, or may be fetched."""
         try:
             found = [model.id for model in await Deadline.after(_HEALTH_SECONDS).bound(self.models(), "its models")]
         except PyAgentError as error:
             return Health(is_ready=False, detail=str(error).removeprefix(f"{self.name}: "))
         if self._model and _full(self._model) not in found:
+            if self._options.pulls:
+                return Health(is_ready=True, detail=f"{self._model} is fetched on first use", models=found)
             detail = f"has no model {self._model!r}; get it with: ollama pull {self._model}"
             return Health(is_ready=False, detail=detail, models=found)
         return Health(is_ready=True, models=found)
 
     async def close(self) -> None:
-        """Close the pool of the running event loop; a pool of an ended loop died with it."""
-        if self._client and self._client[0] is asyncio.get_running_loop():
-            await self._client[1].aclose()
-        self._client = None
+        """Close the connections."""
+        await self._wire.close()
 
-    async def _pick_model(self, request: ChatRequest) -> str:
+    async def _running(self) -> list[RunningModel]:
+        return decode_running(await self._wire.get("/api/ps"), self.name)
+
+    async def _show(self, model: str) -> ShownModel:
+        """What Ollama says of a model, asked once; one that is missing is fetched if the link says so."""
+        if (known := self._shown.get(model)) is not None:
+            return known
+        body = msgspec.json.encode({"model": model})
+        try:
+            answer = await self._wire.post("/api/show", body)
+        except RequestError as error:
+            if error.code != "model_not_found" or not self._options.pulls:
+                raise
+            async for _ in self.pull(model):
+                pass
+            answer = await self._wire.post("/api/show", body)
+        self._shown[model] = decode_shown(answer, self.name)
+        return self._shown[model]
+
+    async def _pick_model(self, asked: str) -> str:
         """The model to ask for: the request's, the link's, or the first that Ollama lists."""
-        if request.model and self._model and _full(request.model) != _full(self._model):
-            text = f"{self.name} serves {self._model!r}, not {request.model!r}"
-            raise RequestError(text, param="model", code="model_not_found")
-        if request.model or self._model:
-            return request.model or self._model
+        if asked and self._model and _full(asked) != _full(self._model):
+            raise RequestError(
+                f"{self.name} serves {self._model!r}, not {asked!r}", param="model", code="model_not_found"
+            )
+        if asked or self._model:
+            return asked or self._model
         found = await self.models()
         if not found:
-            raise BackendError(
-                f"{self.name} has no model; try: ollama pull llama3.2", backend=self.name, retryable=False
-            )
+            text = f"{self.name} has no model; try: ollama pull llama3.2"
+            raise BackendError(text, backend=self.name, retryable=False)
         return found[0].id
-
-    async def _chunks(self, body: bytes) -> AsyncGenerator[Chunk]:
-        headers = {"content-type": "application/json"}
-        async with (
-            self._errors_mapped(),
-            self._http().stream("POST", f"{self._url}/api/chat", content=body, headers=headers) as response,
-        ):
-            if response.status_code != 200:
-                raise error_of(response.status_code, await _head(response), self.name)
-            pending = b""
-            async for piece in response.aiter_bytes():
-                *lines, pending = (pending + piece).split(b"\n")
-                if len(pending) > _MAX_LINE_BYTES:
-                    raise BackendError(f"{self.name} sent a line of over 16 MiB", backend=self.name, retryable=False)
-                for line in filter(None, map(bytes.strip, lines)):
-                    yield decode_chunk(line, self.name)
-            if pending.strip():
-                yield decode_chunk(pending, self.name)
-
-    def _http(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._client[0] is not loop:
-            connect, read = self._seconds
-            client = httpx.AsyncClient(
-                timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
-                trust_env=not self._is_loopback,  # a proxy from the environment must not see what stays on this machine
-            )
-            self._client = (loop, client)
-        return self._client[1]
-
-    @asynccontextmanager
-    async def _errors_mapped(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
-            raise BackendError(f"{self.name}: {self._why(error)}", backend=self.name) from error
-
-    def _why(self, error: Exception) -> str:
-        match error:
-            case httpx.ConnectTimeout() | httpx.ConnectError():
-                return f"Ollama is not reachable at {self._url}; start it with: ollama serve"
-            case httpx.ReadTimeout():
-                return "sent nothing for too long (backends.timeout_seconds)"
-            case httpx.RemoteProtocolError() | httpx.ReadError():
-                return "closed the connection in mid-answer"
-            case _:
-                return str(error) or type(error).__name__
 
 
 def _full(model: str) -> str:
     return model if ":" in model.rpartition("/")[2] else f"{model}:latest"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-async def _head(response: httpx.Response) -> bytes:
-    body = b""
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > _MAX_ERROR_BYTES:
-            break
-    return body

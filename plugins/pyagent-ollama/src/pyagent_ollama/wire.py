@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Literal, cast
+import re
+import uuid
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
@@ -14,6 +16,8 @@ from pyagent.plugin import (
     CapacityError,
     ChatDelta,
     ChatRequest,
+    ContextOverflowError,
+    EmbedResult,
     FunctionCall,
     ImagePart,
     Message,
@@ -23,11 +27,16 @@ from pyagent.plugin import (
     ResponseFormat,
     SamplingParams,
     Timings,
+    TokenLogprob,
     ToolCall,
     Usage,
 )
+from pyagent_ollama.options import LinkOptions
 
 JsonObject = dict[str, object]
+T = TypeVar("T")
+
+_TOO_LONG = re.compile(r"exceeds? .*context|context length|prompt is too long|input length", re.IGNORECASE)
 
 
 class _Function(msgspec.Struct):
@@ -46,10 +55,27 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] = []
 
 
+class _Rival(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _Logprob(msgspec.Struct):
+    token: str
+    logprob: float
+    top_logprobs: list[_Rival] = []
+
+
 class Chunk(msgspec.Struct):
-    """One line of a streamed answer; an error line has only `error`. Durations are nanoseconds."""
+    """One line of a streamed answer; an error line has only `error`. Durations are nanoseconds.
+
+    A chat's text is in `message`, that of a plain prompt in `response` and `thinking`.
+    """
 
     message: _Message = msgspec.field(default_factory=_Message)
+    response: str = ""
+    thinking: str = ""
+    logprobs: list[_Logprob] | None = None
     done: bool = False
     done_reason: str = ""
     error: str = ""
@@ -76,34 +102,78 @@ class _Tags(msgspec.Struct):
     models: list[_Tag] | None = None
 
 
-def encode_chat(request: ChatRequest, model: str, backend: str) -> bytes:
-    """The body of POST /api/chat. Raises `BackendError` for what Ollama cannot do, so that a chain goes on."""
-    _refuse_what_is_missing(request, backend)
+class RunningModel(msgspec.Struct, frozen=True):
+    """A loaded model, and the context it runs with (0 where Ollama does not say)."""
+
+    name: str
+    context_length: int = 0
+
+
+class _Running(msgspec.Struct):
+    models: list[RunningModel] | None = None
+
+
+class ShownModel(msgspec.Struct):
+    """What POST /api/show says of a model. Old versions name no capabilities; then it is taken to have all."""
+
+    capabilities: list[str] | None = None
+    model_info: dict[str, object] | None = None
+
+    def can(self, ability: str) -> bool:
+        """Whether it has a capability, by Ollama's word for it."""
+        return self.capabilities is None or ability in self.capabilities
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest context the model allows."""
+        info = self.model_info or {}
+        found = info.get(f"{info.get('general.architecture')}.context_length")
+        return found if isinstance(found, int) and found > 0 else None
+
+
+class PullProgress(msgspec.Struct, frozen=True):
+    """How far a download is: what is done now, and of which layer how many bytes are here."""
+
+    status: str = ""
+    digest: str = ""
+    total: int = 0
+    completed: int = 0
+    error: str = ""
+
+
+class _Embeddings(msgspec.Struct):
+    model: str = ""
+    embeddings: list[list[float]] = []
+    prompt_eval_count: int = 0
+
+
+def encode_request(
+    request: ChatRequest, shown: ShownModel, num_ctx: int, link: LinkOptions, backend: str
+) -> tuple[str, bytes]:
+    """Path and body of a streamed answer: a chat, or the continuation of a plain text."""
     body: JsonObject = {
-        "model": model,
-        "messages": [_encode_message(message, request.messages, backend) for message in request.messages],
+        "model": request.model,
         "stream": True,
-        "options": _options(request.sampling),
+        "truncate": False,
+        "shift": False,
+        "options": _options(request.sampling) | {"num_ctx": num_ctx},
     }
-    if request.tools:
-        body["tools"] = request.tools
+    if link.keep_alive is not None:
+        body["keep_alive"] = link.keep_alive
+    if request.sampling.top_logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": request.sampling.top_logprobs}
     if (schema := answer_format(request.response_format)) is not None:
         body["format"] = schema
-    return msgspec.json.encode(body)
-
-
-def _refuse_what_is_missing(request: ChatRequest, backend: str) -> None:
-    sampling = request.sampling
-    missing = {
-        "prompts without messages": not request.messages,
-        "logit_bias": bool(sampling.logit_bias),
-        "ignore_eos": sampling.ignore_eos,
-        "top_logprobs": sampling.top_logprobs is not None,
-        "tool_choice": request.tool_choice not in {None, "auto"},
-    }
-    for what, is_asked in missing.items():
-        if is_asked:
-            raise BackendError(f"{backend} cannot do {what}", backend=backend, retryable=False)
+    if link.think is not None:
+        body["think"] = link.think
+    elif schema is not None and shown.can("thinking") and shown.capabilities is not None:
+        body["think"] = False  # a grammar holds for the thoughts too, and they are all that comes
+    if not request.messages:
+        return "/api/generate", msgspec.json.encode(body | {"prompt": request.prompt or "", "raw": True})
+    body["messages"] = [_encode_message(message, request.messages, backend) for message in request.messages]
+    if request.tools:
+        body["tools"] = request.tools
+    return "/api/chat", msgspec.json.encode(body)
 
 
 def _options(sampling: SamplingParams) -> JsonObject:
@@ -128,8 +198,6 @@ def answer_format(wanted: ResponseFormat | None) -> str | JsonObject | None:
             return "json"
         case "json_schema" if wanted and wanted.json_schema:
             return wanted.json_schema.schema
-        case "choice" if wanted:
-            return {"type": "string", "enum": wanted.choice or []}
         case _:
             return None
 
@@ -143,6 +211,7 @@ def _encode_message(message: Message, conversation: list[Message], backend: str)
         body["tool_calls"] = [_encode_call(call) for call in message.tool_calls]
     if message.role == "tool":
         body["tool_name"] = message.name or _called_name(message.tool_call_id, conversation)
+        body |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
     return body
 
 
@@ -176,27 +245,39 @@ def decode_chunk(line: bytes, backend: str) -> Chunk:
     """One line; raises `BackendError` for a line that is no chunk, and for an error Ollama reports in mid-stream."""
     try:
         chunk = msgspec.json.decode(line, type=Chunk)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackendError(f"{backend} sent a line that is no chat chunk: {error}", backend=backend) from error
     if chunk.error:
         raise BackendError(f"{backend} failed in mid-answer: {chunk.error}", backend=backend)
     return chunk
 
 
-def delta_of(chunk: Chunk, model: str, backend: str) -> ChatDelta | None:
-    """What a chunk adds to the answer; None when nothing."""
+def delta_of(chunk: Chunk, request: ChatRequest, backend: str) -> ChatDelta | None:
+    """What a chunk adds to the answer; None when nothing. Raises `BackendError` when logprobs are asked for in vain."""
     message = chunk.message
     calls = [
         ToolCall(
-            id=call.id or f"call_{index}_{call.function.name}",
+            id=call.id or f"call_{uuid.uuid4().hex[:12]}",
             function=FunctionCall(call.function.name, json.dumps(call.function.arguments)),
         )
-        for index, call in enumerate(message.tool_calls)
+        for call in message.tool_calls
     ]
-    if not (message.content or message.thinking or calls):
+    content, reasoning = message.content or chunk.response, message.thinking or chunk.thinking
+    if content and request.sampling.top_logprobs is not None and chunk.logprobs is None:
+        text = f"{backend} cannot do top_logprobs in this version; Ollama 0.12.11 can"
+        raise BackendError(text, backend=backend, retryable=False)
+    if not (content or reasoning or calls):
         return None
     return ChatDelta(
-        content=message.content, reasoning=message.thinking, tool_calls=calls, model=model, backend=backend
+        content=content,
+        reasoning=reasoning,
+        tool_calls=calls,
+        logprobs=[
+            TokenLogprob(entry.token, entry.logprob, [(rival.token, rival.logprob) for rival in entry.top_logprobs])
+            for entry in chunk.logprobs or []
+        ],
+        model=request.model,
+        backend=backend,
     )
 
 
@@ -218,10 +299,6 @@ def last_delta(chunk: Chunk, model: str, backend: str, *, has_calls: bool) -> Ch
 
 def decode_tags(body: bytes, backend: str) -> list[ModelInfo]:
     """The models GET /api/tags lists."""
-    try:
-        tags = msgspec.json.decode(body, type=_Tags).models or []
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BackendError(f"{backend}: /api/tags is not a list of models: {error}", backend=backend) from error
     return [
         ModelInfo(
             id=tag.name,
@@ -231,8 +308,42 @@ def decode_tags(body: bytes, backend: str) -> list[ModelInfo]:
             quantization=tag.details.quantization_level or None,
             context_length=tag.details.context_length,
         )
-        for tag in tags
+        for tag in _decoded(body, _Tags, backend, "/api/tags").models or []
     ]
+
+
+def decode_running(body: bytes, backend: str) -> list[RunningModel]:
+    """The models GET /api/ps lists."""
+    return _decoded(body, _Running, backend, "/api/ps").models or []
+
+
+def decode_shown(body: bytes, backend: str) -> ShownModel:
+    """What POST /api/show says."""
+    return _decoded(body, ShownModel, backend, "/api/show")
+
+
+def decode_progress(line: bytes, backend: str) -> PullProgress:
+    """A line of POST /api/pull; raises `BackendError` for the error it may be."""
+    progress = _decoded(line, PullProgress, backend, "/api/pull")
+    if progress.error:
+        raise BackendError(f"{backend} cannot fetch the model: {progress.error}", backend=backend, retryable=False)
+    return progress
+
+
+def decode_embeddings(body: bytes, backend: str, count: int) -> EmbedResult:
+    """One vector for each of `count` texts."""
+    said = _decoded(body, _Embeddings, backend, "/api/embed")
+    if len(said.embeddings) != count:
+        raise BackendError(f"{backend} gave {len(said.embeddings)} vectors for {count} texts", backend=backend)
+    usage = Usage(prompt_tokens=said.prompt_eval_count, total_tokens=said.prompt_eval_count)
+    return EmbedResult(vectors=said.embeddings, model=said.model, usage=usage)
+
+
+def _decoded(body: bytes, kind: type[T], backend: str, path: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BackendError(f"{backend}: {path} gave what cannot be read: {error}", backend=backend) from error
 
 
 def error_of(status: int, body: bytes, backend: str) -> PyAgentError:
@@ -244,17 +355,13 @@ def error_of(status: int, body: bytes, backend: str) -> PyAgentError:
         text = body[:200].decode("utf-8", "replace") or "no reason given"
     if status == 404 and "not found" in text:
         return RequestError(f"{backend}: {text}; try: ollama pull MODEL", param="model", code="model_not_found")
-    if status == 503:
+    if status == 400 and _TOO_LONG.search(text):
+        return ContextOverflowError(f"{backend}: {text}", num_tokens=0, limit=0)
+    if status in {401, 403}:
+        hint = "set OLLAMA_API_KEY in the environment"
+        return BackendError(
+            f"{backend}: {text} (HTTP {status}); {hint}", backend=backend, retryable=False, status=status
+        )
+    if status in {429, 503}:
         return CapacityError(f"{backend} is busy: {text}")
     return BackendError(f"{backend} answered {status}: {text}", backend=backend, retryable=status >= 500, status=status)
-
-
-def read_choice(text: str, choices: list[str], backend: str) -> str:
-    """The choice inside the JSON string that a constrained answer is."""
-    try:
-        value = cast("object", json.loads(text))
-    except ValueError:
-        value = text.strip()
-    if value not in choices:
-        raise BackendError(f"{backend} answered {text[:80]!r}, which is none of the choices", backend=backend)
-    return str(value)
