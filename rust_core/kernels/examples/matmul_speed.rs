@@ -173,9 +173,9 @@ fn read_rate(pool: &Pool) -> f64 {
 fn fetch(at: *const u64) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..4 {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: any address may be asked for.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(8 * line).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(8 * line).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

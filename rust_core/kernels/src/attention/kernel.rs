@@ -148,14 +148,15 @@ unsafe fn after_keys<S: Stored>(group: &Group<'_>, block: usize) -> *const S {
     }
 }
 
-/// Asks for the cache line at `place`, which need not exist.
+/// Asks for the cache line at `place`, which need not exist, to come to the second-level cache: the first level can wait
+/// for few lines at a time, and would hold the others up.
 #[inline(always)]
 fn prefetch<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch changes nothing and never faults.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(place.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;

@@ -253,7 +253,7 @@ macro_rules! common {
         #[inline(always)]
         unsafe fn prefetch(at: *const u8) {
             // SAFETY: a prefetch of any address is harmless.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
         }
 
         #[inline(always)]
