@@ -281,6 +281,10 @@ class Server(Section, frozen=True):
         Setting(PATH, "File with one accepted API key a line; `none` accepts everybody.", none="none"),
     ] = None
     max_body_bytes: Annotated[int, Setting(SIZE, "Largest request body, such as `32MB`.")] = 32_000_000
+    kept_responses_bytes: Annotated[
+        int, Setting(SIZE, "Memory for responses that clients go on from (`/v1/responses`); the oldest go first.")
+    ] = 64_000_000
+    kept_responses_seconds: Annotated[float, Setting(NUMBER, "Longest that such a response is kept.")] = 86_400.0
     drain_seconds: Annotated[
         float, Setting(NUMBER, "Longest that SIGTERM waits for running answers; Ctrl+C waits 3 s.")
     ] = 30.0

@@ -38,6 +38,11 @@ _Endpoint = Callable[[Service, Request], Awaitable[Response]]
 _APIS = (
     ("POST", "/v1/chat/completions", "openai", "chat_completions"),
     ("POST", "/v1/completions", "openai", "completions"),
+    ("POST", "/v1/embeddings", "openai", "embeddings"),
+    ("POST", "/v1/responses", "responses", "create"),
+    ("GET", "/v1/responses/{id}", "responses", "show"),
+    ("DELETE", "/v1/responses/{id}", "responses", "delete"),
+    ("GET", "/v1/responses/{id}/input_items", "responses", "input_items"),
     ("GET", "/v1/models", "openai", "list_models"),
     ("GET", "/v1/models/{id:path}", "openai", "show_model"),
     ("POST", "/v1/messages", "anthropic", "messages"),

@@ -22,6 +22,7 @@ from pyagent.infrastructure.server.streaming import EventStream, unless_gone
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.models.store import ModelStore
+    from pyagent.infrastructure.server.responses.kept import KeptResponses
 
 AGENT_PREFIX = "agent:"
 _MODELS_SECONDS = 5.0
@@ -36,6 +37,7 @@ class Service:
     store: ModelStore | None
     settings: Server
     figures: ServerFigures = field(default_factory=ServerFigures)
+    kept_responses: KeptResponses | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _models: tuple[float, list[ModelInfo]] = (0.0, [])
 

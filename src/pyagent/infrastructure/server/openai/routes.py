@@ -7,6 +7,8 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyagent.core.messages import EmbedRequest
+from pyagent.infrastructure.server.openai.embeddings import embeddings_body, read_embeddings
 from pyagent.infrastructure.server.openai.replies import Reply, anthropic_models, model_entry
 from pyagent.infrastructure.server.openai.requests import Asked, read_chat, read_completion
 from pyagent.infrastructure.server.service import Service, json_response, unknown_model
@@ -20,6 +22,13 @@ async def chat_completions(service: Service, request: Request) -> Response:
 async def completions(service: Service, request: Request) -> Response:
     """POST /v1/completions."""
     return await _complete(service, request, read_completion)
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    """POST /v1/embeddings."""
+    said = read_embeddings(await service.body(request))
+    found = await service.embed(request, EmbedRequest(model=said.model_asked, input=said.texts))
+    return json_response(embeddings_body(said, found))
 
 
 async def list_models(service: Service, request: Request) -> Response:

@@ -1,0 +1,61 @@
+"""OpenAI's embeddings: requests in, vectors out as numbers or base64."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import EmbedResult, JsonObject
+from pyagent.infrastructure.server.fields import DEFAULT_MODELS, decode
+from pyagent.infrastructure.server.vectors import shortened
+
+
+class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/embeddings."""
+
+    input: str | list[object]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts to embed; raises `RequestError` for token ids."""
+        said = [self.input] if isinstance(self.input, str) else self.input
+        texts = [text for text in said if isinstance(text, str)]
+        if len(texts) < len(said):
+            raise RequestError("input takes texts; token ids are not supported", param="input")
+        return texts
+
+    @property
+    def model_asked(self) -> str:
+        """The model, none when it is whatever there is."""
+        return "" if self.model is None or self.model in DEFAULT_MODELS else self.model
+
+
+def read_embeddings(body: bytes) -> EmbeddingsBody:
+    """Understand the body of POST /v1/embeddings."""
+    return decode(body, EmbeddingsBody, {})
+
+
+def embeddings_body(said: EmbeddingsBody, found: EmbedResult) -> JsonObject:
+    """The answer."""
+    vectors = shortened(found.vectors, said.dimensions)
+    shown = [_base64(vector) for vector in vectors] if said.encoding_format == "base64" else vectors
+    listed = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
+    usage = {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.prompt_tokens}
+    return {"object": "list", "data": listed, "model": found.model or said.model or "default", "usage": usage}
+
+
+def _base64(vector: list[float]) -> str:
+    """32-bit floats, the low byte first."""
+    packed = array("f", vector)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode()

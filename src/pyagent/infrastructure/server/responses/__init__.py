@@ -1,0 +1,1 @@
+"""OpenAI's newer API: responses, which the server may keep and go on from."""

@@ -1,0 +1,135 @@
+"""Items of a conversation as responses have them, and the messages they stand for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
+
+
+class _TextIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    text: str
+
+
+class _TextOut(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: object = None
+    logprobs: object = None
+    parsed: object = None  # OpenAI's client adds it, and sends it back
+
+
+class _Refusal(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class _Image(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
+    image_url: str
+    detail: str | None = None
+
+
+_Parts = list[_TextIn | _TextOut | _Refusal | _Image]
+
+
+class _Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | _Parts
+    type: object = None
+    id: object = None
+    status: object = None
+    phase: object = None
+
+    def add_to(self, messages: list[Message]) -> None:
+        messages.append(Message(self.role, _content(self.content)))
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call the model made; several in a row are one message."""
+
+    call_id: str
+    name: str
+    arguments: str
+    parsed_arguments: object = None  # as `parsed` of a text
+    type: object = None
+    id: object = None
+    status: object = None
+    caller: object = None
+    namespace: object = None
+
+    def add_to(self, messages: list[Message]) -> None:
+        call = ToolCall(id=self.call_id, function=FunctionCall(self.name, self.arguments))
+        if messages and messages[-1].role == "assistant":
+            last = messages.pop()
+            messages.append(msgspec.structs.replace(last, tool_calls=[*(last.tool_calls or ()), call]))
+        else:
+            messages.append(Message("assistant", None, tool_calls=[call]))
+
+
+class _CallOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a call gave."""
+
+    call_id: str
+    output: str | _Parts
+    type: object = None
+    id: object = None
+    status: object = None
+    caller: object = None
+    name: object = None
+
+    def add_to(self, messages: list[Message]) -> None:
+        messages.append(Message("tool", _content(self.output), tool_call_id=self.call_id))
+
+
+class _Reasoning(msgspec.Struct):
+    """What the model thought, which it is not shown again."""
+
+    def add_to(self, messages: list[Message]) -> None:
+        del messages
+
+
+_KINDS: dict[object, type[_Said | _Call | _CallOutput | _Reasoning]] = {
+    "message": _Said,
+    "function_call": _Call,
+    "function_call_output": _CallOutput,
+    "reasoning": _Reasoning,
+}
+
+
+def messages_of(items: Sequence[JsonObject]) -> list[Message]:
+    """The messages that items stand for; raises `RequestError` naming the item at fault."""
+    messages: list[Message] = []
+    for number, item in enumerate(items):
+        kind = item.get("type") or "message"
+        if not isinstance(kind, str) or kind not in _KINDS:
+            text = f"input[{number}] is {str(kind)[:40]!r}; there are {', '.join(map(str, _KINDS))}"
+            raise RequestError(text, param=f"input[{number}].type", code="unsupported_parameter")
+        try:
+            msgspec.convert(item, _KINDS[kind]).add_to(messages)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"input[{number}]: {error}", param=f"input[{number}]") from error
+    return messages
+
+
+def _content(said: str | _Parts) -> str | list[TextPart | ImagePart]:
+    if isinstance(said, str):
+        return said
+    if any(isinstance(part, _Image) for part in said):
+        return [_part(part) for part in said]
+    return "".join(_text(part) for part in said)
+
+
+def _part(part: _TextIn | _TextOut | _Refusal | _Image) -> TextPart | ImagePart:
+    if isinstance(part, _Image):
+        return ImagePart(ImageUrl(part.image_url, part.detail or "auto"))
+    return TextPart(_text(part))
+
+
+def _text(part: _TextIn | _TextOut | _Refusal | _Image) -> str:
+    if isinstance(part, _Refusal):
+        return part.refusal
+    return "" if isinstance(part, _Image) else part.text

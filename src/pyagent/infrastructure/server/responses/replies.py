@@ -1,0 +1,178 @@
+"""Responses as they go out over HTTP: whole, or as events of items. Knows no sockets.
+
+A whole answer is what the events of a streamed one add up to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pyagent.core.messages import ChatDelta, JsonObject, TokenLogprob, ToolCall, Usage
+from pyagent.infrastructure.server.errors import HttpError
+
+
+@dataclass(slots=True)
+class Reply:
+    """One response. `envelope` are the fields that repeat what was asked; `keep` takes it when it is whole."""
+
+    id: str
+    envelope: JsonObject
+    keep: Callable[[JsonObject], None] | None = None
+    media_type: str = "text/event-stream"
+    _created: float = field(default_factory=lambda: float(int(time.time())))
+    _output: list[JsonObject] = field(default_factory=list[JsonObject])
+    _open: str = ""
+    _texts: list[str] = field(default_factory=list[str])
+    _logprobs: list[JsonObject] = field(default_factory=list[JsonObject])
+    _num_events: int = 0
+    _last: ChatDelta | None = None
+
+    def whole(self, deltas: list[ChatDelta]) -> bytes:
+        """The body of an answer that is not streamed, from all of its deltas."""
+        for delta in deltas:
+            self.piece(delta)
+        self._closed()
+        return msgspec.json.encode(self._finished())
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        """The events of one delta of a streamed answer."""
+        events = b"" if self._last else self._start()
+        self._last = delta
+        if delta.reasoning:
+            events += self._opened("reasoning") + self._delta("response.reasoning_text.delta", delta.reasoning)
+        if delta.content:
+            entries = [_logprob(entry) for entry in delta.logprobs]
+            events += self._opened("message")
+            events += self._delta("response.output_text.delta", delta.content, logprobs=entries)
+            self._logprobs += entries
+        for call in delta.tool_calls:
+            events += self._closed() + self._called(call)
+        return events
+
+    def end(self) -> bytes:
+        """The last events."""
+        events = self._closed()
+        body = self._finished()
+        return events + self._event(f"response.{body['status']}", response=body)
+
+    def failed(self, error: HttpError) -> bytes:
+        """The error as the last event."""
+        body = self._body("failed") | {"error": {"code": error.code, "message": error.message}}
+        return self._event("response.failed", response=body)
+
+    def _start(self) -> bytes:
+        body = self._body("in_progress")
+        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+
+    # -- items of text ------------------------------------------------------------------------------------------------
+
+    def _opened(self, kind: str) -> bytes:
+        """The events after which an item of this kind is open."""
+        if self._open == kind:
+            return b""
+        events = self._closed()
+        self._open = kind
+        events += self._event("response.output_item.added", output_index=len(self._output), item=self._item([]))
+        return events + self._part_event("response.content_part.added", part=self._part(""))
+
+    def _delta(self, kind: str, text: str, **more: object) -> bytes:
+        self._texts.append(text)
+        return self._part_event(kind, delta=text, **more)
+
+    def _closed(self) -> bytes:
+        """The events after which no item is open."""
+        if not self._open:
+            return b""
+        text = "".join(self._texts)
+        part, is_message = self._part(text), self._open == "message"
+        kind = "response.output_text.done" if is_message else "response.reasoning_text.done"
+        more: JsonObject = {"logprobs": self._logprobs} if is_message else {}
+        events = self._part_event(kind, text=text, **more)
+        events += self._part_event("response.content_part.done", part=part)
+        item = self._item([part], "completed")
+        events += self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        self._open, self._texts, self._logprobs = "", [], []
+        return events
+
+    def _item(self, parts: list[JsonObject], status: str = "in_progress") -> JsonObject:
+        item: JsonObject = {"type": self._open, "id": self._item_id(), "status": status, "content": parts}
+        more: JsonObject = {"role": "assistant"} if self._open == "message" else {"summary": []}
+        return item | more
+
+    def _part(self, text: str) -> JsonObject:
+        if self._open == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+
+    def _part_event(self, kind: str, **fields: object) -> bytes:
+        place = {"item_id": self._item_id(), "output_index": len(self._output), "content_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _item_id(self) -> str:
+        prefix = {"message": "msg", "reasoning": "rs"}.get(self._open, "fc")
+        return f"{prefix}_{self.id}_{len(self._output)}"
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _called(self, call: ToolCall) -> bytes:
+        """The events of a whole call."""
+        arguments = call.function.arguments
+        item: JsonObject = {"type": "function_call", "id": self._item_id(), "call_id": call.id}
+        item |= {"name": call.function.name, "arguments": arguments, "status": "completed"}
+        place: JsonObject = {"item_id": item["id"], "output_index": len(self._output)}
+        begun = item | {"arguments": "", "status": "in_progress"}
+        events = self._event("response.output_item.added", output_index=len(self._output), item=begun)
+        events += self._event("response.function_call_arguments.delta", delta=arguments, **place)
+        events += self._event(
+            "response.function_call_arguments.done", arguments=arguments, name=call.function.name, **place
+        )
+        events += self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        return events
+
+    # -- the response -------------------------------------------------------------------------------------------------
+
+    def _finished(self) -> JsonObject:
+        """The response when all of it is there, kept if it is to be."""
+        reason = self._last.finish_reason if self._last else None
+        why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason or "")
+        body = self._body("incomplete" if why else "completed")
+        body |= {"incomplete_details": {"reason": why} if why else None, "usage": self._usage()}
+        if self.keep is not None:
+            self.keep(body)
+        return body
+
+    def _body(self, status: str) -> JsonObject:
+        body: JsonObject = {"id": f"resp_{self.id}", "object": "response", "created_at": self._created}
+        body |= {"status": status, "error": None, "incomplete_details": None, "output": list(self._output)}
+        return body | self.envelope | {"usage": None}
+
+    def _usage(self) -> JsonObject:
+        usage = (self._last.usage if self._last else None) or Usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
+        }
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        body: JsonObject = {"type": kind, "sequence_number": self._num_events} | fields
+        self._num_events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _logprob(entry: TokenLogprob) -> JsonObject:
+    top = [_token(token, logprob) for token, logprob in entry.top_logprobs]
+    return _token(entry.token, entry.logprob) | {"top_logprobs": top}
+
+
+def _token(token: str, logprob: float) -> JsonObject:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "surrogatepass"))}

@@ -1,0 +1,210 @@
+"""Requests for responses as they come over HTTP, and what becomes of each of their fields.
+
+Every field is honoured, changes no answer here (`IGNORED`), or is refused by name. Pure: bytes in, a `ChatRequest` out.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import (
+    ChatRequest,
+    FunctionDefinition,
+    JsonObject,
+    JsonSchemaFormat,
+    Message,
+    Origin,
+    ResponseFormat,
+    SamplingParams,
+    Tool,
+)
+from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
+from pyagent.infrastructure.server.responses.items import messages_of
+
+IGNORED = (
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+)
+REFUSED: Refused = {
+    "background": ((False,), "answers are made while the client waits"),
+    "context_management": (([],), "nothing is left out of a conversation"),
+    "conversation": ((), "use previous_response_id"),
+    "prompt": ((), "no prompts are kept; send instructions and input"),
+    "max_tool_calls": ((), "tools are run by the client"),
+    "moderation": ((), "nothing is moderated"),
+    "image": ((), "no images are made"),
+    "access_programs": ((), "there are none"),
+    "parallel_tool_calls": ((True,), "calls cannot be held to one at a time"),
+    "truncation": (("disabled",), "a conversation that does not fit is an error, never cut"),
+}
+_REFUSED_REASONING: Refused = {"effort": (("none",), "use a model or an agent that reasons")}
+_REFUSED_TEXT: Refused = {"verbosity": (("medium",), "say in the prompt how long the answer should be")}
+_REFUSED_TOOL: Refused = {
+    "type": (("function",), "only functions that the client runs are"),
+    "defer_loading": ((False,), "every tool is shown to the model"),
+}
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
+
+
+class _Format(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = "answer"
+    schema: JsonObject | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class _Text(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: _Format | None = None
+    verbosity: object = None
+
+
+class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How to reason. Whatever summary is asked for, what is told is the reasoning itself."""
+
+    effort: object = None
+    summary: object = None
+    generate_summary: object = None
+
+
+class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
+
+
+class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that the client runs; how strictly its schema is followed is up to the backend."""
+
+    type: object
+    name: str = ""
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: object = None
+    allowed_callers: object = None
+    defer_loading: object = None
+    output_schema: object = None
+
+
+class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/responses."""
+
+    input: str | list[JsonObject]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    tools: list[InputTool] | None = None
+    tool_choice: str | JsonObject | None = None
+    text: _Text | None = None
+    reasoning: _Reasoning | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    user: str | None = None
+    # ignored; metadata is told again
+    metadata: dict[str, str] | None = None
+    service_tier: object = None
+    safety_identifier: object = None
+    prompt_cache_key: object = None
+    prompt_cache_retention: object = None
+    prompt_cache_options: object = None
+    # refused
+    background: object = None
+    context_management: object = None
+    conversation: object = None
+    prompt: object = None
+    max_tool_calls: object = None
+    moderation: object = None
+    image: object = None
+    access_programs: object = None
+    parallel_tool_calls: object = None
+    truncation: object = None
+
+    @property
+    def items(self) -> list[JsonObject]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": self.input}]}]
+        return self.input
+
+    def sampling(self) -> SamplingParams:
+        """How to draw, checked."""
+        wanted = set(self.include or ())
+        if unknown := sorted(wanted.difference(_INCLUDABLE)):
+            raise RequestError(f"include[]={unknown[0]!r} is not supported; there is {_LOGPROBS}", param="include")
+        has_logprobs = _LOGPROBS in wanted or self.top_logprobs is not None
+        params = SamplingParams(
+            max_tokens=self.max_output_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_logprobs=(self.top_logprobs or 0) if has_logprobs else None,
+        )
+        params.validate()
+        return params
+
+    def request(self, history: list[JsonObject]) -> ChatRequest:
+        """What the backend is asked, after the items of earlier responses."""
+        messages = messages_of([*history, *self.items])
+        if not any(message.content or message.tool_calls for message in messages):
+            raise RequestError("input is empty; send some text", param="input")
+        system = [Message("system", self.instructions)] if self.instructions else []
+        tools = [_tool(tool) for tool in self.tools or ()]
+        model = self.model or ""
+        return ChatRequest(
+            model="" if model in DEFAULT_MODELS else model,
+            messages=[*system, *messages],
+            tools=tools,
+            tool_choice=checked_choice(tools, _choice(self.tool_choice)),
+            response_format=_format(self.text),
+            sampling=self.sampling(),
+            origin=Origin(client=self.user or ""),
+        )
+
+
+def read_response(body: bytes) -> ResponsesBody:
+    """Understand the body of POST /v1/responses; raises `RequestError` naming the field at fault."""
+    said = decode(body, ResponsesBody, REFUSED)
+    if said.reasoning is not None:
+        refuse(said.reasoning, _REFUSED_REASONING, "reasoning.")
+    if said.stream_options is not None and not said.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
+    return said
+
+
+def _tool(tool: InputTool) -> Tool:
+    refuse(tool, _REFUSED_TOOL, "tools.")
+    return Tool(FunctionDefinition(tool.name, tool.description or "", tool.parameters or {}))
+
+
+def _choice(said: str | JsonObject | None) -> str | JsonObject | None:
+    """The choice of a tool in the form of chat completions."""
+    if not isinstance(said, dict):
+        return said
+    if said.get("type") != "function":
+        raise RequestError("tool_choice is none, auto, required or a function of tools", param="tool_choice")
+    return {"type": "function", "function": {"name": said.get("name")}}
+
+
+def _format(said: _Text | None) -> ResponseFormat | None:
+    if said is None:
+        return None
+    refuse(said, _REFUSED_TEXT, "text.")
+    form = said.format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return ResponseFormat("json_object")
+    if form.schema is None:
+        raise RequestError("text.format json_schema needs its schema", param="text.format.schema")
+    return ResponseFormat("json_schema", JsonSchemaFormat(form.name, form.schema, form.strict))

@@ -1,0 +1,89 @@
+"""OpenAI's responses: made, read again, and forgotten."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import JsonObject
+from pyagent.infrastructure.server.responses.kept import KeptResponses
+from pyagent.infrastructure.server.responses.replies import Reply
+from pyagent.infrastructure.server.responses.requests import ResponsesBody, read_response
+from pyagent.infrastructure.server.service import Service, json_response
+
+
+async def create(service: Service, request: Request) -> Response:
+    """POST /v1/responses."""
+    said = read_response(await service.body(request))
+    client, kept = str(request.state.client), _kept(service)
+    history: list[JsonObject] = []
+    if said.previous_response_id is not None:
+        history = kept.find(said.previous_response_id, client, param="previous_response_id").items
+
+    def keep(body: JsonObject) -> None:
+        kept.keep(client, body, history, said.items)
+
+    asked = said.request(history)
+    reply = Reply(str(request.state.request_id), _envelope(said), keep if said.store is not False else None)
+    return await service.answer(request, asked, reply, is_streamed=bool(said.stream))
+
+
+async def show(service: Service, request: Request) -> Response:
+    """GET /v1/responses/{id}."""
+    if request.query_params.get("stream", "false") != "false":
+        raise RequestError("stream=true is not supported: a response that is kept is whole", param="stream")
+    return json_response(_kept(service).find(request.path_params["id"], request.state.client).body)
+
+
+async def input_items(service: Service, request: Request) -> Response:
+    """GET /v1/responses/{id}/input_items: what was asked."""
+    found = _kept(service).find(request.path_params["id"], request.state.client)
+    items = [{"id": f"in_{found.body['id']}_{number}"} | item for number, item in enumerate(found.input_items)]
+    ends: JsonObject = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
+    return json_response({"object": "list", "data": items, "has_more": False} | ends)
+
+
+async def delete(service: Service, request: Request) -> Response:
+    """DELETE /v1/responses/{id}."""
+    id_ = str(request.path_params["id"])
+    _kept(service).remove(id_, request.state.client)
+    return json_response({"id": id_, "object": "response", "deleted": True})
+
+
+def _kept(service: Service) -> KeptResponses:
+    """The responses kept, from the first request on."""
+    if service.kept_responses is None:
+        settings = service.settings
+        service.kept_responses = KeptResponses(settings.kept_responses_bytes, settings.kept_responses_seconds)
+    return service.kept_responses
+
+
+def _envelope(said: ResponsesBody) -> JsonObject:
+    """The fields of a response that repeat what was asked."""
+    text: JsonObject = {"format": {"type": "text"}}
+    if said.text is not None and said.text.format is not None:
+        text["format"] = msgspec.to_builtins(said.text.format)
+    return {
+        "model": said.model or "default",
+        "instructions": said.instructions,
+        "max_output_tokens": said.max_output_tokens,
+        "metadata": said.metadata or {},
+        "parallel_tool_calls": True,
+        "previous_response_id": said.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "store": said.store is not False,
+        "temperature": 1.0 if said.temperature is None else said.temperature,
+        "text": text,
+        "tool_choice": said.tool_choice or "auto",
+        "tools": [
+            {"type": "function", "name": tool.name, "description": tool.description}
+            | {"parameters": tool.parameters, "strict": tool.strict}
+            for tool in said.tools or ()
+        ],
+        "top_logprobs": said.top_logprobs or 0,
+        "top_p": 1.0 if said.top_p is None else said.top_p,
+        "truncation": "disabled",
+        "user": said.user,
+    }
