@@ -6,13 +6,25 @@ from pathlib import Path
 
 import pytest
 from support.models import located
-from support.tiny_model import write_tiny_model
+from support.tiny_model import TINY_GEMMA_WINDOW, write_tiny_model
 
 
 @pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file of random weights with a byte-level vocabulary and a chat template."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten layers that see 40 tokens and two that see all: pages of two layers, six of them a block."""
+    return write_tiny_model(
+        tmp_path_factory.mktemp("tiny") / "gemma.gguf",
+        architecture="gemma3",
+        gemma3__block_count=12,
+        gemma3__attention__sliding_window=TINY_GEMMA_WINDOW,
+        gemma3__context_length=4096,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -125,6 +125,7 @@ class BlockPool:
         priority: int = 0,
         count: bool = True,
     ) -> int: ...
+    def take_part(self, seq: int, tokens: Sequence[int]) -> tuple[int, list[tuple[int, int]]]: ...
     def restore(
         self,
         seq: int,

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.tiny_model import vocabulary, write_tiny_model
+from support.tiny_model import TINY_GEMMA_WINDOW, vocabulary
 
 from pyagent import _rust
 from pyagent.core.backends import collect
@@ -18,21 +18,8 @@ from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.engine.scheduler import SchedulerLimits
 
 NUM_TOKENS = len(vocabulary()[0])
-WINDOW = 40
 NO_PAGE = 0xFFFFFFFF
 Groups = list[tuple[str, int, int]]
-
-
-@pytest.fixture(scope="module")
-def tiny_gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten layers that see 40 tokens and two that see all: pages of two layers, six of them a block."""
-    return write_tiny_model(
-        tmp_path_factory.mktemp("tiny") / "gemma.gguf",
-        architecture="gemma3",
-        gemma3__block_count=12,
-        gemma3__attention__sliding_window=WINDOW,
-        gemma3__context_length=4096,
-    )
 
 
 def load(path: Path, *, kv_bytes: int = 32 << 20, kv_type: str = "f16", swap_dir: Path | None = None) -> _rust.CpuModel:
@@ -63,7 +50,7 @@ def random_tokens(seed: int, count: int) -> list[int]:
 def test_groups_are_those_of_the_layers(tiny_gemma_path: Path, tiny_model_path: Path) -> None:
     """Layers that see the same tokens are a group; a page holds as many layers as divide every group."""
     gemma, llama = load(tiny_gemma_path).info(), load(tiny_model_path).info()
-    assert gemma["kv_groups"] == [("window", WINDOW, 5), ("full", 0, 1)]
+    assert gemma["kv_groups"] == [("window", TINY_GEMMA_WINDOW, 5), ("full", 0, 1)]
     assert llama["kv_groups"] == [("full", 0, 1)]
     assert gemma["page_bytes"] == llama["page_bytes"] == 2 * 16 * gemma["kv_bytes_per_token"] // 12
     assert gemma["num_pages"] == (32 << 20) // gemma["page_bytes"]

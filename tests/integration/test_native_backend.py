@@ -47,7 +47,7 @@ def test_real_model_answers_and_counts(smollm2_path: Path) -> None:
             assert second.text == first.text
             assert first.last.finish_reason == "stop"
             assert (first.usage.prompt_tokens_details.cached_tokens, first.usage.prompt_tokens) == (0, 43)
-            assert second.usage.prompt_tokens_details.cached_tokens == 32
+            assert second.usage.prompt_tokens_details.cached_tokens == 42
             timings = first.usage.timings
             assert timings is not None
             assert 0 <= timings.queue_seconds < timings.first_token_seconds < timings.total_seconds

@@ -20,6 +20,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, CONTEXT = 64, 96, 2, 4, 2, 512
+TINY_GEMMA_WINDOW = 40
 _WORDS = ("the", "ing", "and", "er", "on", "at", "is", "user", "system", "assistant", "\n\n", '": "', "    ")
 
 

@@ -30,14 +30,31 @@ def common_blocks(prompt: list[int], other: list[int], block_tokens: int) -> int
 
 
 def test_add_finds_computed_prefix() -> None:
-    """A released prompt's whole blocks are found again, and at least one token is left to compute."""
+    """What a released prompt computed is found again, and at least one token is left to compute."""
     pool = BlockPool(16)
     prompt = list(range(48))
     assert compute(pool, 1, prompt) == 0
-    assert pool.lookup(prompt)[0] == 32
+    assert pool.lookup(prompt)[0] == 47
     assert pool.add(2, [*prompt, 1]) == 48
     assert pool.tokens(2) == prompt
     assert (pool.num_tokens(2), len(pool.table(2)), pool.block_tokens) == (48, 3, 16)
+
+
+def test_take_part_names_pages_to_copy() -> None:
+    """The end of a sequence that is no whole block is continued in a copy; without memory nothing is taken."""
+    pool = BlockPool(3, block_tokens=4)
+    compute(pool, 1, [1, 2, 3, 4, 5, 6, 7])
+    assert pool.lookup([1, 2, 3, 4, 5, 6, 8, 9]) == (6, 2)
+    assert pool.add(2, [1, 2, 3, 4, 5, 6, 8, 9]) == 4
+    assert pool.take_part(2, [5, 6, 8]) == (2, [(1, 2)])
+    assert (pool.table(2), pool.tokens(2)) == ([0, 2], [1, 2, 3, 4, 5, 6])
+    pool.commit(2, [8])
+    pool.add(3, [1, 2, 3, 4, 5, 6, 7, 9])
+    pool.reserve(3, 8)
+    pool.add(4, [1, 2])
+    with pytest.raises(OutOfBlocks):
+        pool.take_part(4, [1])
+    pool.check()
 
 
 def test_salt_separates_sequences() -> None:
@@ -322,7 +339,7 @@ def test_explain_and_prefixes_report() -> None:
     """What is cached is listed, and a miss is explained."""
     pool = BlockPool(8, block_tokens=2)
     compute(pool, 1, [1, 2, 3, 4], tenant="red")
-    assert pool.explain([1, 2, 3, 5, 6], tenant="red") == (2, 3, "changed")
+    assert pool.explain([1, 2, 3, 5, 6], tenant="red") == (3, 3, "changed")
     assert pool.explain([1, 2, 3, 4, 5], tenant="red") == (4, 4, "complete")
     assert pool.explain([1, 2, 3, 4, 5]) == (0, 0, "salt")
     assert pool.explain([9, 2, 3], tenant="red") == (0, 0, "cold")

@@ -210,6 +210,10 @@ impl Store {
             found == Some(number),
             "entry {number} is listed, its key finds {found:?}"
         );
+        ensure!(
+            !self.entries.is_tail(number) || (entry.num_tokens > 0 && !self.entries.has_children(number)),
+            "entry {number} is no whole block and has children"
+        );
         let has_full = !self.layout.classes[self.layout.chain].row.is_empty();
         ensure!(
             !has_full || self.pages(number, self.layout.chain).is_some(),

@@ -1,8 +1,9 @@
-//! The prefix index: entries (whole blocks of tokens after a known prefix), their tree, and the pages each has.
+//! The prefix index: entries (blocks of tokens after a known prefix), their tree, and the pages each has.
 //!
 //! It finds an entry by what was computed, with the hash only as a signpost, and knows nothing of who uses it.
 //! Listed entries can be found; each is the child of its prefix's entry. Unlisted ones belong to sequences under
-//! which the index was cleared: they have pages, but neither parent nor children.
+//! which the index was cleared: they have pages, but neither parent nor children. A *tail* is an entry of fewer tokens
+//! than a block, where a sequence ended: nothing is its child.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,6 +32,8 @@ pub(crate) struct Entry {
     pub(crate) is_listed: bool,
     /// Blocks before it.
     pub(crate) depth: u32,
+    /// At most a block's.
+    pub(crate) num_tokens: usize,
     /// Prompts that found it.
     pub(crate) hits: u32,
     /// When it was last held or let go, on the pool's clock.
@@ -88,7 +91,7 @@ impl Entries {
 
     pub(crate) fn tokens(&self, entry: u32) -> &[u32] {
         let start = entry as usize * self.block_tokens;
-        &self.tokens[start..start + self.block_tokens]
+        &self.tokens[start..start + self.get(entry).map_or(0, |entry| entry.num_tokens)]
     }
 
     /// The pages of `entry` in one part of its row; [`NO_PAGE`] where they were given up.
@@ -132,6 +135,12 @@ impl Entries {
         std::iter::successors(entry(first), move |(_, entry_before)| entry(entry_before.next_sibling))
     }
 
+    /// Whether it is of fewer tokens than a block.
+    pub(crate) fn is_tail(&self, entry: u32) -> bool {
+        self.get(entry)
+            .is_some_and(|entry| entry.num_tokens < self.block_tokens)
+    }
+
     pub(crate) fn has_children(&self, entry: u32) -> bool {
         self.get(entry).is_some_and(|entry| entry.first_child != NO_ENTRY)
     }
@@ -145,13 +154,14 @@ impl Entries {
             self.pages.resize(self.pages.len() + self.width, NO_PAGE);
         }
         let start = number as usize * self.block_tokens;
-        self.tokens[start..start + self.block_tokens].copy_from_slice(tokens);
+        self.tokens[start..start + tokens.len()].copy_from_slice(tokens);
         let (hash, parent) = (key.hash, key.parent);
         let depth = self.get(parent).map_or(0, |entry| entry.depth + 1);
         self.slots[number as usize] = Some(Entry {
             key,
             is_listed,
             depth,
+            num_tokens: tokens.len(),
             hits: 0,
             last_use: 0,
             priority: i64::MIN,

@@ -62,8 +62,11 @@ impl BlockPool {
     pub fn demote(&mut self, tokens: &[u32], keep_tokens: usize, salt: &Salt) -> usize {
         self.store.tick();
         let chain = self.store.chain(tokens, &Arc::new(salt.clone()));
-        let kept = keep_tokens.div_ceil(self.block_tokens()).min(chain.len());
-        self.demote_chain(&chain[kept..])
+        let kept = keep_tokens.div_ceil(self.block_tokens());
+        let rest = &tokens[chain.len() * self.block_tokens()..];
+        let tail = self.store.tail(&chain, rest, salt);
+        let chain: Vec<u32> = chain.into_iter().chain(tail.map(|tail| tail.entry)).collect();
+        self.demote_chain(&chain[kept.min(chain.len())..]).min(tokens.len())
     }
 
     /// As [`BlockPool::demote`], for what is retained under this name, which ends being so.
@@ -81,7 +84,7 @@ impl BlockPool {
     fn demote_chain(&mut self, chain: &[u32]) -> usize {
         let store = &mut self.store;
         let full = store.layout.chain;
-        let mut num_blocks = 0;
+        let mut num_tokens = 0;
         for &entry in chain.iter().rev() {
             let is_kept = |(child, _)| !store.unit(child, full).is_demoted;
             if store.unit(entry, full).refs > 1 || store.entries.children(entry).any(is_kept) {
@@ -90,24 +93,26 @@ impl BlockPool {
             for class in 0..store.layout.classes.len() {
                 store.adjust(store.unit_id(entry, class), |unit| unit.is_demoted = true);
             }
-            num_blocks += 1;
+            num_tokens += store.entries.tokens(entry).len();
         }
-        num_blocks * store.layout.block_tokens
+        num_tokens
     }
 
-    /// The usable prefix of `tokens`: its length, and the units that make it so.
+    /// The usable prefix of `tokens`, to their end or that of a tail: its length, and the units that make it so.
     fn cover(&self, tokens: &[u32], salt: &Salt) -> (usize, Units) {
         let store = &self.store;
         let mut chain = store.chain(tokens, &Arc::new(salt.clone()));
         chain.truncate(store.usable(&chain));
-        let num_tokens = chain.len() * store.layout.block_tokens;
+        let border = chain.len() * store.layout.block_tokens;
+        let tail = store.tail(&chain, &tokens[border..], salt);
+        chain.extend(tail.map(|tail| tail.entry));
         let full = chain.iter().map(|&entry| store.unit_id(entry, store.layout.chain));
         let sliding = store.layout.sliding().flat_map(|class| {
-            let first = store.layout.first_block(class, num_tokens).min(chain.len());
+            let first = store.layout.first_block(class, border).min(chain.len());
             chain[first..].iter().map(move |&entry| store.unit_id(entry, class))
         });
         let units = full.chain(sliding).collect();
-        (num_tokens, units)
+        (border + tail.map_or(0, |tail| tail.num_tokens), units)
     }
 
     /// Pages pinned when the pin `name` covers these units.

@@ -12,7 +12,8 @@
 //! Invariants, all verified by [`BlockPool::check`]:
 //!
 //! - a page is empty, a sequence's own, or in one entry; it has as many users as sequences whose tables name it;
-//! - only whole blocks are shared or found; what is not whole belongs to one sequence;
+//! - only whole blocks are shared; what is not whole belongs to one sequence, and can be found, to be copied, when that
+//!   one has ended;
 //! - nothing used, pinned or with children is evicted: the parent of an entry is an entry.
 
 mod check;

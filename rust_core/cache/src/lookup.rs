@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::entries::{Key, NO_ENTRY};
+use crate::entries::{Entry, Key, NO_ENTRY};
 use crate::identity::Salt;
 use crate::sequence::Sequence;
-use crate::store::Store;
+use crate::store::{State, Store};
+
+/// Of the blocks that follow a prefix, so many are compared with what a prompt goes on with, the newest first.
+const MOST_COMPARED: usize = 64;
 
 impl Store {
     /// The longest known chain of entries along `tokens`.
@@ -61,6 +64,58 @@ impl Store {
         }
         usable
     }
+}
+
+/// How a block that follows a prefix begins as a prompt does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Alike {
+    /// Tokens in common, at least one.
+    pub(crate) num_tokens: usize,
+    pub(crate) entry: u32,
+}
+
+impl Store {
+    /// Of the newest blocks after `parent`, those with all their pages that begin as `tokens` do.
+    pub(crate) fn alike(&self, parent: u32, tokens: &[u32], salt: &Salt) -> impl Iterator<Item = Alike> {
+        let begins_so = move |(number, entry): (u32, &Entry)| {
+            let num_tokens = num_common(self.entries.tokens(number), tokens);
+            let is_usable = num_tokens > 0 && *entry.key.salt == *salt && self.has_all_pages(number);
+            is_usable.then_some(Alike {
+                num_tokens,
+                entry: number,
+            })
+        };
+        self.entries.children(parent).take(MOST_COMPARED).filter_map(begins_so)
+    }
+
+    /// The block after a usable chain that begins with most of `tokens`.
+    pub(crate) fn part(&self, chain: &[u32], tokens: &[u32], salt: &Salt) -> Option<Alike> {
+        self.alike(end_of(chain), tokens, salt).max()
+    }
+
+    /// The tail after a usable chain that begins with all of `tokens`, or these with all of it.
+    pub(crate) fn tail(&self, chain: &[u32], tokens: &[u32], salt: &Salt) -> Option<Alike> {
+        let is_all = |part: &Alike| part.num_tokens == tokens.len().min(self.entries.tokens(part.entry).len());
+        let tails = self
+            .alike(end_of(chain), tokens, salt)
+            .filter(|part| self.entries.is_tail(part.entry));
+        tails.filter(is_all).max()
+    }
+
+    /// Whether no class gave up its pages of the entry.
+    fn has_all_pages(&self, entry: u32) -> bool {
+        let mut classes = (0..).zip(&self.layout.classes);
+        classes.all(|(class, layout)| layout.row.is_empty() || self.unit(entry, class).state != State::Absent)
+    }
+}
+
+fn end_of(chain: &[u32]) -> u32 {
+    chain.last().copied().unwrap_or(NO_ENTRY)
+}
+
+/// How many tokens both begin with.
+pub(crate) fn num_common(left: &[u32], right: &[u32]) -> usize {
+    left.iter().zip(right).take_while(|(left, right)| left == right).count()
 }
 
 /// Names the content of a unit across evictions.

@@ -141,7 +141,7 @@ impl BlockPool {
     /// Starts a sequence on the longest usable prefix of `prompt`; returns its number of tokens.
     ///
     /// The prefix is whole blocks and leaves at least one token of the prompt to compute. Nothing is reserved
-    /// for the rest.
+    /// for the rest. [`BlockPool::take_part`] then takes what is cached of the next block.
     ///
     /// # Errors
     /// [`CacheError::DuplicateSequence`], [`CacheError::EmptyPrompt`].
@@ -184,13 +184,42 @@ impl BlockPool {
         sequence
     }
 
-    /// What an [`BlockPool::add`] would find cached now. Not a use: no policy hears of it.
+    /// Continues a sequence just added by what a cached block has in common with `tokens`, which come next in its prompt.
+    ///
+    /// Returns how many tokens that are, and the `(source, destination)` pages whose KV must be copied before pages are
+    /// taken or given back again. None when no block begins so. No policy hears of it: what is copied is not held.
+    ///
+    /// # Errors
+    /// [`CacheError::OutOfPages`], [`CacheError::UnknownSequence`].
+    pub fn take_part(&mut self, seq: u64, tokens: &[u32]) -> Result<(usize, Vec<(u32, u32)>), CacheError> {
+        let sequence = self.sequences.get_mut(&seq).ok_or(CacheError::UnknownSequence(seq))?;
+        let store = &mut self.store;
+        let find = |store: &Store, sequence: &Sequence| store.part(&sequence.entries, tokens, &sequence.salt);
+        if !sequence.is_indexed || !sequence.is_at_border(&store.layout) || find(store, sequence).is_none() {
+            return Ok((0, Vec::new()));
+        }
+        let own = store.allocate(store.layout.width)?;
+        let Some(part) = find(store, sequence) else {
+            own.into_iter().for_each(|page| store.empty.give(page));
+            return Ok((0, Vec::new())); // it had to go for the pages
+        };
+        store.note_hit(part.entry, sequence.priority);
+        sequence.push_row(&store.layout, &own);
+        sequence.tokens.extend_from_slice(&tokens[..part.num_tokens]);
+        let (hits, queried) = &mut sequence.uncounted;
+        *hits += (part.num_tokens as u64).min(*queried - *hits);
+        let source = store.entries.pages(part.entry, &(0..store.layout.width));
+        Ok((part.num_tokens, source.iter().copied().zip(own).collect()))
+    }
+
+    /// What [`BlockPool::add`] and [`BlockPool::take_part`] would find cached now. Not a use: no policy hears of it.
     pub fn lookup(&self, prompt: &[u32], salt: &Salt) -> Found {
         let store = &self.store;
         let usable = &prompt[..prompt.len().saturating_sub(1)];
         let chain = store.chain(usable, &Arc::new(salt.clone()));
         let num_blocks = store.usable(&chain);
         let num_tokens = num_blocks * self.block_tokens();
+        let part = store.part(&chain[..num_blocks], &usable[num_tokens..], salt);
         let pages_to_hold = |class| {
             let in_sight = &chain[store.layout.first_block(class, num_tokens).min(num_blocks)..num_blocks];
             let is_free = |&&entry: &&u32| {
@@ -199,9 +228,10 @@ impl BlockPool {
             };
             in_sight.iter().filter(is_free).count() * store.layout.classes[class].row.len()
         };
+        let num_held: usize = (0..store.layout.num_groups).map(pages_to_hold).sum();
         Found {
-            num_tokens,
-            num_pages: (0..store.layout.num_groups).map(pages_to_hold).sum(),
+            num_tokens: num_tokens + part.map_or(0, |part| part.num_tokens),
+            num_pages: num_held + part.map_or(0, |_| store.layout.width),
         }
     }
 
@@ -289,7 +319,7 @@ impl BlockPool {
         self.tokens(seq).map(<[u32]>::len)
     }
 
-    /// Ends a sequence. Its whole blocks stay findable until their memory is needed.
+    /// Ends a sequence. What it computed stays findable until its memory is needed.
     ///
     /// # Errors
     /// [`CacheError::UnknownSequence`].

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use crate::entries::{Entry, NO_ENTRY};
 use crate::identity::Salt;
+use crate::lookup::num_common;
 use crate::pool::BlockPool;
 use crate::store::{State, Store};
 
 /// Why a prompt's cached prefix is not longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// It could not be: all whole blocks but the last token's are cached.
+    /// All whole blocks but the last token's are cached.
     Complete,
     /// What is cached goes on with other tokens.
     Changed,
@@ -33,7 +34,7 @@ pub struct Explanation {
     pub reason: Reason,
 }
 
-/// A prefix that can be found, to its last block.
+/// A prefix that can be found, to its last block, whole or not.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CachedPrefix {
     /// Hash of the whole prefix; the same in every process for hashers without a key of their own.
@@ -64,8 +65,12 @@ impl BlockPool {
         let store = &self.store;
         let salt = Arc::new(salt.clone());
         let chain = store.chain(prompt, &salt);
-        let usable = prompt.len().saturating_sub(1) / self.block_tokens();
+        let usable_tokens = prompt.len().saturating_sub(1);
+        let usable = usable_tokens / self.block_tokens();
         let cached = store.usable(&chain[..chain.len().min(usable)]);
+        let next = &prompt[cached * self.block_tokens()..usable_tokens];
+        let part = store.part(&chain[..cached], next, &salt);
+        let cached_tokens = cached * self.block_tokens() + part.map_or(0, |part| part.num_tokens);
         let known = chain.len() * self.block_tokens();
         let remembered = known + store.remembered(&prompt[known..], store.chain_hash(&chain, &salt));
         let (common, reason) = match store.nearest(&chain, &prompt[known..], &salt) {
@@ -74,8 +79,8 @@ impl BlockPool {
             nearest => nearest,
         };
         Explanation {
-            cached_tokens: cached * self.block_tokens(),
-            known_tokens: remembered.max(known + common),
+            cached_tokens,
+            known_tokens: remembered.max(known + common).max(cached_tokens),
             reason,
         }
     }
@@ -106,16 +111,11 @@ impl Store {
         blocks.take_while(is_known).count() * self.layout.block_tokens
     }
 
-    /// How many of `tokens` agree with what follows `chain` in the cache, and why no block does.
+    /// How many of `tokens` agree with what follows `chain` in the cache, and why no whole block does.
     fn nearest(&self, chain: &[u32], tokens: &[u32], salt: &Salt) -> (usize, Reason) {
-        let common = |number: u32| {
-            let same = self
-                .entries
-                .tokens(number)
-                .iter()
-                .zip(tokens)
-                .take_while(|(a, b)| a == b);
-            same.count()
+        let compare = |number: u32| {
+            let common = num_common(self.entries.tokens(number), tokens);
+            (common, common == self.entries.tokens(number).len())
         };
         let end = chain.last().copied().unwrap_or(NO_ENTRY);
         let of_salt = |is_own: bool| {
@@ -124,17 +124,15 @@ impl Store {
                 .filter(move |(_, entry)| (*entry.key.salt == *salt) == is_own)
                 .map(|(number, _)| number)
         };
-        let best = of_salt(true).map(common).max();
-        if chain.is_empty()
-            && of_salt(false)
-                .any(|number| self.entries.tokens(number) == &tokens[..self.layout.block_tokens.min(tokens.len())])
-        {
-            return (best.unwrap_or(0), Reason::Salt);
-        }
-        match best {
-            Some(common) if common > 0 || !chain.is_empty() => (common, Reason::Changed),
-            _ => (0, Reason::Cold),
-        }
+        let best = of_salt(true).map(compare).max();
+        let (common, is_all) = best.unwrap_or((0, true));
+        let is_of_others = |number| tokens.starts_with(self.entries.tokens(number));
+        let reason = match () {
+            () if chain.is_empty() && of_salt(false).any(is_of_others) => Reason::Salt,
+            () if is_all || (common == 0 && chain.is_empty()) => Reason::Cold,
+            () => Reason::Changed,
+        };
+        (common, reason)
     }
 
     fn describe(&self, number: u32, entry: &Entry, now: u64) -> CachedPrefix {

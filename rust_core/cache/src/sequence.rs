@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::entries::{Key, NO_ENTRY};
 use crate::group::{Layout, NO_PAGE};
 use crate::identity::Salt;
+use crate::lookup::Alike;
 use crate::store::Store;
 
 /// A run of block borders from one of which another sequence is likely to go on, so that what the tokens there can see
@@ -106,6 +107,11 @@ impl Sequence {
         (0..layout.num_groups).flat_map(pages).collect()
     }
 
+    /// Whether it has room for what is in entries, and no more.
+    pub(crate) fn is_at_border(&self, layout: &Layout) -> bool {
+        self.num_reserved(layout) == self.entries.len()
+    }
+
     /// Leaves out what is not whole.
     pub(crate) fn truncate_to_whole(&mut self, layout: &Layout) {
         for (table, class) in self.tables.iter_mut().zip(&layout.classes) {
@@ -165,6 +171,7 @@ impl Sequence {
         if let Some(known) = store.entries.find(&key, tokens) {
             return self.fill(store, known);
         }
+        store.supersede(parent, tokens, &self.salt);
         if store.entries.children(parent).next().is_some() {
             let (first, last) = (block, block);
             self.checkpoints.push(Checkpoint { first, last });
@@ -172,6 +179,24 @@ impl Sequence {
         let entry = store.new_entry(key, tokens, true);
         store.note_use(entry, self.priority);
         self.fill(store, entry);
+    }
+
+    /// Makes an entry of what is not whole, if a block that is known does not begin with it.
+    fn register_tail(&mut self, store: &mut Store) {
+        let tokens = &self.tokens[self.entries.len() * store.layout.block_tokens..];
+        let parent = self.entries.last().copied().unwrap_or(NO_ENTRY);
+        let salt = Arc::clone(&self.salt);
+        let is_known = |part: Alike| part.num_tokens == tokens.len();
+        if tokens.is_empty() || !self.is_indexed || store.alike(parent, tokens, &salt).any(is_known) {
+            return;
+        }
+        let hash = store.hasher.block(self.hash, tokens);
+        let key = Key { hash, parent, salt };
+        store.supersede(parent, tokens, &key.salt);
+        let known = store.entries.find(&key, tokens);
+        let tail = known.unwrap_or_else(|| store.new_entry(key, tokens, true));
+        store.note_use(tail, self.priority);
+        self.fill(store, tail);
     }
 
     /// Gives `entry` what it lacks of the next block's pages, and takes the entry's in place of the others.
@@ -224,10 +249,11 @@ impl Sequence {
         })
     }
 
-    /// Gives everything back: what is not whole first, then tails before heads, windows before what sees everything.
+    /// Gives everything back: what is reserved first, then tails before heads, windows before what sees everything.
     ///
     /// A window without the tail it belongs to is of no use, and a child without its parent neither.
     pub(crate) fn release(mut self, store: &mut Store) {
+        self.register_tail(store);
         let layout = &store.layout;
         let (whole, reserved) = (self.entries.len(), self.num_reserved(layout));
         for class in 0..layout.num_groups {

@@ -7,9 +7,9 @@ use crate::entries::{Entries, Key};
 use crate::eviction::{Content, EvictionPolicy, Place};
 use crate::ghosts::Ghosts;
 use crate::group::{Layout, NO_PAGE};
-use crate::identity::BlockHasher;
+use crate::identity::{BlockHasher, Salt};
 use crate::lists::Lists;
-use crate::lookup::unit_key;
+use crate::lookup::{Alike, unit_key};
 use crate::marks::Marks;
 use crate::pages::EmptyPages;
 use crate::pool::Clock;
@@ -233,7 +233,7 @@ impl Store {
             .get(entry)
             .map_or((0, 0), |entry| (entry.depth, entry.reach));
         Place {
-            end: (depth as usize + 1) * self.layout.block_tokens,
+            end: depth as usize * self.layout.block_tokens + self.entries.tokens(entry).len(),
             reach,
         }
     }
@@ -270,11 +270,33 @@ impl Store {
                 return;
             }
             let parent = entry.key.parent;
-            if entry.is_listed {
+            if entry.is_listed && !self.entries.is_tail(next) {
                 self.ghosts.push(entry.key.hash);
             }
             self.entries.remove(next);
             next = parent;
+        }
+    }
+
+    /// Gives up the tails that a new block after `parent` makes useless: those that it begins with.
+    ///
+    /// Marked ones stay until their marks end, and go first then.
+    pub(crate) fn supersede(&mut self, parent: u32, tokens: &[u32], salt: &Salt) {
+        let is_old = |part: &Alike| {
+            let num_tokens = self.entries.tokens(part.entry).len();
+            part.num_tokens == num_tokens && num_tokens < tokens.len()
+        };
+        let old: Vec<Alike> = self.alike(parent, tokens, salt).filter(is_old).collect();
+        for Alike { entry, .. } in old {
+            let chain = self.unit(entry, self.layout.chain);
+            for class in 0..self.layout.classes.len() {
+                let unit = self.unit_id(entry, class);
+                match chain.pins + chain.retains {
+                    0 => self.vacate(unit),
+                    _ => self.adjust(unit, |unit| unit.is_demoted = true),
+                }
+            }
+            self.collect(entry);
         }
     }
 

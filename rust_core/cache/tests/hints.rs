@@ -34,7 +34,7 @@ impl Clocked {
         self.seconds.fetch_add(seconds, Ordering::Relaxed);
     }
 
-    /// Runs a sequence of whole blocks.
+    /// Runs a sequence.
     fn run(&mut self, tokens: &[u32]) {
         let cached = self.pool.add(
             9,
@@ -256,16 +256,16 @@ fn explain_names_the_reason() {
         clocked.explain(&[&tokens[..], &[1]].concat()),
         explained(12, 12, Reason::Complete)
     );
-    assert_eq!(clocked.explain(&tokens), explained(8, 12, Reason::Complete));
+    assert_eq!(clocked.explain(&tokens), explained(11, 12, Reason::Complete));
     assert_eq!(
         clocked.explain(&[&tokens[..], &text(5, 2)].concat()),
         explained(12, 12, Reason::Cold)
     );
     let mut changed = [&tokens[..], &tokens].concat();
     changed[6] = 0;
-    assert_eq!(clocked.explain(&changed), explained(4, 6, Reason::Changed));
+    assert_eq!(clocked.explain(&changed), explained(6, 6, Reason::Changed));
     changed[2] = 0;
-    assert_eq!(clocked.explain(&changed), explained(0, 2, Reason::Changed));
+    assert_eq!(clocked.explain(&changed), explained(2, 2, Reason::Changed));
     let tenant = Salt {
         tenant: [1].into(),
         ..Salt::default()
@@ -277,6 +277,49 @@ fn explain_names_the_reason() {
         explained(4, 12, Reason::Evicted)
     );
     assert_eq!(clocked.explain(&[]), explained(0, 0, Reason::Complete));
+}
+
+/// A prompt that goes on from the end of a sequence is new from there; one that leaves its last block was changed.
+#[test]
+fn explain_sees_ends_of_sequences() {
+    let mut clocked = Clocked::new(9);
+    let tokens = [&text(1, 2)[..], &[5, 6, 7]].concat();
+    clocked.run(&tokens);
+    let explained = |more: &[u32], num_tokens: usize| {
+        let explained = clocked.explain(&[&tokens[..num_tokens], more, &text(2, 1)].concat());
+        (explained.cached_tokens, explained.known_tokens, explained.reason)
+    };
+    assert_eq!(explained(&[8], 11), (11, 11, Reason::Cold));
+    assert_eq!(explained(&[8], 10), (10, 10, Reason::Changed));
+}
+
+/// Pins, retaining and demoting reach to the end of a sequence, also where that is no whole block.
+#[test]
+fn hints_cover_ends_of_sequences() {
+    let mut clocked = Clocked::new(9);
+    let (salt, kept, other) = (
+        Salt::default(),
+        [&text(1, 1)[..], &[5, 6]].concat(),
+        [&text(2, 1)[..], &[5, 6]].concat(),
+    );
+    clocked.run(&kept);
+    clocked.run(&other);
+    assert_eq!(clocked.pool.retain("kept", &kept, &salt, None), 6);
+    assert_eq!((clocked.pool.stats().retained, clocked.pool.forget("kept")), (2, true));
+    assert_eq!(clocked.pool.pin("kept", &[&kept[..], &[9]].concat(), &salt), Ok(6));
+    assert_eq!(clocked.pool.demote(&other, 0, &salt), 6);
+    assert_eq!((clocked.pool.stats().pinned, clocked.pool.stats().demoted), (2, 2));
+    clocked.run(&text(3, 7));
+    assert_eq!((clocked.cached(&kept), clocked.cached(&other)), (6, 0));
+    clocked.run(&[&kept[..], &[7, 8]].concat());
+    assert_eq!(
+        clocked.pool.stats().pinned,
+        2,
+        "a pinned end stays beside what goes on from it"
+    );
+    assert!(clocked.pool.unpin("kept"));
+    assert_eq!((clocked.pool.stats().demoted, clocked.cached(&kept)), (1, 6));
+    clocked.pool.check().expect("consistent");
 }
 
 /// The list of prefixes has one for each end, last used first, with who keeps it and how often it was found.

@@ -58,7 +58,11 @@ fn add_leaves_a_token_to_compute() {
     let (mut pool, salt) = (pool(8), Salt::default());
     let prompt: Vec<u32> = (0..8).collect();
     assert_eq!(run(&mut pool, 1, &prompt, &salt), 0);
-    assert_eq!(pool.lookup(&prompt, &salt).num_tokens, 4);
+    assert_eq!(
+        pool.lookup(&prompt, &salt).num_tokens,
+        7,
+        "with what can be taken of the last block"
+    );
     assert_eq!(pool.add(2, &prompt, &salt, AddOptions::default()), Ok(4));
     assert_eq!(
         pool.add(3, &[&prompt[..], &[9]].concat(), &salt, AddOptions::default()),
@@ -139,16 +143,107 @@ fn commit_shares_identical_blocks() {
 /// Eviction takes the least recently released prefix, its tail first, and only when no empty block is left.
 #[test]
 fn eviction_takes_oldest_tail_first() {
-    let (mut pool, salt) = (pool(6), Salt::default());
+    let (mut pool, salt) = (pool(7), Salt::default());
     let old: Vec<u32> = (0..9).collect();
     let new: Vec<u32> = (100..109).collect();
     run(&mut pool, 1, &old, &salt);
     run(&mut pool, 2, &new, &salt);
-    assert_eq!((pool.stats().cached, pool.stats().evictions()), (4, 0));
+    assert_eq!((pool.stats().cached, pool.stats().evictions()), (6, 0));
     compute(&mut pool, 3, &(200..212).collect::<Vec<u32>>(), &salt);
-    assert_eq!(pool.stats().evictions(), 1);
+    assert_eq!(pool.stats().evictions(), 2);
     assert_eq!(pool.lookup(&old, &salt).num_tokens, 4, "the head outlives the tail");
     assert_eq!(pool.lookup(&new, &salt).num_tokens, 8);
+}
+
+/// Adds a prompt and takes what is cached of its next block; returns how many tokens need no computing, and the copies.
+fn start(pool: &mut BlockPool, seq: u64, prompt: &[u32], salt: &Salt) -> (usize, Vec<(u32, u32)>) {
+    let found = pool.lookup(prompt, salt).num_tokens;
+    let whole = pool.add(seq, prompt, salt, AddOptions::default()).expect("new");
+    let next = &prompt[whole..prompt.len() - 1];
+    let (num_tokens, copies) = pool.take_part(seq, next).expect("room");
+    assert_eq!(found, whole + num_tokens);
+    assert_eq!(pool.tokens(seq), Ok(&prompt[..found]));
+    pool.check().expect("consistent");
+    (found, copies)
+}
+
+/// What a sequence leaves that is no whole block is taken by copy, and so is the beginning of a whole one; the copy
+/// belongs to whoever took it.
+#[test]
+fn part_of_a_block_is_copied() {
+    let (mut pool, salt) = (pool(16), Salt::default());
+    compute(&mut pool, 1, &[1, 2, 3, 4, 5, 6, 7], &salt);
+    let tail = pool.table(1).expect("there")[1];
+    assert_eq!(pool.lookup(&[1, 2, 3, 4, 5, 6, 7, 8], &salt).num_tokens, 4, "it runs");
+    pool.release(1).expect("there");
+    let (found, copies) = start(&mut pool, 2, &[1, 2, 3, 4, 5, 6, 7, 8], &salt);
+    assert_eq!(
+        (found, &copies[..]),
+        (7, &[(tail, pool.table(2).expect("there")[1])][..])
+    );
+    pool.commit(2, &[8]).expect("the copy has room");
+    let whole = pool.table(2).expect("there")[1];
+    let (found, copies) = start(&mut pool, 3, &[1, 2, 3, 4, 5, 60, 7], &salt);
+    assert_eq!((found, copies[0].0), (5, whole));
+    assert_eq!(start(&mut pool, 4, &[1, 2, 30, 4], &salt).0, 2);
+    assert_eq!(start(&mut pool, 5, &[9, 2, 3, 4], &salt), (0, vec![]));
+    assert_eq!(start(&mut pool, 6, &[1, 2, 3, 4, 5, 6], &tenant("red")), (0, vec![]));
+    let stats = pool.stats();
+    assert_eq!(
+        (stats.hits_tokens, stats.queried_tokens),
+        (7, 7 + 8),
+        "of those computed"
+    );
+    assert_eq!(
+        pool.take_part(3, &[60]),
+        Ok((0, vec![])),
+        "it is in the middle of a block"
+    );
+}
+
+/// A part of a block that has no room leaves the sequence as it is.
+#[test]
+fn part_needs_room() {
+    let (mut pool, salt) = (pool(2), Salt::default());
+    run(&mut pool, 1, &[1, 2, 3], &salt);
+    compute(&mut pool, 2, &[7, 8, 9, 7, 8, 9, 7], &salt);
+    pool.add(3, &[7, 8, 9, 1], &salt, AddOptions::default()).expect("new");
+    assert_eq!(
+        pool.take_part(3, &[7, 8, 9]),
+        Err(CacheError::OutOfPages { needed: 1, free: 0 })
+    );
+    assert_eq!(pool.num_tokens(3), Ok(0));
+    pool.check().expect("consistent");
+}
+
+/// The turns of a conversation leave its blocks in the cache once each, not the ends of earlier turns beside them.
+#[test]
+fn later_turn_supersedes_the_end_of_the_one_before() {
+    let (mut pool, salt) = (pool(16), Salt::default());
+    let text: Vec<u32> = (0..30).collect();
+    for (turn, end) in [3, 6, 7, 11, 19, 30].into_iter().enumerate() {
+        let (found, _) = start(&mut pool, turn as u64, &text[..end], &salt);
+        assert_eq!(found, [0, 3, 6, 7, 11, 19][turn]);
+        pool.reserve(turn as u64, end).expect("room");
+        pool.commit(turn as u64, &text[found..end]).expect("reserved");
+        pool.release(turn as u64).expect("there");
+        pool.check().expect("consistent");
+        assert_eq!(
+            (pool.stats().cached, pool.stats().evictions()),
+            (end.div_ceil(BLOCK), 0)
+        );
+    }
+}
+
+/// However many blocks go on from a prefix, few are compared: the newest are found.
+#[test]
+fn newest_of_many_blocks_are_found() {
+    let (mut pool, salt) = (pool(400), Salt::default());
+    for first in 0..300 {
+        run(&mut pool, 1, &[1, 2, 3, 4, first, 6], &salt);
+    }
+    assert_eq!(pool.lookup(&[1, 2, 3, 4, 299, 6, 7], &salt).num_tokens, 6);
+    assert_eq!(pool.lookup(&[1, 2, 3, 4, 0, 6, 7], &salt).num_tokens, 4);
 }
 
 /// A fork shares whole blocks, copies the partial one, and then goes its own way.

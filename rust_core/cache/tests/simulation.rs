@@ -50,6 +50,8 @@ struct Machine {
     pins: BTreeMap<u8, (u64, Vec<u32>)>,
     /// Every sequence there was since the index was cleared.
     texts: Vec<(u64, Vec<u32>)>,
+    /// Those that ended: what is not whole of them can be found too.
+    ended: Vec<(u64, Vec<u32>)>,
     seconds: Arc<AtomicU64>,
 }
 
@@ -97,6 +99,7 @@ impl Machine {
             Step::ClearIndex => {
                 self.pool.clear_index();
                 self.texts.clear();
+                self.ended.clear();
                 self.pins.clear();
                 self.swapped.clear();
                 self.running
@@ -157,15 +160,15 @@ impl Machine {
         [&old[..start], &prompt.more].concat()
     }
 
-    /// The longest common run of whole blocks with anything computed.
+    /// The longest common beginning with whole blocks of anything computed, or with all of what ended.
     fn naive_hits(&self, adapter: u64, prompt: &[u32]) -> usize {
-        let usable = prompt.len().saturating_sub(1) / self.block_tokens;
-        let common = |tokens: &Vec<u32>| {
-            let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            (same / self.block_tokens).min(usable)
-        };
-        let of_adapter = self.texts.iter().filter(|(other, _)| *other == adapter);
-        of_adapter.map(|(_, tokens)| common(tokens)).max().unwrap_or(0) * self.block_tokens
+        let usable = &prompt[..prompt.len().saturating_sub(1)];
+        let common = |tokens: &[u32]| tokens.iter().zip(usable).take_while(|(a, b)| a == b).count();
+        let whole = |tokens: &Vec<u32>| common(&tokens[..tokens.len() / self.block_tokens * self.block_tokens]);
+        let is_of_adapter = |text: &&(u64, Vec<u32>)| text.0 == adapter;
+        let wholes = self.texts.iter().filter(is_of_adapter).map(|(_, tokens)| whole(tokens));
+        let ended = self.ended.iter().filter(is_of_adapter);
+        wholes.chain(ended.map(|(_, tokens)| common(tokens))).max().unwrap_or(0)
     }
 
     fn add(&mut self, seq: u64, adapter: u64, prompt: Vec<u32>, priority: i64) {
@@ -181,17 +184,29 @@ impl Machine {
             return;
         }
         let naive = self.naive_hits(adapter, &prompt);
-        let expected = self.pool.lookup(&prompt, &salt).num_tokens;
+        let expected = self.pool.lookup(&prompt, &salt);
         let explained = self.pool.explain(&prompt, &salt);
-        assert_eq!(explained.cached_tokens, expected);
-        assert!(explained.known_tokens >= expected && explained.known_tokens <= prompt.len());
-        assert!(expected <= naive && (expected == naive || explained.reason != Reason::Complete));
+        let cached = expected.num_tokens;
+        assert_eq!(explained.cached_tokens, cached);
+        assert!(explained.known_tokens >= cached && explained.known_tokens <= prompt.len());
+        let is_missed = cached / self.block_tokens < naive / self.block_tokens;
+        assert!(cached <= naive && !(is_missed && explained.reason == Reason::Complete));
         assert!(
-            expected == naive || self.pool.stats().evictions() > 0,
+            cached == naive || self.pool.stats().evictions() > 0,
             "nothing was evicted: all is found"
         );
-        assert_eq!(self.pool.add(seq, &prompt, &salt, options), Ok(expected));
-        let (log, rest) = (prompt[..expected].to_vec(), prompt[expected..].to_vec());
+        let before = self.pool.stats();
+        let whole = self.pool.add(seq, &prompt, &salt, options).expect("new");
+        let found = whole + self.take_part(seq, &prompt[whole..prompt.len() - 1]);
+        let after = self.pool.stats();
+        assert!(
+            found <= expected.num_tokens
+                && (found == expected.num_tokens
+                    || before.evictions() < after.evictions()
+                    || after.free < self.width())
+        );
+        assert!(found < expected.num_tokens || after.free == before.free.saturating_sub(expected.num_pages));
+        let (log, rest) = (prompt[..found].to_vec(), prompt[found..].to_vec());
         self.running.insert(
             seq,
             Running {
@@ -201,6 +216,28 @@ impl Machine {
                 is_findable: true,
             },
         );
+    }
+
+    /// Takes what a cached block has in common with a prompt, with its KV; returns how many tokens that are.
+    fn take_part(&mut self, seq: u64, tokens: &[u32]) -> usize {
+        match self.pool.take_part(seq, tokens) {
+            Ok((num_tokens, copies)) => {
+                assert_eq!(copies.len(), if num_tokens > 0 { self.width() } else { 0 });
+                copies.into_iter().for_each(|(from, to)| self.copy(from, to));
+                num_tokens
+            }
+            Err(error) => {
+                let needed = self.width();
+                let free = self.pool.stats().free;
+                assert_eq!(error, CacheError::OutOfPages { needed, free });
+                0
+            }
+        }
+    }
+
+    /// Pages of a block in all groups.
+    fn width(&self) -> usize {
+        self.groups.iter().map(|group| group.pages_per_block).sum()
     }
 
     fn num_blocks(&self, seq: u64) -> usize {
@@ -216,7 +253,7 @@ impl Machine {
         let missing = num_tokens
             .div_ceil(self.block_tokens)
             .saturating_sub(self.num_blocks(seq));
-        let needed = missing * self.groups.iter().map(|group| group.pages_per_block).sum::<usize>();
+        let needed = missing * self.width();
         let free = self.pool.stats().free;
         let result = self.pool.reserve(seq, num_tokens);
         if needed > free {
@@ -322,8 +359,11 @@ impl Machine {
     }
 
     fn release(&mut self, seq: u64) {
-        let is_there = self.running.remove(&seq).is_some();
-        assert_eq!(self.pool.release(seq).is_ok(), is_there);
+        let running = self.running.remove(&seq);
+        assert_eq!(self.pool.release(seq).is_ok(), running.is_some());
+        let findable = running.filter(|running| running.is_findable);
+        self.ended
+            .extend(findable.map(|running| (running.adapter, running.log)));
     }
 
     fn swap_out(&mut self, seq: u64) {
@@ -410,9 +450,6 @@ impl Machine {
                 "pinned"
             );
         }
-        for prefix in self.pool.prefixes(usize::MAX) {
-            assert!(prefix.tokens.len().is_multiple_of(self.block_tokens));
-        }
     }
 
     fn drain(&mut self) {
@@ -490,6 +527,7 @@ proptest! {
             swapped: BTreeMap::new(),
             pins: BTreeMap::new(),
             texts: Vec::new(),
+            ended: Vec::new(),
             seconds,
         };
         steps.into_iter().for_each(|step| machine.apply(step));

@@ -34,7 +34,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A whole block by its meaning: what a hit must agree on. Blocks that may not be shared by content get a number.
+/// A block by its meaning: what a hit must agree on; not whole at the end of a sequence that is over. Blocks that may not
+/// be shared by content get a number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Content {
     Findable { epoch: u32, adapter: u64, prefix: Vec<u32> },
@@ -103,6 +104,53 @@ impl Model {
             .collect()
     }
 
+    /// The prefixes that can be found, to the ends of their blocks.
+    fn findable<'m>(&'m self, adapter: u64) -> impl Iterator<Item = &'m Vec<u32>> {
+        let here = move |content: &'m Content| match content {
+            Content::Findable {
+                epoch,
+                adapter: of,
+                prefix,
+            } if (*epoch, *of) == (self.epoch, adapter) => Some(prefix),
+            _ => None,
+        };
+        self.held().into_iter().chain(&self.cached).filter_map(here)
+    }
+
+    /// After so many whole blocks, how many tokens a block has in common with the prompt, but for its last token.
+    fn part_hits(&self, adapter: u64, prompt: &[u32], num_blocks: usize) -> usize {
+        let whole = num_blocks * BLOCK;
+        let common = |prefix: &Vec<u32>| {
+            let is_next = (whole + 1..=whole + BLOCK).contains(&prefix.len());
+            let usable = prefix.iter().zip(&prompt[..prompt.len() - 1]);
+            let same = usable.take_while(|(a, b)| a == b).count();
+            if is_next { same.saturating_sub(whole) } else { 0 }
+        };
+        self.findable(adapter).map(common).max().unwrap_or(0)
+    }
+
+    /// Forgets ends of sequences that this new block begins with.
+    fn supersede(&mut self, new: &Content) {
+        let Content::Findable { epoch, adapter, prefix } = new else {
+            return;
+        };
+        let is_old = |other: &Content| match other {
+            Content::Findable {
+                epoch: e,
+                adapter: a,
+                prefix: old,
+            } => {
+                (e, a) == (epoch, adapter)
+                    && old.len() % BLOCK != 0
+                    && old.len() < prefix.len()
+                    && prefix.starts_with(old)
+                    && old.len() / BLOCK == (prefix.len() - 1) / BLOCK
+            }
+            Content::Private(_) => false,
+        };
+        self.cached.retain(|other| !is_old(other));
+    }
+
     /// The longest common run of whole blocks with anything ever computed.
     fn naive_hits(&self, adapter: u64, prompt: &[u32]) -> usize {
         let usable = prompt.len().saturating_sub(1) / BLOCK;
@@ -151,6 +199,7 @@ impl Model {
                 Content::Private(self.num_private)
             };
             self.cached.retain(|other| *other != content);
+            self.supersede(&content);
             sequence.whole.push(content);
         }
         if sequence.epoch == self.epoch {
@@ -163,6 +212,15 @@ impl Model {
         let Some(sequence) = self.sequences.remove(&seq) else {
             return;
         };
+        let (epoch, adapter, prefix) = (sequence.epoch, sequence.adapter, sequence.tokens);
+        let is_block = |other: &Vec<u32>| {
+            other.starts_with(&prefix) && other.len().div_ceil(BLOCK) == prefix.len().div_ceil(BLOCK)
+        };
+        if prefix.len() % BLOCK != 0 && epoch == self.epoch && !self.findable(adapter).any(is_block) {
+            let tail = Content::Findable { epoch, adapter, prefix };
+            self.supersede(&tail);
+            self.cached.push(tail);
+        }
         for content in sequence.whole.into_iter().rev() {
             let is_current = matches!(&content, Content::Findable { epoch, .. } if *epoch == self.epoch);
             if is_current && !self.held().contains(&content) {
@@ -241,15 +299,48 @@ impl Machine {
         }
         let naive = self.model.naive_hits(adapter, prompt) * BLOCK;
         let expected = self.model.add(seq, adapter, prompt);
+        let part = self.model.part_hits(adapter, prompt, expected / BLOCK);
         let (found, free) = (self.pool.lookup(prompt, &salt), self.pool.stats().free);
-        assert_eq!(found.num_tokens, expected);
+        assert_eq!(found.num_tokens, expected + part);
         assert_eq!(self.pool.add(seq, prompt, &salt, AddOptions::default()), Ok(expected));
-        assert!(expected < prompt.len());
-        assert_eq!(free - self.pool.stats().free, found.num_pages);
+        assert!(expected + part < prompt.len());
+        assert_eq!(free - self.pool.stats().free, found.num_pages - usize::from(part > 0));
+        self.take_part(seq, prompt, part);
         assert!(
             self.model.evictions > 0 || expected == naive,
             "nothing evicted: all that was computed is found"
         );
+    }
+
+    fn take_part(&mut self, seq: u64, prompt: &[u32], part: usize) {
+        let whole = self.pool.num_tokens(seq).expect("there");
+        let result = self.pool.take_part(seq, &prompt[whole..prompt.len() - 1]);
+        if part == 0 {
+            assert_eq!(result, Ok((0, vec![])));
+            return;
+        }
+        if !self.model.allocate(1) {
+            assert_eq!(result, Err(CacheError::OutOfPages { needed: 1, free: 0 }));
+            return;
+        }
+        let sequence = &self.model.sequences[&seq];
+        let left = self.model.part_hits(sequence.adapter, prompt, whole / BLOCK); // less when the block itself had to go
+        let (num_tokens, copies) = result.expect("there is room");
+        assert_eq!((num_tokens, copies.len()), (left, usize::from(left > 0)));
+        self.copy(copies);
+        let sequence = self.model.sequences.get_mut(&seq).expect("there");
+        sequence.tokens.extend(&prompt[whole..whole + left]);
+        sequence.num_reserved += usize::from(left > 0);
+    }
+
+    fn copy(&mut self, copies: Vec<(u32, u32)>) {
+        for (from, to) in copies {
+            for offset in 0..BLOCK {
+                if let Some(kv) = self.memory.get(&(from, offset)).cloned() {
+                    self.memory.insert((to, offset), kv);
+                }
+            }
+        }
     }
 
     fn reserve(&mut self, seq: u64, extra: usize) {
@@ -310,13 +401,7 @@ impl Machine {
         }
         let copies = result.expect("there is room");
         assert_eq!(copies.len(), needed);
-        for (from, to) in copies {
-            for offset in 0..BLOCK {
-                if let Some(kv) = self.memory.get(&(from, offset)).cloned() {
-                    self.memory.insert((to, offset), kv);
-                }
-            }
-        }
+        self.copy(copies);
         self.model
             .sequences
             .insert(child, ModelSequence { num_reserved, ..source });

@@ -42,7 +42,7 @@ CacheQuestion = ViewCache | ExplainPrompt | PinPrompt | UnpinPrompt
 
 
 class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt in the cache, up to its last whole block. `state`: used, pinned, retained, demoted or cached.
+    """A prompt in the cache, up to its last block. `state`: used, pinned, retained, demoted or cached.
 
     `key` is a hash of all its tokens (`engine.prefix_hash`).
     """

@@ -156,7 +156,7 @@ impl BlockPool {
         self.call(py, |pool| Ok(pool.most_pages(num_tokens, step_tokens)))
     }
 
-    /// Starts a sequence on the longest usable prefix of `prompt`; returns its number of tokens.
+    /// Starts a sequence on the longest usable prefix of `prompt` in whole blocks; returns its number of tokens.
     #[expect(clippy::too_many_arguments, reason = "one keyword for each part of the key")]
     #[pyo3(signature = (seq, prompt, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = "", priority = 0,
         count = true))]
@@ -177,6 +177,12 @@ impl BlockPool {
             is_resumed: !count,
         };
         self.call(py, |pool| pool.add(seq, &prompt, &salt, options))
+    }
+
+    /// Continues a sequence just added by what a cached block has in common with `tokens`, which come next in its prompt:
+    /// returns how many tokens that are and the (source, destination) pages whose KV must be copied at once.
+    fn take_part(&self, py: Python<'_>, seq: u64, tokens: Vec<u32>) -> PyResult<(usize, Vec<(u32, u32)>)> {
+        self.call(py, |pool| pool.take_part(seq, &tokens))
     }
 
     /// Starts a sequence whose tokens were computed and whose `pages_in_use` were saved; returns how many of its
@@ -207,7 +213,8 @@ impl BlockPool {
         self.call(py, |pool| pool.pages_in_use(seq))
     }
 
-    /// How many tokens of `prompt` an `add` would find cached now, and how many free pages that would take. Not a use.
+    /// How many tokens of `prompt` are cached now for `add` and `take_part`, and how many free pages they would take.
+    /// Not a use.
     #[pyo3(signature = (prompt, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = ""))]
     fn lookup(
         &self,
@@ -253,7 +260,7 @@ impl BlockPool {
         self.call(py, |pool| pool.num_tokens(seq))
     }
 
-    /// Ends a sequence; its whole blocks stay findable until their memory is needed.
+    /// Ends a sequence; what it computed stays findable until its memory is needed.
     fn release(&self, py: Python<'_>, seq: u64) -> PyResult<()> {
         self.call(py, |pool| pool.release(seq))
     }

@@ -458,7 +458,7 @@ class Scheduler:
         if not self._become(request, Status.PREFILLING):
             self.runner.release(request.id)
             return None
-        request.num_reserved = num_cached
+        request.num_reserved = -(-num_cached // BLOCK_TOKENS) * BLOCK_TOKENS
         self._start(request, num_cached, now)
         return self._take_chunk(plan, request, budget)
 

@@ -116,7 +116,7 @@ class CpuRunner:
 
     def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
-        return self.pool.add(
+        num_cached = self.pool.add(
             sequence_id,
             tokens,
             adapter_id=key.adapter_id,
@@ -125,6 +125,21 @@ class CpuRunner:
             priority=key.priority,
             count=not is_resumed,
         )
+        # A token is left to compute: nothing else tells what to draw.
+        next_block = tokens[num_cached : min(num_cached + BLOCK_TOKENS, len(tokens) - 1)]
+        return num_cached + (self._take_part(sequence_id, next_block) if next_block else 0)
+
+    def _take_part(self, sequence_id: int, tokens: list[int]) -> int:
+        """Copy what a cached block begins with of a sequence's next tokens; returns how many, 0 without memory."""
+        num_tokens = 0
+
+        def take() -> None:
+            nonlocal num_tokens
+            num_tokens, copies = self.pool.take_part(sequence_id, tokens)
+            self.model.copy_pages(copies)
+
+        self._take(self.pages_per_block, take)
+        return num_tokens
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:
         """Make room for so many tokens in all; False, and nothing changed, when there is none."""
