@@ -105,8 +105,7 @@ def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:
     kept = deltas[max(anew, default=0) :]
     resumed = next(delta.resumed for delta in reversed(deltas) if delta.resumed)
     attempts = [attempt for delta in deltas for attempt in delta.attempts]
-    kept[0] = msgspec.structs.replace(kept[0], attempts=attempts, resumed=resumed)
-    return kept
+    return [msgspec.structs.replace(kept[0], attempts=attempts, resumed=resumed), *kept[1:]]
 
 
 async def collect(stream: AsyncIterator[ChatDelta]) -> Answer:
