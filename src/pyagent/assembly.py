@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Settings
     from pyagent.infrastructure.storage.journal import FileJournal
 
-__all__ = ["make_backend", "make_chain", "make_host", "make_journal"]
+__all__ = ["make_backend", "make_chain", "make_host", "make_journal", "make_link"]
 
 
 def make_host(settings: Settings) -> PluginHost:
@@ -60,7 +60,7 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
     broken: list[PluginError] = []
     for link in settings.links if entries is None else map(_plain_link, entries):
         try:
-            links.append(make_backend(link.use, _with_key(settings, link), host))
+            links.append(make_link(link, settings, host))
             kept.append(link)
         except PluginError as error:
             broken.append(error)
@@ -83,6 +83,11 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
 
 def _plain_link(entry: str) -> LinkSettings:
     return LinkSettings(use=entry)
+
+
+def make_link(link: LinkSettings, settings: Settings, host: PluginHost) -> Backend:
+    """The backend of one link, with the link's own key. Raises as `make_backend` does."""
+    return make_backend(link.use, _with_key(settings, link), host)
 
 
 def _with_key(settings: Settings, link: LinkSettings) -> Settings:

@@ -17,6 +17,7 @@ from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
+    from pyagent.core.chain.settings import LinkSettings
     from pyagent.core.messages import Health
     from pyagent.core.plugins import PluginHost
     from pyagent.core.settings import Settings
@@ -141,27 +142,51 @@ def _look_at_models(report: _Report, settings: Settings) -> None:
 async def _look_at_backends(report: _Report, settings: Settings, host: PluginHost) -> None:
     import asyncio
 
-    from pyagent.assembly import make_backend
+    from pyagent.assembly import make_link
     from pyagent.core.chain import health_of
     from pyagent.core.errors import PyAgentError
 
-    async def link(entry: str) -> tuple[str, Health | PyAgentError]:
+    async def link(entry: LinkSettings) -> tuple[str, Health | PyAgentError]:
         try:
-            backend: Backend = make_backend(entry, settings, host)
+            backend: Backend = make_link(entry, settings, host)
         except PyAgentError as error:
-            return entry, error
+            return entry.use, error
         try:
             return backend.name, await health_of(backend)
         finally:
             await backend.close()
 
-    for name, health in await asyncio.gather(*(link(entry.use) for entry in settings.links)):
+    for name, health in await asyncio.gather(*map(link, settings.links)):
         if isinstance(health, PyAgentError):
             report.add("chain", name, str(health), is_well=False, advice="correct `chain` in pyagent.toml")
         else:
             found = ("ready" if health.is_ready else "not ready") + (f": {health.detail}" if health.detail else "")
             report.add("chain", name, found, is_well=health.is_ready, advice="the chain goes on to its next link")
+    await _look_at_server(report, settings)
     await _look_at_neighbours(report, host)
+
+
+async def _look_at_server(report: _Report, settings: Settings) -> None:
+    """How the links of a server that runs here stand; nothing when none runs, or it wants a key."""
+    import httpx
+
+    from pyagent.core.chain.figures import LinkState
+
+    url = f"http://{settings.server.host}:{settings.server.port}/pyagent/chain"
+    try:
+        async with httpx.AsyncClient(timeout=1.0, trust_env=False, verify=False) as http:  # noqa: S501 - plain http
+            response = await http.get(url)
+        states = msgspec.json.decode(response.content, type=list[LinkState])
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, msgspec.MsgspecError):
+        return
+    for state in states:
+        failed = ", ".join(f"{count} {kind}" for kind, count in state.failures.items())
+        told = f"{state.breaker}; {state.num_answers} of {state.num_requests} requests answered"
+        told += f"; not answered: {failed}" if failed else ""
+        told += f"; ${state.usd:.4f}" if state.usd else ""
+        is_well = state.breaker == "closed"
+        advice = f"{state.reason}; `pyagent chain test` tries it, the next probe is in {state.retry_in_seconds:.0f} s"
+        report.add("serving", state.backend, told, is_well=is_well, advice=advice)
 
 
 async def _look_at_neighbours(report: _Report, host: PluginHost) -> None:

@@ -23,7 +23,7 @@ COMMANDS = {
     "models": "List, fetch and inspect models.",
     "runs": "Look at past runs.",
     "cache": "Look into a running server's prompt cache.",
-    "chain": "Explain which backends a request would try.",
+    "chain": "Explain and test the backends that are tried.",
     "config": "Show the settings and where they come from.",
     "plugins": "List and inspect plugins.",
     "version": "Print the version.",

@@ -39,6 +39,7 @@ class NativeBackend:
     """Answers with models run by the embedded engine; the first is the one a request gets that names none."""
 
     gives_several = True
+    continues = True
 
     def __init__(self, model_names: Sequence[str], engine: EngineClient, *, look: Callable[[str], str]) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.

@@ -105,14 +105,15 @@ class LoadedModel:
             check_beam(request, request.beam)
         count = 1 if request.beam is not None else num_samples(request)
         prompt = self._tokenise(request)
+        prefix = self._prefix(request, count)
         if log is not None:  # the conversation it continued may be lost, or have gone on
             prompt = replace(prompt, tokens=array("I", log.prompt).tolist(), num_log_tokens=0, turn=None)
         tokens = list(prompt.tokens)
         room = self.context_length - len(tokens)
-        if room <= 0:
+        if room <= len(prefix):
             raise ContextOverflowError(
-                f"the prompt has {len(tokens)} tokens, but {self._context_reason()}",
-                num_tokens=len(tokens),
+                f"the prompt has {len(tokens) + len(prefix)} tokens, but {self._context_reason()}",
+                num_tokens=len(tokens) + len(prefix),
                 limit=self.context_length,
             )
         request_class = self.engine.scheduler.queues.check(request.request_class)
@@ -142,11 +143,27 @@ class LoadedModel:
         members = [make((), index) for index in range(count)]
         if request.beam is not None:
             Search(members[0], request.beam, request.n, make)
-        told = members[0].resume(log) if log is not None and count == 1 and request.beam is None else None
+        if prefix:
+            log = (
+                TokenLog(b"", (*prefix, *log.tokens), log.asked_seconds, log.first_token_seconds)
+                if log
+                else TokenLog(b"", prefix)
+            )
+        told = _resumed(members[0], log) if log is not None and count == 1 and request.beam is None else None
+        if told is not None and prefix:
+            on_output = _after_prefix(on_output, len(request.answer_prefix) - len(told.text))
         tell = members[0].on_output = self._logging(prompt, on_output, told)
         if count > 1:
             Samples(members, request.n, tell)
         return members[0]
+
+    def _prefix(self, request: ChatRequest, count: int) -> tuple[int, ...]:
+        """The tokens of the answer's beginning that is given. Raises `RequestError` where there cannot be one."""
+        if not request.answer_prefix:
+            return ()
+        if count > 1 or request.beam is not None:
+            raise RequestError("answer_prefix begins one answer, and several are asked for", param="answer_prefix")
+        return tuple(self.tokenizer.encode_continuation(self.tokenizer.parted(request.answer_prefix)))
 
     def _sampler(self, request: ChatRequest, tokens: list[int], index: int) -> _rust.SamplerState:
         """The sampler of one answer. The likelihoods of draws are needed where the best are told."""
@@ -232,6 +249,26 @@ class LoadedModel:
     def _grammar(self, request: ChatRequest) -> Grammar | None:
         wanted = request.response_format
         return None if wanted is None or wanted.type == "text" else self.grammars.compile(wanted)
+
+
+def _resumed(request: Request, log: TokenLog) -> Output:
+    try:
+        return request.resume(log)
+    except ValueError as error:
+        raise RequestError(f"answer_prefix has not the form asked for: {error}", param="answer_prefix") from error
+
+
+def _after_prefix(on_output: Callable[[Output], None], num_chars: int) -> Callable[[Output], None]:
+    """`on_output` without the first characters: those of the prefix that a stop text might have begun in."""
+    left = num_chars
+
+    def tell(output: Output) -> None:
+        nonlocal left
+        num_skipped = min(left, len(output.text))
+        left -= num_skipped
+        on_output(replace_fields(output, text=output.text[num_skipped:]) if num_skipped else output)
+
+    return tell
 
 
 def _parts(message: Message) -> Sequence[object]:

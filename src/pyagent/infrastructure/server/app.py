@@ -20,8 +20,11 @@ from starlette.routing import Route, Router
 
 from pyagent import __version__
 from pyagent.core.backends import Backend
+from pyagent.core.chain.chain import Chain
+from pyagent.core.errors import RequestError
 from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
+from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.bodies import RefusedError
 from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
@@ -91,7 +94,16 @@ async def _metrics(service: Service, _request: Request) -> Response:
     """GET /metrics: figures for Prometheus."""
     states = [await link.engine_state() for link in engine_links(service.backend)]
     collected = [*service.figures.collect(), *(collect_engines(states) if states else ())]
+    if isinstance(service.backend, Chain):
+        collected += collect_links(service.backend.link_states())
     return Response(render(collected), media_type=CONTENT_TYPE)
+
+
+async def _chain(service: Service, _request: Request) -> Response:
+    """GET /pyagent/chain: how each link stands, and what it did."""
+    if not isinstance(service.backend, Chain):
+        raise RequestError(f"{service.backend.name} is no chain", code="chain_not_found")
+    return json_response(service.backend.link_states())
 
 
 async def _home(_service: Service, request: Request) -> Response:
@@ -101,7 +113,13 @@ async def _home(_service: Service, request: Request) -> Response:
     return PlainTextResponse("Ollama is running")
 
 
-_OWN: dict[str, _Endpoint] = {"/health": _health, "/ready": _ready, "/metrics": _metrics, "/": _home}
+_OWN: dict[str, _Endpoint] = {
+    "/health": _health,
+    "/ready": _ready,
+    "/metrics": _metrics,
+    "/pyagent/chain": _chain,
+    "/": _home,
+}
 
 
 def _own_route(service: Service, path: str, function: _Endpoint) -> Route:

@@ -1,0 +1,114 @@
+"""How the links of a chain stand, where people look: /metrics, /pyagent/chain, `pyagent doctor`, `pyagent chain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.chains import Played, chain_of, in_turn, says
+
+from pyagent.cli.root import run as run_command
+from pyagent.core.errors import BackendError
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import ScriptedBackend, serve
+
+DOWN = BackendError("down", backend="link:a")
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+CHAIN = 'chain = [{ use = "link:a", price = { output = 1000 }, concurrency = 4 }, { use = "link:b", continues = true }]'
+
+
+def test_links_are_in_metrics_and_in_the_chains_state(tmp_path: Path) -> None:
+    """Requests, failures by kind, breaker, limits and answers taken over are counted for each link."""
+    a = Played("a", in_turn(says("one"), says("half ", DOWN), *[says(DOWN)] * 3))
+    b = Played("b", says("two"))
+    with serve(create_app(chain_of(tmp_path, CHAIN, a, b))) as url, httpx.Client(base_url=url, timeout=30) as http:
+        texts = [http.post("/v1/chat/completions", json=HI | {"stream": True}).text for _ in range(5)]
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        samples = {(s.name, s.labels.get("link"), s.labels.get("kind")): s.value for f in families for s in f.samples}
+        states = {state["backend"]: state for state in http.get("/pyagent/chain").json()}
+    assert '"resumed":{"kind":"continue","backend":"link:a","reason":"down"}' in texts[1]
+    assert samples["pyagent_link_requests_total", "link:a", None] == 4  # then its breaker is open
+    assert samples["pyagent_link_answers_total", "link:a", None] == 1
+    assert samples["pyagent_link_failures_total", "link:a", "backend"] == 2
+    assert samples["pyagent_link_failures_total", "link:a", "broken_off"] == 1
+    assert samples["pyagent_link_failures_total", "link:a", "open"] == 1
+    assert samples["pyagent_link_breaker", "link:a", None] == 2
+    assert samples["pyagent_link_concurrency_limit", "link:a", None] == 4
+    assert ("pyagent_link_concurrency_limit", "link:b", None) not in samples
+    assert samples["pyagent_link_continued_total", "link:b", None] == 1
+    assert samples["pyagent_link_cost_usd_total", "link:a", None] > 0
+    assert states["link:a"]["breaker"] == "open"
+    assert states["link:b"]["num_answers"] == 4
+
+
+def test_state_of_a_server_without_a_chain_is_refused() -> None:
+    """A server over one backend says that it has no chain."""
+    with serve(create_app(ScriptedBackend([]))) as url:
+        assert httpx.get(f"{url}/pyagent/chain").status_code == 404
+
+
+def test_answer_that_began_anew_is_whole_for_who_did_not_stream(tmp_path: Path) -> None:
+    """A body holds the answer that counts, who gave it, and that another broke off."""
+    a, b = Played("a", says("half ", DOWN)), Played("b", says("all of it"))
+    with serve(create_app(chain_of(tmp_path, 'chain = ["link:a", "link:b"]', a, b))) as url:
+        body = httpx.post(f"{url}/v1/chat/completions", json=HI).json()
+    assert body["choices"][0]["message"]["content"] == "all of it"
+    assert (body["backend"], body["resumed"]["kind"]) == ("link:b", "restart")
+    assert body["attempts"][0]["backend"] == "link:a"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PYAGENT_PATHS__DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_chain_test_tries_each_link(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each link is asked one question: the time to its first token, or what is wrong and what to do."""
+    with serve(create_app(ScriptedBackend(lambda _request: "hello there"))) as url:
+        links = [f"openai:{url}/v1", "openai:http://127.0.0.1:1/v1", "nothing-like-it"]
+        (here / "pyagent.toml").write_text(f"chain = {json.dumps(links)}\n")
+        assert run_command(["chain", "test"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert run_command(["chain", "test", "--json"]) == 0
+        trials = msgspec.json.decode(capsys.readouterr().out)
+    assert shown[0].startswith(f"✓ openai:{url}/v1")
+    assert "first token after 0." in shown[0]
+    assert shown[1].startswith("✗ openai:http://127.0.0.1:1/v1")
+    assert "start it or correct its address" in shown[2]
+    assert "no plugin brings the backend" in shown[3]
+    assert [trial["is_well"] for trial in trials] == [True, False, False]
+    (here / "pyagent.toml").write_text('chain = ["openai:http://127.0.0.1:1/v1"]\n')
+    assert run_command(["chain", "test"]) == 1
+
+
+def test_chain_explain_shows_conditions_and_limits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The explanation says which condition a request does not meet, and what bounds each link."""
+    (here / "pyagent.toml").write_text(
+        'chain = [{ use = "openai:http://127.0.0.1:1/v1", when = "tools", rate = "60/min" }, "native"]\n'
+    )
+    assert run_command(["chain", "explain", "hello"]) == 0
+    shown = capsys.readouterr().out
+    assert "only when tools" in shown
+    assert "60 in 60 s" in shown
+
+
+def test_doctor_shows_the_links_of_a_running_server(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a server that runs here did with each link stands beside what this machine has."""
+    a, b = Played("a", says(DOWN)), Played("b", says("b"))
+    with serve(create_app(chain_of(here, 'chain = ["link:a", "link:b"]', a, b))) as url:
+        for _ in range(4):
+            httpx.post(f"{url}/v1/chat/completions", json=HI)
+        port = url.rpartition(":")[2]
+        (here / "pyagent.toml").write_text(f'chain = ["openai:{url}/v1"]\n[server]\nport = {port}\n')
+        assert run_command(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "serving" in shown
+    assert "0 of 3 requests answered; not answered: 3 backend, 1 open" in shown
+    assert "4 of 4 requests answered" in shown
