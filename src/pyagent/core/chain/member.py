@@ -29,6 +29,8 @@ _USUAL_ANSWER_TOKENS = 1024
 """What an answer without max_tokens is reckoned at, when its price matters."""
 _FULL_SECONDS = 1.0
 _MAX_REST_SECONDS = 3600.0
+_LEAST_PATIENCE_SECONDS = 0.02
+"""A link whose first tokens come sooner than this is not late after a percentile of that: it is noise."""
 
 
 @runtime_checkable
@@ -103,7 +105,10 @@ class Member:
     def hedge_seconds(self) -> float | None:
         """How long its first token may take before another link is asked too; None is for ever."""
         part = self.settings.hedge_percentile
-        return self.settings.hedge_seconds if part is None else self.times.percentile(part)
+        if part is None:
+            return self.settings.hedge_seconds
+        usual = self.times.percentile(part)
+        return None if usual is None else max(usual, _LEAST_PATIENCE_SECONDS)
 
     # -- admission ------------------------------------------------------------------------------------------------
 
