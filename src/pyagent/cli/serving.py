@@ -90,7 +90,7 @@ def serve(
             sys.stdout.flush()
             gc.freeze()
             gc.enable()
-            await serve_app(server, listening, drain_seconds=settings.server.drain_seconds)
+            await serve_app(server, listening, settings.server)
         finally:
             await agents.close()
             await backend.close()

@@ -280,7 +280,21 @@ class Server(Section, frozen=True):
         Path | None,
         Setting(PATH, "File with one accepted API key a line; `none` accepts everybody.", none="none"),
     ] = None
+    requests_per_minute: Annotated[
+        int | None, Setting(COUNT, "Answers each API key may ask for in a minute, or `unlimited`.", none="unlimited")
+    ] = None
+    tokens_per_minute: Annotated[
+        int | None,
+        Setting(COUNT, "Tokens in and out that each may use in a minute, or `unlimited`.", none="unlimited"),
+    ] = None
     max_body_bytes: Annotated[int, Setting(SIZE, "Largest request body, such as `32MB`.")] = 32_000_000
+    request_seconds: Annotated[
+        float, Setting(NUMBER, "Longest that a request's headers, and then its body, may take to arrive.")
+    ] = 30.0
+    private_images: Annotated[
+        bool,
+        Setting(TRUTH, "Hand on addresses of images in private networks, which a backend could fetch for anybody."),
+    ] = False
     kept_responses_bytes: Annotated[
         int, Setting(SIZE, "Memory for responses that clients go on from (`/v1/responses`); the oldest go first.")
     ] = 64_000_000

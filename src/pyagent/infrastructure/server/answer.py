@@ -56,14 +56,19 @@ class Answer:
         delta = await anext(self.stream, None)
         if delta is None:
             raise BackendError(f"{self.backend} ended its answer before it began", backend=self.backend)
-        self.watch.saw(delta)
+        self._saw(delta)
         self.state.model = self.watch.model
         return delta
+
+    def _saw(self, delta: ChatDelta) -> None:
+        self.watch.saw(delta)
+        if delta.usage is not None:
+            self.state.num_tokens = delta.usage.total_tokens
 
     async def rest(self) -> AsyncGenerator[ChatDelta, None]:
         """The other deltas."""
         async for delta in self.stream:
-            self.watch.saw(delta)
+            self._saw(delta)
             yield delta
 
     async def close(self) -> None:

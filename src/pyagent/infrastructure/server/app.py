@@ -17,6 +17,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from pyagent import __version__
 from pyagent.core.backends import Backend
@@ -30,6 +31,7 @@ from pyagent.infrastructure.server.bodies import RefusedError
 from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.errors import logged_error, refusal
 from pyagent.infrastructure.server.guards import Guard
+from pyagent.infrastructure.server.limits import Limited
 from pyagent.infrastructure.server.measured import Measured
 from pyagent.infrastructure.server.service import Service, json_response
 from pyagent.infrastructure.server.streaming import ClientLeftError
@@ -159,11 +161,14 @@ def create_app(
     service = Service(backend, agents, store, settings)
     routes = [
         *(_api_route(service, *entry) for entry in _APIS),
-        *EngineRoutes(backend, settings.max_body_bytes).routes(),
+        *EngineRoutes(backend, settings).routes(),
         *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]
     handlers = dict.fromkeys((HTTPException, Exception), _answer_error)
-    guard = Guard(ExceptionMiddleware(Router(routes), handlers), tuple(api_keys))
+    app: ASGIApp = ExceptionMiddleware(Router(routes), handlers)
+    if settings.requests_per_minute or settings.tokens_per_minute:
+        app = Limited(app, settings.requests_per_minute, settings.tokens_per_minute)
+    guard = Guard(app, tuple(api_keys))
     return Measured(guard, service.figures, frozenset(route.path for route in routes))
 
 

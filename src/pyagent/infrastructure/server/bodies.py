@@ -1,9 +1,12 @@
-"""Bodies of JSON requests, bounded, and what HTTP's own rules turn away."""
+"""Bodies of JSON requests, bounded in length and time, and what HTTP's own rules turn away."""
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 
+from pyagent.core.settings import Server
 from pyagent.infrastructure.server.errors import refusal
 
 _MAX_DROPPED_BYTES = 8_000_000
@@ -17,20 +20,30 @@ class RefusedError(Exception):
         self.error = refusal(status, message, code)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body of a JSON request, never more of it than `limit`."""
+async def read_body(request: Request, settings: Server) -> bytes:
+    """The body of a JSON request, never more of it than the settings allow, and no later."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # also keeps a page in a browser from sending a request without asking first
         raise RefusedError(415, f"send Content-Type: application/json, got {kind or 'none'}", "wrong_content_type")
+    try:
+        async with asyncio.timeout(settings.request_seconds):
+            body = await _read(request, settings.max_body_bytes)
+    except TimeoutError:
+        text = f"the body was not there within {settings.request_seconds:g} s (server.request_seconds)"
+        raise RefusedError(408, text, "request_timeout") from None
+    if body is None:
+        text = f"the body is larger than {settings.max_body_bytes} bytes (server.max_body_bytes)"
+        raise RefusedError(413, text, "body_too_large")
+    return body
+
+
+async def _read(request: Request, limit: int) -> bytes | None:
+    """The body, None when it is longer. Some of the rest is read and dropped, so that the client hears the answer."""
     body, num_bytes = bytearray(), 0
     async for chunk in request.stream():
         num_bytes += len(chunk)
         if num_bytes <= limit:
             body += chunk
-        elif (
-            num_bytes > limit + _MAX_DROPPED_BYTES
-        ):  # up to here the rest is read and dropped, so that the client hears the answer
+        elif num_bytes > limit + _MAX_DROPPED_BYTES:
             break
-    if num_bytes <= limit:
-        return bytes(body)
-    raise RefusedError(413, f"the body is larger than {limit} bytes (server.max_body_bytes)", "body_too_large")
+    return bytes(body) if num_bytes <= limit else None

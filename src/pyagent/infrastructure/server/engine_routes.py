@@ -27,6 +27,7 @@ from pyagent.core.prompt_cache import (
     UnpinPrompt,
     ViewCache,
 )
+from pyagent.core.settings import Server
 from pyagent.infrastructure.server.bodies import read_body
 from pyagent.infrastructure.server.openai.requests import read_chat
 
@@ -83,7 +84,7 @@ class EngineRoutes:
     """The routes over one backend."""
 
     backend: Backend
-    max_body_bytes: int
+    settings: Server
 
     def routes(self) -> list[Route]:
         """Where they are."""
@@ -110,7 +111,7 @@ class EngineRoutes:
 
     async def explain(self, request: Request) -> Response:
         """POST /pyagent/cache/explain: how much of a chat request would be found, and why not more."""
-        asked = read_chat(await read_body(request, self.max_body_bytes))
+        asked = read_chat(await read_body(request, self.settings))
         return _json((await self._ask(ExplainPrompt(asked.request))).report)
 
     async def pin(self, request: Request) -> Response:
@@ -169,7 +170,7 @@ class EngineRoutes:
 
     async def _read(self, request: Request, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(await read_body(request, self.max_body_bytes) or b"{}", type=kind)
+            return msgspec.json.decode(await read_body(request, self.settings) or b"{}", type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RequestError(str(error)) from error
 

@@ -18,6 +18,7 @@ from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
 from pyagent.infrastructure.server.answer import Answer, Reply
 from pyagent.infrastructure.server.bodies import read_body
+from pyagent.infrastructure.server.images import check_images
 from pyagent.infrastructure.server.streaming import EventStream, unless_gone
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ class Service:
 
     async def body(self, request: Request) -> bytes:
         """The body of a JSON request."""
-        return await read_body(request, self.settings.max_body_bytes)
+        return await read_body(request, self.settings)
 
     async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
         """Ask whoever has the model; the first delta is awaited before any status goes out."""
         backend = await self.backend_of(asked.model)
+        if not self.settings.private_images:
+            await check_images(asked.messages)
         asked = asked if is_streamed else msgspec.structs.replace(asked, whole=True)
         answer = Answer(
             backend.chat(_of_client(asked, request.state.client)),
@@ -79,7 +82,9 @@ class Service:
         if not asked.input or not all(asked.input):
             raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
         backend = await self.backend_of(asked.model)
-        return await unless_gone(backend.embed(asked), request.receive)
+        found = await unless_gone(backend.embed(asked), request.receive)
+        request.state.num_tokens = found.usage.prompt_tokens
+        return found
 
     async def models(self, *, is_fresh: bool = False) -> list[ModelInfo]:
         """The models of the chain, and the agents; looked up now when they are to be fresh."""

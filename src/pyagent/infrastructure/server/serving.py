@@ -18,6 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pyagent.core.errors import ConfigError
+from pyagent.core.settings import Server
+from pyagent.infrastructure.server.connections import MAX_HEAD_BYTES, bounded
 from pyagent.infrastructure.server.draining import Draining
 
 _INTERRUPT_SECONDS = 3.0
@@ -99,12 +101,13 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-async def serve(app: ASGIApp, listening: socket.socket, *, drain_seconds: float) -> None:
-    """Answer on the socket until a signal comes, then at most `drain_seconds` more. Call it from the main thread."""
+async def serve(app: ASGIApp, listening: socket.socket, settings: Server) -> None:
+    """Answer on the socket until a signal comes, then a while more. Call it from the main thread."""
     draining = Draining(app)
     config = uvicorn.Config(
         draining,
-        http="h11",
+        http=bounded(settings.request_seconds),
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",  # no route speaks WebSocket, and the library costs 10 ms to import
         lifespan="off",
         log_config=None,
@@ -113,4 +116,4 @@ async def serve(app: ASGIApp, listening: socket.socket, *, drain_seconds: float)
         server_header=False,
         timeout_graceful_shutdown=_CUT_SECONDS,
     )
-    await _Server(config, draining, drain_seconds).serve(sockets=[listening])
+    await _Server(config, draining, settings.drain_seconds).serve(sockets=[listening])
