@@ -79,7 +79,43 @@ def test_unknown_models_and_endpoints_are_errors() -> None:
         with pytest.raises(lmstudio.LMStudioModelNotFoundError):
             await client.llm.model("nope")
         with pytest.raises(lmstudio.LMStudioServerError, match="No RPC endpoint"):
-            await (await client.llm.model("qwen3-4b")).count_tokens("hi")
+            await (await client.llm.model("qwen3-4b")).apply_prompt_template("hi")
 
     with lmstudio_server() as server:
+        run(server, work)
+
+
+def test_sync_client_does_it_all() -> None:
+    """The synchronous client lists, loads with a time to live, counts, answers, calls tools, embeds and unloads."""
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    lmstudio.set_sync_api_timeout(10)
+    with lmstudio_server(embedding_models=("nomic",)) as server:
+        with lmstudio.Client(server.url.removeprefix("http://")) as client:
+            model = client.llm.load_new_instance("qwen3-4b", ttl=60)
+            assert (model.count_tokens("one two"), model.get_context_length()) == (2, 4096)
+            assert str(model.respond("hi")) == "Hello from the fake."
+            said: list[str] = []
+            model.act("add", [add], on_message=lambda message: said.append(message.role))
+            assert said == ["assistant", "tool", "assistant"]
+            assert client.embedding.model("nomic").embed("abc") == [3.0, 1.0]
+            model.unload()
+            assert [loaded.identifier for loaded in client.list_loaded_models()] == ["nomic"]
+        assert server.loads[0]["ttlMs"] == 60_000
+
+
+@pytest.mark.parametrize("what", ["load_error", "auth_error"])
+def test_client_sees_refusals(what: str) -> None:
+    """No memory for a model, and a version that does not match, are the client's own errors."""
+
+    async def work(client: lmstudio.AsyncClient) -> None:
+        await client.llm.model("qwen3-4b")
+
+    with (
+        lmstudio_server(**{what: "cannot be"}) as server,
+        pytest.raises(lmstudio.LMStudioServerError, match="cannot be"),
+    ):
         run(server, work)

@@ -11,11 +11,15 @@ from pyagent_lmstudio.backend import LMStudioBackend
 
 from pyagent.plugin import (
     Answer,
+    Backend,
     BackendError,
     ChatRequest,
     ConfigError,
+    ContextOverflowError,
     DeadlineError,
     EmbedRequest,
+    EmbedResult,
+    FunctionCall,
     FunctionDefinition,
     ImagePart,
     ImageUrl,
@@ -27,6 +31,7 @@ from pyagent.plugin import (
     SamplingParams,
     Settings,
     Tool,
+    ToolCall,
     collect,
 )
 from pyagent.testing import Fault, LMStudioServer, lmstudio_server
@@ -189,9 +194,6 @@ def test_what_it_cannot_do_is_refused() -> None:
     messages = HELLO.messages
     with lmstudio_server() as server:
         for request in (
-            ChatRequest(prompt="raw text"),
-            ChatRequest(messages=messages, tools=[Tool(FunctionDefinition("f"))]),
-            ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:image/png;base64,aGk="))])]),
             ChatRequest(messages=messages, sampling=SamplingParams(seed=1)),
             ChatRequest(messages=messages, sampling=SamplingParams(logit_bias={1: 1.0})),
         ):
@@ -199,7 +201,7 @@ def test_what_it_cannot_do_is_refused() -> None:
                 ask(server, request)
             assert not caught.value.retryable
         with pytest.raises(RequestError, match="does not embed"):
-            run(server, lambda backend: backend.embed(EmbedRequest(model="m", input=["x"])))
+            run(server, lambda backend: backend.embed(EmbedRequest(model="", input=["x"])))
         assert server.requests == []
 
 
@@ -241,3 +243,126 @@ def test_link_names_model_and_server() -> None:
     assert make_backend(Link.parse("lmstudio:qwen3-4b"), Settings()).name == "lmstudio:qwen3-4b"
     with pytest.raises(ConfigError, match="HOST:PORT"):
         make_backend(Link.parse("lmstudio:https://host"), Settings())
+
+
+TOOL = Tool(FunctionDefinition("add", "adds", {"type": "object", "properties": {"a": {"type": "integer"}}}))
+
+
+def test_tools_are_called_and_their_results_carried() -> None:
+    """Tools, calls and results cross in LM Studio's shape: arguments are objects there and JSON text here."""
+    call = ToolCall(id="c1", function=FunctionCall("add", '{"a": 1}'))
+    past = [Message("user", "1+1"), Message("assistant", tool_calls=[call]), Message("tool", "2", tool_call_id="c1")]
+    with lmstudio_server() as server:
+        answer = ask(server, ChatRequest(messages=HELLO.messages, tools=[TOOL]))
+        assert [found.function for delta in answer.deltas for found in delta.tool_calls] == [call.function]
+        assert answer.last.finish_reason == "tool_calls"
+        assert ask(server, ChatRequest(messages=past, tools=[TOOL])).text == "Hello from the fake."
+        messages = server.requests[1]["history"]["messages"]  # type: ignore[index]
+        assert messages[1]["content"][-1]["toolCallRequest"]["arguments"] == {"a": 1}  # type: ignore[index]
+        assert messages[2]["content"] == [{"type": "toolCallResult", "content": "2", "toolCallId": "c1"}]  # type: ignore[index]
+        broken = ToolCall(id="c", function=FunctionCall("add", "{"))
+        with pytest.raises(RequestError, match="are not JSON"):
+            ask(server, ChatRequest(messages=[Message("assistant", tool_calls=[broken])]))
+
+
+def test_images_are_uploaded() -> None:
+    """An image in a data URL is handed over and referred to; one elsewhere is refused, so that a chain can go on."""
+    image = ImagePart(ImageUrl("data:image/png;base64,aGk="))
+    with lmstudio_server() as server:
+        ask(server, ChatRequest(messages=[Message("user", [image])]))
+        assert server.files == ["image-0"]
+        parts = server.requests[0]["history"]["messages"][0]["content"]  # type: ignore[index]
+        assert parts[-1]["identifier"] == "file-1"  # type: ignore[index]
+        with pytest.raises(BackendError, match="data URLs only"):
+            ask(server, ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("http://x/y.png"))])]))
+
+
+def test_plain_prompt_is_completed() -> None:
+    """A prompt without messages is continued without a template."""
+    with lmstudio_server(answer="a time") as server:
+        assert ask(server, ChatRequest(prompt="Once upon")).text == "a time"
+        assert "completeModeFormatting" in str(server.requests[0])
+
+
+def test_embeddings_come_from_an_embedding_model() -> None:
+    """A loaded embedding model, or the first downloaded one, embeds each text."""
+    with lmstudio_server(embedding_models=("nomic",)) as server:
+        result = run(server, lambda backend: backend.embed(EmbedRequest(model="", input=["one two", "three"])))
+        assert isinstance(result, EmbedResult)
+        assert (result.vectors, result.model, result.usage.prompt_tokens) == ([[7.0, 1.0], [5.0, 1.0]], "nomic", 3)
+        assert server.loaded == ["nomic"]
+
+
+def test_prompt_that_fills_the_context_is_an_overflow() -> None:
+    """A prompt that leaves no room for an answer is a `ContextOverflowError`, and is never shortened in the middle."""
+    with lmstudio_server(context_length=3) as server:
+        with pytest.raises(ContextOverflowError, match="fills the model's context"):
+            ask(server, ChatRequest(messages=[Message("user", "one two three four")]))
+        assert "stopAtLimit" in str(server.requests[0])
+
+
+def test_link_options_decide_on_loading() -> None:
+    """`ttl` and `context` go with the loading, `unload` undoes it at the end, `jit=no` leaves loading to the user."""
+    with lmstudio_server(models=("a", "b"), loaded=["b"]) as server:
+        for query, loaded in (("ttl=60&context=2048", ["b", "a"]), ("", ["b", "a"])):
+            backend = make_backend(Link.parse(f"lmstudio:{server.url}#a?{query}".rstrip("?")), Settings())
+
+            async def main(backend: Backend = backend) -> None:
+                await collect(backend.chat(HELLO))
+                await backend.close()
+
+            asyncio.run(main())
+            assert server.loaded == loaded
+        assert len(server.loads) == 1
+        assert server.loads[0]["loadTtlMs"] == 60_000
+        assert "2048" in str(server.loads[0]["loadConfigStack"])
+        server.loaded[:] = ["b"]
+        backend = make_backend(Link.parse(f"lmstudio:{server.url}#a?unload=yes"), Settings())
+        asyncio.run(main(backend))
+        assert server.loaded == ["b"]
+        backend = make_backend(Link.parse(f"lmstudio:{server.url}#a?jit=no"), Settings())
+        with pytest.raises(BackendError, match="lms load a"):
+            asyncio.run(main(backend))
+        asyncio.run(backend.close())
+
+
+@pytest.mark.parametrize("query", ["keep_alive=5", "ttl=0", "context=many", "jit=maybe", "unload", "ttl=\u0665"])
+def test_wrong_link_options_are_refused(query: str) -> None:
+    """Each wrong option is named with what is expected."""
+    with pytest.raises(ConfigError, match="lmstudio: "):
+        make_backend(Link.parse(f"lmstudio:m?{query}"), Settings())
+
+
+def test_slow_loading_is_waited_for_while_it_moves() -> None:
+    """Loading may take longer than the limit as long as it makes progress; no memory is told with LM Studio's words."""
+    with lmstudio_server(load_seconds=2.0) as server:
+        assert ask(server).text  # the limit is 1 s, a sign of progress comes each 0.5 s
+        server.loaded.clear()
+        server.load_seconds, server.load_error = 0.0, "insufficient system resources"
+        with pytest.raises(BackendError, match="Failed to load model: insufficient system resources"):
+            ask(server)
+
+
+def test_version_mismatch_is_told() -> None:
+    """A server that refuses the client says why, in a sentence, and health tells it too."""
+    with lmstudio_server(auth_error="client version 1 is not supported") as server:
+        with pytest.raises(BackendError, match="client version 1 is not supported"):
+            ask(server)
+        health = run(server, lambda backend: backend.health())
+        assert "not supported" in health.detail  # type: ignore[attr-defined]
+
+
+def test_socket_that_slept_is_replaced() -> None:
+    """A socket that is open but dead is noticed within the connect limit, and the request is answered by a new one."""
+
+    async def main() -> str:
+        backend = LMStudioBackend(server.url, connect_seconds=2.0, read_seconds=5.0)
+        await collect(backend.chat(HELLO))
+        server.sleep()
+        try:
+            return (await collect(backend.chat(HELLO))).text
+        finally:
+            await backend.close()
+
+    with lmstudio_server() as server:
+        assert asyncio.run(main()) == "Hello from the fake."

@@ -11,16 +11,20 @@ if TYPE_CHECKING:
 
 
 def make_backend(link: Link, settings: Settings) -> Backend:
-    """The backend of a chain entry `lmstudio`, `lmstudio:MODEL` or `lmstudio:URL#MODEL`."""
+    """The backend of a chain entry `lmstudio`, `lmstudio:MODEL` or `lmstudio:URL#MODEL`, options after a `?`."""
     from pyagent_lmstudio.backend import LMStudioBackend
+    from pyagent_lmstudio.options import read_options
 
-    url, _, model = link.target.partition("#") if link.target.startswith("http") else ("", "", link.target)
+    place, _, query = link.target.partition("?")
+    url, _, model = place.partition("#") if place.startswith("http") else ("", "", place)
     return LMStudioBackend(
         url,
         model=model,
         name=str(link),
+        options=read_options(query),
         connect_seconds=settings.backends.connect_timeout_seconds,
         read_seconds=settings.backends.timeout_seconds,
+        unsupported=settings.backends.unsupported,
     )
 
 

@@ -17,6 +17,8 @@ import httpx
 import lmstudio
 
 from pyagent.plugin import (
+    ABILITIES,
+    Abilities,
     BackendError,
     ChatDelta,
     ChatRequest,
@@ -28,18 +30,24 @@ from pyagent.plugin import (
     ModelInfo,
     PyAgentError,
     RequestError,
+    Unsupported,
+    Usage,
+    fulfil,
 )
+from pyagent_lmstudio.options import LinkOptions
 from pyagent_lmstudio.prediction import (
     config_of,
+    delta_of,
     history_of,
+    image_bytes,
+    image_urls,
     last_delta,
-    read_choice,
-    refuse_what_is_missing,
     schema_of,
 )
 
 REST_HOST = "127.0.0.1:1234"
 """Where the OpenAI-style server listens; it answers the websockets too. The SDK knows the app's own ports."""
+logging.getLogger("_AsyncLMStudioWebsocket").setLevel(logging.INFO)  # at debug, the SDK logs whole conversations
 logging.getLogger("AsyncWebsocketHandler").setLevel(logging.CRITICAL)  # the SDK logs what it raises; once is enough
 
 _HEALTH_SECONDS = 5.0
@@ -49,16 +57,36 @@ _CLOSE_SECONDS = 2.0
 class LMStudioBackend:
     """One LM Studio. `read_seconds` bounds the silence between two pieces of an answer, or of a model's loading."""
 
-    def __init__(
+    abilities: Abilities = ABILITIES - {
+        "tool_choice",
+        "choice",
+        "seed",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "ignore_eos",
+        "top_logprobs",
+        "n",
+        "best_of",
+        "beam",
+    }
+    gives_several = True
+
+    def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
         url: str = "",
         *,
         model: str = "",
         name: str = "lmstudio",
+        options: LinkOptions = LinkOptions(),  # noqa: B008 - frozen
         connect_seconds: float = 5.0,
         read_seconds: float = 120.0,
+        unsupported: Unsupported = "emulate",
     ) -> None:
         self.name = name
+        self._options = options
+        self._unsupported: Unsupported = unsupported
+        self._own: list[str] = []
         self._host = _host_of(url) if url else None
         self._model = model
         self._connect_seconds = connect_seconds
@@ -71,8 +99,8 @@ class LMStudioBackend:
         async with self._errors_mapped():
             client = await self._connected()
             async with asyncio.timeout(self._connect_seconds):
-                downloaded = await client.llm.list_downloaded()
-                loaded = {model.identifier for model in await client.llm.list_loaded()}
+                downloaded = await client.list_downloaded_models()
+                loaded = {model.identifier for model in await client.list_loaded_models()}
         return [
             ModelInfo(
                 id=model.model_key,
@@ -85,41 +113,47 @@ class LMStudioBackend:
             for model in downloaded
         ]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Stream the answer, loading the model first when need be; closing the iterator cancels the prediction."""
-        refuse_what_is_missing(request, self.name)
+        return fulfil(request, self._answer, self.abilities, backend=self.name, unsupported=self._unsupported)
+
+    async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)
-        wanted = request.response_format
-        choices = (wanted.choice or []) if wanted and wanted.type == "choice" else None
-        held: list[str] = []
+        has_calls = False
         async with self._errors_mapped():
             client = await deadline.bound(self._connected(), self.name)
-            model = await deadline.bound(self._load(client, request.model), self.name)
-            stream = await model.respond_stream(
-                cast("Any", history_of(request)),
-                response_format=schema_of(wanted),
-                config=cast("Any", config_of(request.sampling, wanted)),
-            )
-            fragments = aiter(stream)
+            key = await deadline.bound(self._pick_model(client, request.model), self.name)
+            model = await deadline.bound(self._load(client, client.llm, key), self.name)
+            stream = await deadline.bound(self._start(client, model, request), self.name)
+            # the SDK hands tool calls out in `act` alone, which would run them here
+            events = stream._iter_events()  # pyright: ignore[reportPrivateUsage]
             try:
-                while (fragment := await deadline.bound(self._next(fragments), self.name)) is not None:
-                    delta = self._delta(fragment, model.identifier)
-                    if choices is not None:
-                        held.append(delta.content if delta else "")
-                    elif delta:
+                while (event := await deadline.bound(self._next(events), self.name)) is not None:
+                    delta = delta_of(event, model.identifier, self.name)
+                    if delta is not None:
+                        has_calls = has_calls or bool(delta.tool_calls)
                         yield delta
                 stats = self._stats(stream)
             finally:
-                await _finish(stream, fragments)
-        last = last_delta(stats, model.identifier, self.name)
-        if choices is not None:
-            text = read_choice("".join(held), choices, self.name)
-            yield ChatDelta(content=text, model=model.identifier, backend=self.name)
-        yield last
+                await _finish(stream, events)
+        yield last_delta(stats, model.identifier, self.name, has_calls=has_calls)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """Not in this version."""
-        raise RequestError(f"{self.name} does not embed in this version; use an embedding backend", param="model")
+        """One vector a text, by the model named, a loaded embedding model, or the first downloaded one."""
+        async with self._errors_mapped():
+            client = await self._connected()
+            key = request.model or await self._any_model(client.embedding, self._connect_seconds)
+            if not key:
+                text = f"{self.name} does not embed: it has no embedding model; get one with: lms get MODEL"
+                raise RequestError(text, param="model", code="model_not_found")
+            model = await self._load(client, client.embedding, key)
+            async with asyncio.timeout(self._read_seconds):
+                vectors = await model.embed(request.input)
+                counts = [await model.count_tokens(text) for text in request.input]
+        usage = Usage(prompt_tokens=sum(counts), total_tokens=sum(counts))
+        return EmbedResult(
+            vectors=[list(vector) for vector in cast("list[list[float]]", vectors)], model=model.identifier, usage=usage
+        )
 
     async def health(self) -> Health:
         """Ready when LM Studio lists its models, and the one this link names is among them."""
@@ -138,7 +172,17 @@ class LMStudioBackend:
         """Close the client of the running event loop; that of an ended loop died with it."""
         held, self._client = self._client, None
         if held and held[0] is asyncio.get_running_loop():
+            if self._options.unloads:
+                await self._unload(held[1])
             await _close(held[1])
+
+    async def _unload(self, client: lmstudio.AsyncClient) -> None:
+        """Unload the models that were loaded here; one that is gone already is no loss."""
+        own, self._own = self._own, []
+        for key in own:
+            with suppress(lmstudio.LMStudioError, OSError, RuntimeError):
+                async with asyncio.timeout(self._connect_seconds):
+                    await client.llm.unload(key)
 
     # -- connection --------------------------------------------------------------------------------------------------
 
@@ -190,44 +234,69 @@ class LMStudioBackend:
 
     # -- prediction --------------------------------------------------------------------------------------------------
 
-    async def _load(self, client: lmstudio.AsyncClient, asked: str) -> lmstudio.AsyncLLM:
-        """The model to ask, loaded; the limit counts anew with each sign of progress."""
+    async def _pick_model(self, client: lmstudio.AsyncClient, asked: str) -> str:
         if asked and self._model and asked != self._model:
             text = f"{self.name} serves {self._model!r}, not {asked!r}"
             raise RequestError(text, param="model", code="model_not_found")
-        key = asked or self._model or await self._any_model(client)
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._read_seconds) as timer:
-            return await client.llm.model(
-                key, on_load_progress=lambda _: timer.reschedule(loop.time() + self._read_seconds)
-            )
-
-    async def _any_model(self, client: lmstudio.AsyncClient) -> str:
-        async with asyncio.timeout(self._connect_seconds):
-            keys = [model.identifier for model in await client.llm.list_loaded()]
-            keys = keys or [model.model_key for model in await client.llm.list_downloaded()]
-        if not keys:
+        key = asked or self._model or await self._any_model(client.llm, self._connect_seconds)
+        if not key:
             text = f"{self.name} has no model; get one with: lms get MODEL"
             raise BackendError(text, backend=self.name, retryable=False)
-        return keys[0]
+        return key
 
-    async def _next(
-        self, fragments: AsyncIterator[lmstudio.LlmPredictionFragment]
-    ) -> lmstudio.LlmPredictionFragment | None:
+    async def _load(self, client: lmstudio.AsyncClient, session: Any, key: str) -> Any:
+        """A model of the session's kind, loaded; the limit counts anew with each sign of progress."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_seconds):
+            is_loaded = key in {model.identifier for model in await session.list_loaded()}
+        if not is_loaded and not self._options.loads:
+            text = f"{self.name}: {key!r} is not loaded, and the link says jit=no; load it with: lms load {key}"
+            raise BackendError(text, backend=self.name)
+        config = {"contextLength": self._options.context} if self._options.context else None
+        ttl = {"ttl": self._options.ttl} if self._options.ttl else {}
+        async with asyncio.timeout(self._read_seconds) as timer:
+
+            def has_moved(_: float) -> None:
+                timer.reschedule(loop.time() + self._read_seconds)
+
+            model = await session.model(
+                key,
+                config=config,
+                on_load_progress=has_moved,
+                **ttl,
+            )
+        if not is_loaded and session is client.llm:
+            self._own.append(model.identifier)
+        return model
+
+    async def _any_model(self, session: Any, seconds: float) -> str:
+        """A loaded model of the session's kind, else the first downloaded one, else nothing."""
+        async with asyncio.timeout(seconds):
+            keys = [model.identifier for model in await session.list_loaded()]
+            keys = keys or [model.model_key for model in await session.list_downloaded()]
+        return keys[0] if keys else ""
+
+    async def _start(
+        self, client: lmstudio.AsyncClient, model: lmstudio.AsyncLLM, request: ChatRequest
+    ) -> lmstudio.AsyncPredictionStream:
+        """Hand images over and ask: a conversation, or the continuation of a plain text."""
+        config, schema = cast("Any", config_of(request)), schema_of(request.response_format)
+        async with asyncio.timeout(self._read_seconds):
+            if not request.messages:
+                return await model.complete_stream(request.prompt or "", response_format=schema, config=config)
+            images: dict[str, dict[str, object]] = {}
+            for url in [url for message in request.messages for url in image_urls(message)]:
+                handle = await client.prepare_image(image_bytes(url, self.name), f"image-{len(images)}")
+                images[url] = cast("dict[str, object]", handle.to_dict())
+            history = cast("Any", history_of(request, images))
+            return await model.respond_stream(history, response_format=schema, config=config)
+
+    async def _next(self, events: AsyncIterator[object]) -> object | None:
         async with asyncio.timeout(self._read_seconds):
             try:
-                return await anext(fragments, None)
+                return await anext(events, None)
             except lmstudio.LMStudioRuntimeError as error:  # the channel was closed before its last message
                 raise self._ended_early() from error
-
-    def _delta(self, fragment: lmstudio.LlmPredictionFragment, model: str) -> ChatDelta | None:
-        match fragment.reasoning_type:
-            case "none":
-                return ChatDelta(content=fragment.content, model=model, backend=self.name)
-            case "reasoning":
-                return ChatDelta(reasoning=fragment.content, model=model, backend=self.name)
-            case _:
-                return None
 
     def _stats(self, stream: lmstudio.AsyncPredictionStream) -> lmstudio.LlmPredictionStats:
         try:
@@ -253,9 +322,11 @@ def _host_of(url: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    """What happened, and the cause where LM Studio gives one."""
     lines = (line.strip() for line in str(error).splitlines())
-    text = ": ".join(line.removesuffix(":") for line in list(filter(None, lines))[:2])
-    return text or type(error).__name__
+    text = ": ".join(line.removesuffix(":") for line in list(filter(None, lines))[:2]) or type(error).__name__
+    told = error.server_error if isinstance(error, lmstudio.LMStudioServerError) else None
+    return f"{text}: {told.cause.strip().partition(chr(10))[0]}" if told and told.cause else text
 
 
 async def _answers(client: lmstudio.AsyncClient, seconds: float) -> bool:
@@ -267,14 +338,12 @@ async def _answers(client: lmstudio.AsyncClient, seconds: float) -> bool:
     return True
 
 
-async def _finish(
-    stream: lmstudio.AsyncPredictionStream, fragments: AsyncIterator[lmstudio.LlmPredictionFragment]
-) -> None:
+async def _finish(stream: lmstudio.AsyncPredictionStream, events: AsyncIterator[object]) -> None:
     """Cancel the prediction unless it is over, and give its channel back."""
     with suppress(lmstudio.LMStudioError, OSError, RuntimeError):
         async with asyncio.timeout(_CLOSE_SECONDS):
             await stream.cancel()
-            await cast("AsyncGenerator[lmstudio.LlmPredictionFragment]", fragments).aclose()
+            await cast("AsyncGenerator[object]", events).aclose()
             await stream.aclose()
 
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import uuid
+from collections.abc import Mapping
 from typing import cast
 
 import lmstudio
+import msgspec
+from lmstudio.json_api import PredictionFragmentEvent, PredictionToolCallAbortedEvent, PredictionToolCallEvent
 
 from pyagent.plugin import (
     BackendError,
     ChatDelta,
     ChatRequest,
+    ContextOverflowError,
     FinishReason,
+    FunctionCall,
+    ImagePart,
     Message,
+    RequestError,
     ResponseFormat,
-    SamplingParams,
-    TextPart,
     Timings,
+    ToolCall,
     Usage,
 )
 
@@ -32,49 +41,65 @@ _STOP_REASONS: dict[str, FinishReason] = {
 }
 
 
-def refuse_what_is_missing(request: ChatRequest, backend: str) -> None:
-    """Raise `BackendError` for what this backend cannot do, so that a chain goes on."""
-    sampling = request.sampling
-    missing = {
-        "prompts without messages": not request.messages,
-        "tools": bool(request.tools) or any(message.role == "tool" for message in request.messages),
-        "images": any(_has_images(message) for message in request.messages),
-        "frequency_penalty and presence_penalty": bool(sampling.frequency_penalty or sampling.presence_penalty),
-        "seed (unless temperature is 0)": sampling.seed is not None and sampling.temperature > 0,
-        "logit_bias": bool(sampling.logit_bias),
-        "ignore_eos": sampling.ignore_eos,
-        "top_logprobs": sampling.top_logprobs is not None,
-    }
-    for what, is_asked in missing.items():
-        if is_asked:
-            raise BackendError(f"{backend} cannot do {what}", backend=backend, retryable=False)
+def history_of(request: ChatRequest, images: Mapping[str, JsonObject]) -> JsonObject:
+    """The conversation in the SDK's wire format; `images` are the files that its image URLs became."""
+    return {"messages": [_message(message, images) for message in request.messages]}
 
 
-def _has_images(message: Message) -> bool:
-    return isinstance(message.content, list) and not all(isinstance(part, TextPart) for part in message.content)
+def _message(message: Message, images: Mapping[str, JsonObject]) -> JsonObject:
+    if message.role == "tool":
+        result: JsonObject = {"type": "toolCallResult", "content": message.text}
+        result |= {"toolCallId": message.tool_call_id} if message.tool_call_id else {}
+        return {"role": "tool", "content": [result]}
+    parts: list[JsonObject] = [{"type": "text", "text": message.text}]  # the SDK wants some before calls
+    parts += [images[url] for url in image_urls(message)]
+    calls: list[JsonObject] = [
+        {"type": "toolCallRequest", "toolCallRequest": _call(call)} for call in message.tool_calls or []
+    ]
+    parts += calls
+    return {"role": "system" if message.role == "developer" else message.role, "content": parts}
 
 
-def history_of(request: ChatRequest) -> JsonObject:
-    """The conversation in the SDK's wire format."""
-    return {
-        "messages": [
-            {
-                "role": "system" if message.role == "developer" else message.role,
-                "content": [{"type": "text", "text": message.text}],
-            }
-            for message in request.messages
-        ]
-    }
+def _call(call: ToolCall) -> JsonObject:
+    try:
+        arguments = cast("object", json.loads(call.function.arguments or "{}"))
+    except ValueError as error:
+        text = f"the arguments of the call of {call.function.name} are not JSON"
+        raise RequestError(text, param="messages") from error
+    return {"type": "function", "id": call.id, "name": call.function.name, "arguments": arguments}
 
 
-def config_of(sampling: SamplingParams, wanted: ResponseFormat | None) -> JsonObject:
-    """Every sampling parameter spelt out: the server's presets are not what was asked for."""
+def image_urls(message: Message) -> list[str]:
+    """The URLs of a message's images."""
+    if not isinstance(message.content, list):
+        return []
+    return [part.image_url.url for part in message.content if isinstance(part, ImagePart)]
+
+
+def image_bytes(url: str, backend: str) -> bytes:
+    """The image in a data URL. Raises `BackendError` for one elsewhere, `RequestError` for one that is broken."""
+    header, comma, data = url.partition(",")
+    if not header.startswith("data:") or not header.endswith(";base64") or not comma:
+        raise BackendError(f"{backend} takes images as base64 data URLs only", backend=backend, retryable=False)
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise RequestError(f"an image's base64 is broken: {error}", param="messages") from error
+
+
+def config_of(request: ChatRequest) -> JsonObject:
+    """Every sampling parameter spelt out: the server's presets are not what was asked for.
+
+    A conversation that outgrows the context ends there; by its presets LM Studio would leave out its middle.
+    """
+    sampling, wanted = request.sampling, request.response_format
     config: JsonObject = {
         "temperature": sampling.temperature,
         "topPSampling": sampling.top_p,
         "topKSampling": sampling.top_k,
         "minPSampling": sampling.min_p,
         "repeatPenalty": sampling.repetition_penalty,
+        "contextOverflowPolicy": "stopAtLimit",
     }
     if sampling.max_tokens is not None:
         config["maxTokens"] = sampling.max_tokens
@@ -82,6 +107,10 @@ def config_of(sampling: SamplingParams, wanted: ResponseFormat | None) -> JsonOb
         config["stopStrings"] = list(sampling.stop)
     if wanted and wanted.type == "json_object":
         config["structured"] = {"type": "json"}
+    if request.tools:
+        functions = [msgspec.to_builtins(tool.function) for tool in request.tools]
+        tools = [{"type": "function", "function": {"parameters": {}} | function} for function in functions]
+        config["rawTools"] = {"type": "toolArray", "tools": tools}
     return config
 
 
@@ -89,33 +118,41 @@ def schema_of(wanted: ResponseFormat | None) -> JsonObject | None:
     """The JSON schema the answer must follow, when one was asked for."""
     if wanted and wanted.type == "json_schema" and wanted.json_schema:
         return wanted.json_schema.schema
-    if wanted and wanted.type == "choice":
-        return {"type": "string", "enum": wanted.choice or []}
     return None
 
 
-def last_delta(stats: lmstudio.LlmPredictionStats, model: str, backend: str) -> ChatDelta:
+def delta_of(event: object, model: str, backend: str) -> ChatDelta | None:
+    """What an event adds to the answer; None when nothing."""
+    match event:
+        case PredictionFragmentEvent(arg=fragment) if fragment.reasoning_type == "none":
+            return ChatDelta(content=fragment.content, model=model, backend=backend)
+        case PredictionFragmentEvent(arg=fragment) if fragment.reasoning_type == "reasoning":
+            return ChatDelta(reasoning=fragment.content, model=model, backend=backend)
+        case PredictionToolCallEvent(arg=asked):
+            function = FunctionCall(asked.name, json.dumps(asked.arguments or {}))
+            call = ToolCall(id=asked.id or f"call_{uuid.uuid4().hex[:12]}", function=function)
+            return ChatDelta(tool_calls=[call], model=model, backend=backend)
+        case PredictionToolCallAbortedEvent():
+            raise BackendError(f"{backend} could not read a tool call of the model", backend=backend)
+        case _:
+            return None
+
+
+def last_delta(stats: lmstudio.LlmPredictionStats, model: str, backend: str, *, has_calls: bool) -> ChatDelta:
     """The end of an answer; raises `BackendError` when the model failed or was unloaded meanwhile."""
     reason = _STOP_REASONS.get(stats.stop_reason)
     if reason is None:
         raise BackendError(f"{backend} ended its answer because of {stats.stop_reason}", backend=backend)
     num_prompt = int(stats.prompt_tokens_count or 0)
     num_completion = int(stats.predicted_tokens_count or 0)
+    if stats.stop_reason == "contextLengthReached" and num_completion == 0:
+        text = f"{backend}: the prompt fills the model's context; shorten it, or load the model with a longer one"
+        raise ContextOverflowError(text, num_tokens=num_prompt, limit=num_prompt)
     usage = Usage(
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
         timings=Timings(first_token_seconds=stats.time_to_first_token_sec or 0.0),
     )
+    reason = "tool_calls" if has_calls else reason
     return ChatDelta(finish_reason=reason, usage=usage, model=model, backend=backend)
-
-
-def read_choice(text: str, choices: list[str], backend: str) -> str:
-    """The choice inside the JSON string that a constrained answer is."""
-    try:
-        value = cast("object", json.loads(text))
-    except ValueError:
-        value = text.strip()
-    if value not in choices:
-        raise BackendError(f"{backend} answered {text[:80]!r}, which is none of the choices", backend=backend)
-    return str(value)

@@ -54,6 +54,7 @@ _MODEL_ABILITIES = {"tools": "tools", "images": "vision"}
 class OllamaBackend:
     """One Ollama server. `read_seconds` bounds the silence between two pieces of an answer."""
 
+    gives_several = True
     abilities: Abilities = ABILITIES - {
         "tool_choice",
         "choice",

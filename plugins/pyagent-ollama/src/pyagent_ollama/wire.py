@@ -172,7 +172,7 @@ def encode_request(
         return "/api/generate", msgspec.json.encode(body | {"prompt": request.prompt or "", "raw": True})
     body["messages"] = [_encode_message(message, request.messages, backend) for message in request.messages]
     if request.tools:
-        body["tools"] = request.tools
+        body["tools"] = [{"type": "function", "function": tool.function} for tool in request.tools]
     return "/api/chat", msgspec.json.encode(body)
 
 

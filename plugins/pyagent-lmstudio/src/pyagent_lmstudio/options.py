@@ -1,0 +1,56 @@
+"""What a link says after its `?`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from pyagent.plugin import ConfigError
+
+_KNOWN = ("ttl", "context", "jit", "unload")
+_TRUTHS = {"yes": True, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """How a link uses LM Studio.
+
+    Seconds that a model it loaded stays after its last answer, the context to load it with, whether it loads models at
+    all, whether those it loaded go when the backend is closed.
+    """
+
+    ttl: int | None = None
+    context: int | None = None
+    loads: bool = True
+    unloads: bool = False
+
+
+def read_options(query: str) -> LinkOptions:
+    """`ttl=600&context=8192&jit=no&unload=yes`. Raises `ConfigError` naming what it does not know."""
+    try:
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+    except ValueError as error:
+        raise ConfigError(f"lmstudio: options are written NAME=VALUE&NAME=VALUE, got {query!r}", key="chain") from error
+    for name in given:
+        if name not in _KNOWN:
+            raise ConfigError(f"lmstudio: there is no option {name!r}; there are {', '.join(_KNOWN)}", key="chain")
+    return LinkOptions(
+        ttl=_count("ttl", given.get("ttl")),
+        context=_count("context", given.get("context")),
+        loads=_truth("jit", given.get("jit", "yes")),
+        unloads=_truth("unload", given.get("unload", "no")),
+    )
+
+
+def _count(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
+        raise ConfigError(f"lmstudio: {name} is a whole number above 0, got {text!r}", key="chain")
+    return int(text)
+
+
+def _truth(name: str, text: str) -> bool:
+    if text not in _TRUTHS:
+        raise ConfigError(f"lmstudio: {name} is yes or no, got {text!r}", key="chain")
+    return _TRUTHS[text]
