@@ -27,6 +27,7 @@ from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
+from pyagent.infrastructure.server.apis import APIS, Api
 from pyagent.infrastructure.server.bodies import RefusedError
 from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.errors import logged_error, refusal
@@ -40,37 +41,14 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.models.store import ModelStore
 
 _Endpoint = Callable[[Service, Request], Awaitable[Response]]
-_APIS = (
-    ("POST", "/v1/chat/completions", "openai", "chat_completions"),
-    ("POST", "/v1/completions", "openai", "completions"),
-    ("POST", "/v1/embeddings", "openai", "embeddings"),
-    ("POST", "/v1/responses", "responses", "create"),
-    ("GET", "/v1/responses/{id}", "responses", "show"),
-    ("DELETE", "/v1/responses/{id}", "responses", "delete"),
-    ("GET", "/v1/responses/{id}/input_items", "responses", "input_items"),
-    ("GET", "/v1/models", "openai", "list_models"),
-    ("GET", "/v1/models/{id:path}", "openai", "show_model"),
-    ("POST", "/v1/messages", "anthropic", "messages"),
-    ("POST", "/v1/messages/count_tokens", "anthropic", "count_tokens"),
-    ("POST", "/api/chat", "ollama", "chat"),
-    ("POST", "/api/generate", "ollama", "generate"),
-    ("POST", "/api/embed", "ollama", "embed"),
-    ("POST", "/api/embeddings", "ollama", "embeddings"),
-    ("GET", "/api/tags", "ollama", "tags"),
-    ("GET", "/api/ps", "ollama", "show_loaded"),
-    ("POST", "/api/show", "ollama", "show"),
-    ("POST", "/api/pull", "ollama", "pull"),
-    ("GET", "/api/version", "ollama", "version"),
-)
-"""Method, path, folder of the API, function of its `routes`."""
 
 
-def _api_route(service: Service, method: str, path: str, api: str, function: str) -> Route:
+def _api_route(service: Service, api: Api) -> Route:
     async def endpoint(request: Request) -> Response:
-        routes = import_module(f"pyagent.infrastructure.server.{api}.routes")
-        return await cast("_Endpoint", getattr(routes, function))(service, request)
+        routes = import_module(f"pyagent.infrastructure.server.{api.module}")
+        return await cast("_Endpoint", getattr(routes, api.function))(service, request)
 
-    return Route(path, endpoint, methods=[method])
+    return Route(api.path, endpoint, methods=[api.method])
 
 
 async def _health(service: Service, _request: Request) -> Response:
@@ -160,7 +138,7 @@ def create_app(
     """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet."""
     service = Service(backend, agents, store, settings)
     routes = [
-        *(_api_route(service, *entry) for entry in _APIS),
+        *(_api_route(service, api) for api in APIS),
         *EngineRoutes(backend, settings).routes(),
         *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]

@@ -61,21 +61,29 @@ class EngineLink(Protocol):
         ...
 
 
-class _Pin(msgspec.Struct, forbid_unknown_fields=True):
+class PinBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/cache/pin."""
+
     name: str
     messages: list[Message]
     model: str = ""
 
 
-class _Name(msgspec.Struct, forbid_unknown_fields=True):
+class NameBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/cache/unpin."""
+
     name: str
 
 
-class _Sleep(msgspec.Struct, forbid_unknown_fields=True):
+class SleepBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/engine/sleep."""
+
     level: int = 1
 
 
-class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/engine/drain."""
+
     grace_seconds: float = 30.0
 
 
@@ -116,7 +124,7 @@ class EngineRoutes:
 
     async def pin(self, request: Request) -> Response:
         """POST /pyagent/cache/pin: compute a beginning and keep it."""
-        said = await self._read(request, _Pin)
+        said = await self._read(request, PinBody)
         if not said.name or not any(message.text.strip() for message in said.messages):
             raise RequestError("a pin needs a name, and messages with some text", param="messages")
         asked = read_chat(msgspec.json.encode({"messages": said.messages, "model": said.model})).request
@@ -124,7 +132,7 @@ class EngineRoutes:
 
     async def unpin(self, request: Request) -> Response:
         """POST /pyagent/cache/unpin: end a pin."""
-        name = (await self._read(request, _Name)).name
+        name = (await self._read(request, NameBody)).name
         num_tokens = (await self._ask(UnpinPrompt(name))).num_tokens
         if num_tokens == 0:
             raise RequestError(f"nothing is pinned as {name!r}", param="name", code="pin_not_found")
@@ -143,7 +151,7 @@ class EngineRoutes:
 
     async def sleep(self, request: Request) -> Response:
         """POST /pyagent/engine/sleep: give memory back until the next request."""
-        level = (await self._read(request, _Sleep)).level
+        level = (await self._read(request, SleepBody)).level
         for link in self._engines():
             await link.sleep(level)
         return await self.state(request)
@@ -156,7 +164,7 @@ class EngineRoutes:
 
     async def drain(self, request: Request) -> Response:
         """POST /pyagent/engine/drain: take no more requests, and wait for those that run."""
-        grace_seconds = (await self._read(request, _Drain)).grace_seconds
+        grace_seconds = (await self._read(request, DrainBody)).grace_seconds
         if not 0 <= grace_seconds <= 3600:
             raise RequestError(f"grace_seconds is from 0 to 3600, got {grace_seconds}", param="grace_seconds")
         num_left = [await link.drain(grace_seconds) for link in self._engines()]

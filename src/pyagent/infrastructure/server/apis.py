@@ -1,0 +1,39 @@
+"""The table of the APIs' routes. A route's module is imported by its first request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Api(NamedTuple):
+    """A method and a path, and the function that answers: its module, below this package, and its name there."""
+
+    method: str
+    path: str
+    module: str
+    function: str
+
+
+APIS = (
+    Api("POST", "/v1/chat/completions", "openai.routes", "chat_completions"),
+    Api("POST", "/v1/completions", "openai.routes", "completions"),
+    Api("POST", "/v1/embeddings", "openai.routes", "embeddings"),
+    Api("POST", "/v1/responses", "responses.routes", "create"),
+    Api("GET", "/v1/responses/{id}", "responses.routes", "show"),
+    Api("DELETE", "/v1/responses/{id}", "responses.routes", "delete"),
+    Api("GET", "/v1/responses/{id}/input_items", "responses.routes", "input_items"),
+    Api("GET", "/v1/models", "openai.routes", "list_models"),
+    Api("GET", "/v1/models/{id:path}", "openai.routes", "show_model"),
+    Api("POST", "/v1/messages", "anthropic.routes", "messages"),
+    Api("POST", "/v1/messages/count_tokens", "anthropic.routes", "count_tokens"),
+    Api("POST", "/api/chat", "ollama.routes", "chat"),
+    Api("POST", "/api/generate", "ollama.routes", "generate"),
+    Api("POST", "/api/embed", "ollama.routes", "embed"),
+    Api("POST", "/api/embeddings", "ollama.routes", "embeddings"),
+    Api("GET", "/api/tags", "ollama.routes", "tags"),
+    Api("GET", "/api/ps", "ollama.routes", "show_loaded"),
+    Api("POST", "/api/show", "ollama.routes", "show"),
+    Api("POST", "/api/pull", "ollama.routes", "pull"),
+    Api("GET", "/api/version", "ollama.routes", "version"),
+    Api("GET", "/openapi.json", "openapi", "show"),
+)

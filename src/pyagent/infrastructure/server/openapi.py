@@ -1,0 +1,113 @@
+"""The OpenAPI description of what the server answers, made from the table of routes and the structs of the bodies."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import import_module
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pyagent import __version__
+from pyagent.core.messages import JsonObject
+from pyagent.infrastructure.server.anthropic.requests import CountBody, MessagesBody
+from pyagent.infrastructure.server.apis import APIS
+from pyagent.infrastructure.server.engine_routes import DrainBody, EngineRoutes, NameBody, PinBody, SleepBody
+from pyagent.infrastructure.server.ollama.requests import ChatBody as OllamaChatBody
+from pyagent.infrastructure.server.ollama.requests import EmbedBody, EmbeddingsBody, GenerateBody, ModelBody
+from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as OpenAiEmbeddingsBody
+from pyagent.infrastructure.server.openai.requests import ChatBody, CompletionBody
+from pyagent.infrastructure.server.responses.requests import ResponsesBody
+from pyagent.infrastructure.server.service import Service, json_response
+
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/embeddings": OpenAiEmbeddingsBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountBody,
+    "/api/chat": OllamaChatBody,
+    "/api/generate": GenerateBody,
+    "/api/embed": EmbedBody,
+    "/api/embeddings": EmbeddingsBody,
+    "/api/show": ModelBody,
+    "/api/pull": ModelBody,
+    "/pyagent/cache/explain": ChatBody,
+    "/pyagent/cache/pin": PinBody,
+    "/pyagent/cache/unpin": NameBody,
+    "/pyagent/engine/sleep": SleepBody,
+    "/pyagent/engine/drain": DrainBody,
+}
+"""What is sent to each path that takes something."""
+_OWN = {
+    "/health": "what the backend itself says",
+    "/ready": "whether to send requests here",
+    "/metrics": "figures for Prometheus",
+    "/pyagent/chain": "the state of each link of the chain",
+}
+
+
+async def show(service: Service, _request: Request) -> Response:
+    """GET /openapi.json: this description."""
+    engine = tuple(
+        (method, route.path, (route.endpoint.__doc__ or "")) for route in _engine(service) for method in _methods(route)
+    )
+    return json_response(_described(engine))
+
+
+def _engine(service: Service) -> list[Route]:
+    return EngineRoutes(service.backend, service.settings).routes()
+
+
+def _methods(route: Route) -> list[str]:
+    return sorted((route.methods or set()) - {"HEAD"})
+
+
+@cache
+def _described(engine: tuple[tuple[str, str, str], ...]) -> bytes:
+    references, components = msgspec.json.schema_components(
+        list(BODIES.values()), schema_hook=_anything, ref_template="#/components/schemas/{name}"
+    )
+    path_to_schema = dict(zip(BODIES, references, strict=True))
+    documented = [(api.method, api.path, _words(api.module, api.function)) for api in APIS]
+    documented += [*engine, *(("GET", path, text) for path, text in _OWN.items())]
+    paths: dict[str, JsonObject] = {}
+    for method, path, text in documented:
+        plain = path.replace(":path", "")
+        paths.setdefault(plain, {})[method.lower()] = _operation(method, plain, text, path_to_schema.get(path))
+    body: JsonObject = {"openapi": "3.1.0", "info": {"title": "PyAgent", "version": __version__}, "paths": paths}
+    body["security"] = [{"bearer": []}, {"key": []}]
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    return msgspec.json.encode(body | {"components": {"schemas": components, "securitySchemes": schemes}})
+
+
+def _anything(_kind: type) -> JsonObject:
+    """The schema of `object`: a field that may hold anything."""
+    return {"description": "Anything: it is ignored, or refused unless it asks for nothing."}
+
+
+def _words(module: str, function: str) -> str:
+    routes = import_module(f"pyagent.infrastructure.server.{module}")
+    return str(getattr(routes, function).__doc__)
+
+
+def _operation(method: str, path: str, text: str, schema: JsonObject | None) -> JsonObject:
+    summary = re.sub(rf"^{method} \S+?(: |\.$)", "", text)
+    operation: JsonObject = {"summary": summary} if summary else {}
+    operation["responses"] = {
+        "2XX": {"description": "The answer; streamed as events or lines where that was asked for."},
+        "4XX": {"description": "What is wrong with the request, in the shape of the API."},
+        "5XX": {"description": "Why nothing could answer."},
+    }
+    if "{id}" in path:
+        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if schema is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
