@@ -5,8 +5,9 @@
 Requests of random size, priority, class, seed and number of answers arrive at random; one in six is broken off at a
 random moment; some must follow a grammar, some stop at a text, some go on with a conversation. One in twenty is a
 probe: a fixed prompt and seed whose text must always be that of the first time. Memory is short, so requests wait, and
-those that outgrow what was expected of them yield. The time is shared between three engines, one after the other: in
-this process, with int8 KV memory, and in a process of its own.
+those that outgrow what was expected of them yield: in the last quarter of each minute many requests come at once, whose
+answers are all longer than those before. The time is shared between three engines, one after the other: in this process,
+with int8 KV memory, and in a process of its own.
 
 Twice a second the engine's resident memory is compared with the sum of its ledger. It may never be more than 5 % above.
 Its median in the last quarter of the time under full load (when the ledger is nine tenths full), and its value at the
@@ -42,6 +43,7 @@ from pyagent.infrastructure.engine.process_memory import resident_bytes
 
 MAX_AT_ONCE = 40
 ARRIVALS_PER_SECOND = 6.0
+SURGE_ARRIVALS_PER_SECOND, SURGE_TOKENS = 30.0, 320
 WORDS = ("river", "stone", "letter", "garden", "window", "number", "winter", "bridge", "silver", "paper", "music")
 TOLERANCE, GROWTH, SETTLED = 0.05, 0.02, 60
 PHASES: dict[str, dict[str, Any]] = {
@@ -86,6 +88,17 @@ class Sample:
     def ratio(self) -> float:
         """Resident memory by what the ledger says."""
         return self.resident / max(1, self.ledger)
+
+
+def is_surge(seconds: float) -> bool:
+    """Whether so long after the start long answers are asked for."""
+    return seconds % 60 >= 45
+
+
+def long_request(draw: random.Random) -> ChatRequest:
+    """An answer longer than those that expectations come from."""
+    sampling = SamplingParams(max_tokens=SURGE_TOKENS, ignore_eos=True, seed=draw.getrandbits(32))
+    return ChatRequest(messages=[Message("user", f"Tell all of the {draw.choice(WORDS)}.")], sampling=sampling)
 
 
 def random_request(draw: random.Random) -> ChatRequest:
@@ -156,11 +169,15 @@ async def run_turn(chain: Chain, draw: random.Random, tally: Tally) -> None:
         tally.conversations[name] = [*messages, Message("assistant", text)]
 
 
-def random_work(chain: Chain, draw: random.Random, tally: Tally) -> Coroutine[object, object, object]:
+def random_work(
+    chain: Chain, draw: random.Random, tally: Tally, *, is_long: bool
+) -> Coroutine[object, object, object]:
     """A probe, a turn of a conversation, or a random request that may be broken off."""
     choice = draw.random()
     if choice < 1 / 20:
         return run_probe(chain, draw.randrange(3), tally)
+    if is_long:
+        return run_one(chain, long_request(draw), None, tally)
     if choice < 1 / 5:
         return run_turn(chain, draw, tally)
     broken_after = draw.uniform(0, 5) if draw.random() < 1 / 6 else None
@@ -175,11 +192,12 @@ async def soak(chain: Chain, seconds: float, seed: int) -> Tally:
     start = time.monotonic()
     async with asyncio.TaskGroup() as group:
         tasks: set[asyncio.Task[object]] = set()
-        while time.monotonic() - start < seconds:
+        while (now := time.monotonic() - start) < seconds:
             tasks = {task for task in tasks if not task.done()}
+            is_long = is_surge(now)
             if len(tasks) < MAX_AT_ONCE:
-                tasks.add(group.create_task(random_work(chain, draw, tally)))
-            await asyncio.sleep(draw.expovariate(ARRIVALS_PER_SECOND))
+                tasks.add(group.create_task(random_work(chain, draw, tally, is_long=is_long)))
+            await asyncio.sleep(draw.expovariate(SURGE_ARRIVALS_PER_SECOND if is_long else ARRIVALS_PER_SECOND))
     return tally
 
 
