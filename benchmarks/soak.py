@@ -6,8 +6,8 @@ Requests of random size, priority, class, seed and number of answers arrive at r
 random moment; some must follow a grammar, some stop at a text, some go on with a conversation. One in twenty is a
 probe: a fixed prompt and seed whose text must always be that of the first time. Memory is short, so requests wait, and
 those that outgrow what was expected of them yield: in the last quarter of each minute many requests come at once, whose
-answers are all longer than those before. The time is shared between three engines, one after the other: in this process,
-with int8 KV memory, and in a process of its own.
+answers are all longer than those before. The time is shared between three engines, one after the other: in this
+process, with int8 KV memory, and in a process of its own.
 
 Twice a second the engine's resident memory is compared with the sum of its ledger. It may never be more than 5 % above.
 Its median in the last quarter of the time under full load (when the ledger is nine tenths full), and its value at the
