@@ -169,9 +169,7 @@ async def run_turn(chain: Chain, draw: random.Random, tally: Tally) -> None:
         tally.conversations[name] = [*messages, Message("assistant", text)]
 
 
-def random_work(
-    chain: Chain, draw: random.Random, tally: Tally, *, is_long: bool
-) -> Coroutine[object, object, object]:
+def random_work(chain: Chain, draw: random.Random, tally: Tally, *, is_long: bool) -> Coroutine[object, object, object]:
     """A probe, a turn of a conversation, or a random request that may be broken off."""
     choice = draw.random()
     if choice < 1 / 20:
