@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test oracle soak slow check format bench docs lock wheel clean
+.PHONY: help install demo test oracle soak chaos slow check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -52,6 +52,9 @@ oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the sam
 soak: .venv/.dev  ## Half an hour of random work on the engine
 	@$(BIN)/python benchmarks/soak.py
 
+chaos: .venv/.dev  ## Ten minutes of failing backends under a chain
+	@$(BIN)/python benchmarks/chaos.py
+
 slow: .venv/.dev  ## Tests that take long (soaks, chaos)
 	@$(BIN)/python -m pytest -q -m slow
 
@@ -71,7 +74,7 @@ docs: .venv/.docs  ## Build the documentation site into site/, warnings are erro
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet: that hides warnings from --strict too
 
 bench: .venv/.dev  ## The speed claims that need nothing else
-	@for script in start plugin_start code_health scheduler_overhead kv_quality cpu_engine; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	@for script in start plugin_start code_health scheduler_overhead kv_quality cpu_engine chain_cost; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 wheel: .venv/.dev  ## Build the wheel into dist/
 	@$(BIN)/maturin build --release --quiet --out dist

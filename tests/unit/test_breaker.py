@@ -224,3 +224,22 @@ def test_deadline_refuses_impossible_times(seconds: float) -> None:
     """A negative or NaN timeout is the caller's mistake and says so."""
     with pytest.raises(RequestError, match="timeout_seconds"):
         Deadline.after(seconds)
+
+
+def test_breaker_lets_a_few_by_as_a_last_resort() -> None:
+    """Forced calls go through an open breaker, four at once; one that succeeds closes it, failures grow nothing."""
+    clock = Clock()
+    breaker = opened(clock)
+    forced = [breaker.force() for _ in range(5)]
+    assert [permit is not None for permit in forced] == [True] * 4 + [False]
+    first, second, third, fourth = (permit for permit in forced if permit is not None)
+    clock.now += 1
+    breaker.fail(first, "still down")
+    breaker.release(first)
+    assert (breaker.state, breaker.retry_in_seconds) == ("open", POLICY.open_seconds)
+    breaker.succeed(second)
+    assert breaker.state == "closed"
+    for permit in (second, third, fourth):
+        breaker.release(permit)
+    assert breaker.force() is not None
+    assert breaker._num_forced == 0

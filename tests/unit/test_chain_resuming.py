@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from pyagent.core.messages import (
 )
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.retry import RetryPolicy
+from pyagent.infrastructure.backends.openai_wire import encode_request
 
 GONE = BackendError("connection closed", backend="link:a")
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog, being lazy, does not mind it at all."
@@ -184,6 +186,14 @@ def test_link_can_be_told_to_go_on_exactly(tmp_path: Path) -> None:
     a, b = Played("a", says("The ", GONE)), Played("b", exact(TEXT))
     file = 'chain = ["link:a", { use = "link:b", continues = true }]'
     assert ask(chain_of(tmp_path, file, a, b)).text == TEXT
+
+
+def test_openai_server_that_goes_on_gets_the_beginning_as_a_last_message() -> None:
+    """What is asked of vLLM is its own way to go on with the last message; llama.cpp does so unasked."""
+    _, body = encode_request(request(answer_prefix="The "), "m")
+    sent = json.loads(body)
+    assert sent["messages"][-1] == {"role": "assistant", "content": "The "}
+    assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
 
 
 def test_completion_goes_on_from_its_prompt(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ class Backend(Protocol):
     """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`.
 
     One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`, one that honours `answer_prefix`
-    by an attribute `continues`; a chain asks no other for that.
-    An attribute `abilities` (`core.abilities`) names what it can do itself; the rest it emulates or refuses by name.
+    by an attribute `continues` (False: it takes one, and only the user knows whether its server goes on from it); a
+    chain asks no other for that. An attribute `abilities` (`core.abilities`) names what it can do itself; the rest it
+    emulates or refuses by name.
     """
 
     name: str

@@ -98,6 +98,16 @@ class Member:
         own = self.settings.continues
         return bool(getattr(self.backend, "continues", False)) if own is None else own
 
+    @property
+    def counts_prefix(self) -> bool:
+        """Whether it counts an `answer_prefix` as drawn by itself: an engine of ours does."""
+        return self.settings.continues is not False and bool(getattr(self.backend, "continues", False))
+
+    @property
+    def takes_prefix(self) -> bool:
+        """Whether it knows a request's `answer_prefix`; else a last assistant message says the same."""
+        return hasattr(self.backend, "continues")
+
     def absence(self) -> str:
         """Why it is not there; empty when it is."""
         return self.backend.absence() if isinstance(self.backend, Absent) else ""
@@ -112,14 +122,16 @@ class Member:
 
     # -- admission ------------------------------------------------------------------------------------------------
 
-    def admit(self, request: ChatRequest, spent_usd: float = 0.0) -> Admission | Refusal:
-        """Everything a call needs, or why not; then nothing is held."""
+    def admit(
+        self, request: ChatRequest, spent_usd: float = 0.0, *, is_last_resort: bool = False
+    ) -> Admission | Refusal:
+        """Everything a call needs, or why not; then nothing is held. As a last resort an open breaker lets some by."""
         now_not = self._resting() or self._out_of_rate(request.origin.client)
         if now_not is not None:
             return now_not
-        permit = self.breaker.acquire()
+        permit = self.breaker.force() if is_last_resort else self.breaker.acquire()
         if permit is None:
-            return Refusal("open", self.open_error())
+            return Refusal("open", self.open_error(retryable=is_last_resort))
         slot = self.concurrency.enter()
         if slot is None:
             self.breaker.release(permit)
@@ -180,11 +192,11 @@ class Member:
             return None
         return Refusal("rate", CapacityError(f"the rate of {self.name} is used up", retry_after_seconds=wait))
 
-    def open_error(self) -> BackendError:
+    def open_error(self, *, retryable: bool = False) -> BackendError:
         """Why it is left alone."""
         breaker = self.breaker
         when = f"next probe in {breaker.retry_in_seconds:.0f} s" if breaker.state == "open" else "a probe is under way"
-        return BackendError(f"left alone after: {breaker.reason} ({when})", backend=self.name, retryable=False)
+        return BackendError(f"left alone after: {breaker.reason} ({when})", backend=self.name, retryable=retryable)
 
     # -- looking --------------------------------------------------------------------------------------------------
 

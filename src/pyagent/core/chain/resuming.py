@@ -1,8 +1,8 @@
 """An answer broken off in the middle goes on elsewhere: what the caller has been told, and what the next link is asked.
 
-A link that `continues` is asked to go on exactly from the text told. Any other is asked in words to go on, and to
-repeat the last words first: so where its text joins is found, and nothing is lost or doubled. A tool call that was told
-is never asked for again. Pure but for the deltas that pass through.
+A link that `continues` is asked to go on exactly from the text told, by `answer_prefix` or a last assistant message.
+Any other is asked in words to go on, and to repeat the last words first: so where its text joins is found, and nothing
+is lost or doubled. A tool call that was told is never asked for again. Pure but for the deltas that pass through.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Told:
         request = self.request
         if not self.text:
             return request
-        if request.messages and member.continues:
+        if request.messages and member.counts_prefix:
             return msgspec.structs.replace(request, answer_prefix=request.answer_prefix + self.text)
         most = request.sampling.max_tokens
         if most is not None:
@@ -94,6 +94,12 @@ class Told:
         sampling = msgspec.structs.replace(request.sampling, max_tokens=most)
         if not request.messages:
             return msgspec.structs.replace(request, prompt=(request.prompt or "") + self.text, sampling=sampling)
+        if member.continues and member.takes_prefix:
+            prefix = request.answer_prefix + self.text
+            return msgspec.structs.replace(request, answer_prefix=prefix, sampling=sampling)
+        if member.continues:
+            messages = [*request.messages, Message("assistant", self.text)]
+            return msgspec.structs.replace(request, messages=messages, sampling=sampling)
         ask = Message("user", _ASK.format(anchor=anchor_of(self.text)))
         messages = [*request.messages, Message("assistant", self.text), ask]
         return msgspec.structs.replace(request, messages=messages, sampling=sampling)
@@ -110,7 +116,7 @@ class Told:
         async with aclosing(turn.rest(attempts, resumed)) as stream:
             async for delta in stream:
                 told = delta if seam is None else _joined(delta, seam)
-                if num_before and told.usage and not turn.member.continues:
+                if num_before and told.usage and not turn.member.counts_prefix:
                     told = msgspec.structs.replace(told, usage=_with_told(told.usage, num_before))
                 self._note(told)
                 yield told

@@ -1,7 +1,7 @@
 """The turns of one request: link after link, then again after a wait, until one answers or there is no point.
 
-Keeps who failed and why. Retries come after failover: a round asks every link once, and is repeated while the policy,
-the budget shared by the process and the deadline allow.
+Keeps who failed and why. Retries come after failover: a round asks every link once, those left alone last, and is
+repeated while the policy, the budget shared by the process and the deadline allow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pyagent.core.chain.failures import Failure, FilteredError, kind_of, reason_of
-from pyagent.core.chain.member import Member, Refusal
+from pyagent.core.chain.member import Admission, Member, Refusal
 from pyagent.core.chain.turn import Turn
 from pyagent.core.errors import (
     BackendError,
@@ -45,6 +45,7 @@ class Tries:
     spent_usd: float = 0.0
     filtered: list[ChatDelta] = field(default_factory=list[ChatDelta])
     accepts: Callable[[Member], bool] = lambda _: True
+    _open: list[Member] = field(default_factory=list[Member])
     _all: list[Attempt] = field(default_factory=list[Attempt])
     _index: int = 0
     _round: int = 0
@@ -61,7 +62,7 @@ class Tries:
                 return None
             self._wait = wait
             await self.sleep(wait)
-            self._round, self._index, self.errors = self._round + 1, 0, []
+            self._round, self._index, self.errors, self._open = self._round + 1, 0, [], []
         return turn
 
     def next_now(self, *, is_hedge: bool = False) -> Turn | None:
@@ -79,13 +80,28 @@ class Tries:
                 self._add(member, "broken_off", BackendError(text, backend=member.name, retryable=False))
                 continue
             admitted = member.admit(self.request, self.spent_usd)
-            if isinstance(admitted, Refusal):
-                if not is_hedge:
-                    self._add(member, admitted.kind, admitted.error)
-                continue
-            share = self._share(num_left)
-            return Turn(member, admitted, self.budget, self.deadline, share, is_hedge=is_hedge)
+            if not isinstance(admitted, Refusal):
+                return self._turn(member, admitted, num_left, is_hedge=is_hedge)
+            if admitted.kind == "open":
+                self._open.append(member)
+                self._note(member, admitted)
+            elif not is_hedge:
+                self._add(member, admitted.kind, admitted.error)
+        return None if is_hedge else self._last_resort()
+
+    def _last_resort(self) -> Turn | None:
+        """A turn of a link that is left alone: nobody else answered, so it may as well be asked."""
+        while self._open:
+            member = self._open.pop(0)
+            admitted = member.admit(self.request, self.spent_usd, is_last_resort=True)
+            if not isinstance(admitted, Refusal):
+                return self._turn(member, admitted, len(self._open) + 1)
+            self.errors.append(admitted.error)
         return None
+
+    def _turn(self, member: Member, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Turn:
+        share = self._share(num_left)
+        return Turn(member, admission, self.budget, self.deadline, share, is_hedge=is_hedge)
 
     def failed(self, turn: Turn, error: Exception) -> None:
         """A turn came to nothing. Raises the error when the next link would not help, or there is no time for it."""
@@ -125,11 +141,14 @@ class Tries:
         return wrapped
 
     def _add(self, member: Member, kind: Failure, error: Exception) -> None:
-        member.figures.failures[kind] += 1
-        attempt = Attempt(backend=member.name, reason=reason_of(error))
+        self._note(member, Refusal(kind, error))
+        self.errors.append(error)
+
+    def _note(self, member: Member, refusal: Refusal) -> None:
+        member.figures.failures[refusal.kind] += 1
+        attempt = Attempt(backend=member.name, reason=reason_of(refusal.error))
         self.attempts.append(attempt)
         self._all.append(attempt)
-        self.errors.append(error)
 
     def _share(self, num_links: int) -> Deadline:
         """A link's part of the time left: what remains, divided among it and the links that could follow it."""

@@ -99,6 +99,7 @@ class Turn:
         name, stream, head = self.name, cast("AsyncIterator[ChatDelta]", self._stream), self.head
         if self.admission.permit.is_probe:  # its first token lets the others back in; the rest is a call like any
             self.member.breaker.succeed(self.admission.permit)
+            self.member.breaker.release(self.admission.permit)
             permit = self.member.breaker.acquire() or self.admission.permit
             self.admission = Admission(permit, self.admission.slot, self.admission.reserved_usd)
         first = head[0]

@@ -5,8 +5,10 @@
                                    └──── probe fails, opens for longer ────┘
 
 A pure state machine on an injected clock: it starts no timer, writes no log and is fed by whoever makes the calls, so
-the state always follows from what the transport saw. A call holds a `Permit`; verdicts of calls that were admitted
-before the last change of state are ignored, so that a slow answer from before an outage cannot close the breaker.
+the state always follows from what the transport saw. When nobody else is left, a few calls may be forced through an
+open one: a success closes it, a failure keeps it open for as long again, no longer. A call holds a `Permit`; verdicts
+of calls that were admitted before the last change of state are ignored, so that a slow answer from before an outage
+cannot close the breaker.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Literal
 from pyagent.core.resilience.deadline import Clock
 
 State = Literal["closed", "open", "half-open"]
+_MAX_FORCED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,11 @@ class BreakerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """Leave to make one call; give it back with exactly one verdict."""
+    """Leave to make one call; give it back with exactly one verdict. A forced one is a probe among several."""
 
     generation: int
     is_probe: bool
+    is_forced: bool = False
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class Breaker:
     _open_seconds: float = field(default=0.0, init=False)
     _generation: int = field(default=0, init=False)
     _is_probing: bool = field(default=False, init=False)
+    _num_forced: int = field(default=0, init=False)
 
     @property
     def state(self) -> State:
@@ -73,6 +78,13 @@ class Breaker:
         self._is_probing = True
         return Permit(self._generation, is_probe=True)
 
+    def force(self) -> Permit | None:
+        """Leave to call though it is open; None while enough such calls are out."""
+        if self.state == "closed" or self._num_forced >= _MAX_FORCED:
+            return self.acquire()
+        self._num_forced += 1
+        return Permit(self._generation, is_probe=True, is_forced=True)
+
     def succeed(self, permit: Permit) -> None:
         """The call went through."""
         if permit.generation != self._generation:
@@ -89,14 +101,19 @@ class Breaker:
             return
         self._failures += 1
         self.reason = reason
+        if permit.is_forced:
+            self._open_until = self.clock() + self._open_seconds
+            return
         if permit.is_probe or self._failures >= self.policy.num_failures:
             grown = self._open_seconds * self.policy.growth or self.policy.open_seconds
             self._open_seconds = min(grown, self.policy.max_open_seconds)
             self._turn(open_until=self.clock() + self._open_seconds)
 
     def release(self, permit: Permit) -> None:
-        """The call ended without a verdict, say because its caller left. A probe's place becomes free again."""
-        if permit.generation == self._generation and permit.is_probe:
+        """The call is over, with a verdict or, say because its caller left, without. Its place becomes free again."""
+        if permit.is_forced:
+            self._num_forced -= 1
+        elif permit.generation == self._generation and permit.is_probe:
             self._is_probing = False
 
     def _turn(self, open_until: float | None) -> None:

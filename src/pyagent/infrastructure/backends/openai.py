@@ -61,6 +61,7 @@ class OpenAIBackend:
 
     abilities = ABILITIES - {"beam", "best_of", "choice"}
     gives_several = True
+    continues = False  # vLLM and llama.cpp go on from an answer's beginning, OpenAI does not: the link's table says so
 
     def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
