@@ -37,6 +37,8 @@ __all__ = [
 T = TypeVar("T", bound=Section)
 
 FILE_NAME = "pyagent.toml"
+_STANDARD_VARIABLES = {"server.otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
+"""Variables with a name of everybody's; our own for the same key goes before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,8 @@ def _environment_leaves() -> Leaves:
             raise _unknown_variable(variable)
         if os.environ[variable]:
             _put(tables, key, _decoded(variable, key, os.environ[variable]))
-    return _flatten(tables, "environment")
+    standard = {key: os.environ[name] for key, name in _STANDARD_VARIABLES.items() if os.environ.get(name)}
+    return standard | _flatten(tables, "environment")
 
 
 def _decoded(variable: str, key: str, value: str) -> object:
@@ -255,7 +258,7 @@ def _variable_that_set(key: str) -> str:
     upper = {variable.upper() for variable in os.environ}
     parts = key.split(".")
     names = [env_name(".".join(parts[:length])) for length in range(len(parts), 0, -1)]
-    return next((name for name in names if name in upper), names[0])
+    return next((name for name in names if name in upper), _STANDARD_VARIABLES.get(key, names[0]))
 
 
 def _config_error(faults: Mapping[str, tuple[object, ValueError]], sources: Mapping[str, str]) -> ConfigError:

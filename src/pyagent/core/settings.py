@@ -299,6 +299,15 @@ class Server(Section, frozen=True):
         int, Setting(SIZE, "Memory for responses that clients go on from (`/v1/responses`); the oldest go first.")
     ] = 64_000_000
     kept_responses_seconds: Annotated[float, Setting(NUMBER, "Longest that such a response is kept.")] = 86_400.0
+    otlp_endpoint: Annotated[
+        str | None,
+        Setting(
+            TEXT,
+            "Base URL of an OpenTelemetry collector to send traces to (OTLP over HTTP); also read from "
+            "`OTEL_EXPORTER_OTLP_ENDPOINT`.",
+            none="none",
+        ),
+    ] = None
     drain_seconds: Annotated[
         float, Setting(NUMBER, "Longest that SIGTERM waits for running answers; Ctrl+C waits 3 s.")
     ] = 30.0

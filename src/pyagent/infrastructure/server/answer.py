@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from starlette.datastructures import State
 
@@ -17,6 +17,9 @@ from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.observability.metrics import AnswerWatch
 from pyagent.infrastructure.server.errors import HttpError, logged_error
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.server.traced import AnswerTrace
 
 
 class Reply(Protocol):
@@ -50,6 +53,7 @@ class Answer:
     backend: str
     state: State
     watch: AnswerWatch
+    trace: AnswerTrace | None = None
 
     async def first(self) -> ChatDelta:
         """The first delta, before any status is sent, so that failures up to here have the right one."""
@@ -62,6 +66,8 @@ class Answer:
 
     def _saw(self, delta: ChatDelta) -> None:
         self.watch.saw(delta)
+        if self.trace is not None:
+            self.trace.saw(delta)
         if delta.usage is not None:
             self.state.num_tokens = delta.usage.total_tokens
 

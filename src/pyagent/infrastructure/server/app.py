@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from pyagent import __version__
 from pyagent.core.backends import Backend
 from pyagent.core.chain.chain import Chain
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
@@ -32,7 +32,6 @@ from pyagent.infrastructure.server.bodies import RefusedError
 from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.errors import logged_error, refusal
 from pyagent.infrastructure.server.guards import Guard
-from pyagent.infrastructure.server.limits import Limited
 from pyagent.infrastructure.server.measured import Measured
 from pyagent.infrastructure.server.service import Service, json_response
 from pyagent.infrastructure.server.streaming import ClientLeftError
@@ -145,9 +144,24 @@ def create_app(
     handlers = dict.fromkeys((HTTPException, Exception), _answer_error)
     app: ASGIApp = ExceptionMiddleware(Router(routes), handlers)
     if settings.requests_per_minute or settings.tokens_per_minute:
+        from pyagent.infrastructure.server.limits import Limited
+
         app = Limited(app, settings.requests_per_minute, settings.tokens_per_minute)
-    guard = Guard(app, tuple(api_keys))
-    return Measured(guard, service.figures, frozenset(route.path for route in routes))
+    paths = frozenset(route.path for route in routes)
+    guarded: ASGIApp = Guard(app, tuple(api_keys))
+    if settings.otlp_endpoint is not None:
+        guarded = _traced(guarded, settings.otlp_endpoint, paths)
+    return Measured(guarded, service.figures, paths)
+
+
+def _traced(app: ASGIApp, endpoint: str, paths: frozenset[str]) -> ASGIApp:
+    """The application with traces of its requests; raises `ConfigError` where OpenTelemetry is not installed."""
+    try:
+        from pyagent.infrastructure.server.traced import Traced, make_tracer
+    except ModuleNotFoundError as error:
+        text = f"traces need an extra: pip install 'pyagent[otel]' ({error})"
+        raise ConfigError(text, key="server.otlp_endpoint") from error
+    return Traced(app, make_tracer(endpoint), paths)
 
 
 _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>

@@ -24,6 +24,7 @@ from pyagent.infrastructure.server.streaming import EventStream, unless_gone
 if TYPE_CHECKING:
     from pyagent.infrastructure.models.store import ModelStore
     from pyagent.infrastructure.server.responses.kept import KeptResponses
+    from pyagent.infrastructure.server.traced import AnswerTrace
 
 AGENT_PREFIX = "agent:"
 _MODELS_SECONDS = 5.0
@@ -52,11 +53,15 @@ class Service:
         if not self.settings.private_images:
             await check_images(asked.messages)
         asked = asked if is_streamed else msgspec.structs.replace(asked, whole=True)
+        trace: AnswerTrace | None = request.scope["state"].get("trace")
+        if trace is not None:
+            trace.ask(asked)
         answer = Answer(
             backend.chat(_of_client(asked, request.state.client)),
             backend.name,
             request.state,
             AnswerWatch(self.figures),
+            trace,
         )
         if not is_streamed:
             return json_response(await unless_gone(answer.whole(reply), request.receive))

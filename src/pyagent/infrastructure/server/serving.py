@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 
 from pyagent.core.errors import ConfigError
 from pyagent.core.settings import Server
-from pyagent.infrastructure.server.connections import MAX_HEAD_BYTES, bounded
 from pyagent.infrastructure.server.draining import Draining
 
 _INTERRUPT_SECONDS = 3.0
@@ -103,6 +102,8 @@ class _Server(uvicorn.Server):
 
 async def serve(app: ASGIApp, listening: socket.socket, settings: Server) -> None:
     """Answer on the socket until a signal comes, then a while more. Call it from the main thread."""
+    from pyagent.infrastructure.server.connections import MAX_HEAD_BYTES, bounded  # uvicorn reads h11 only now, too
+
     draining = Draining(app)
     config = uvicorn.Config(
         draining,
