@@ -4,14 +4,16 @@ import asyncio
 import codecs
 import shlex
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from pyagent.plugin import (
+    Abilities,
     Backend,
     BackendError,
     BackendFactory,
     ChatDelta,
     ChatRequest,
+    Deadline,
     EmbedRequest,
     EmbedResult,
     Health,
@@ -19,12 +21,16 @@ from pyagent.plugin import (
     ModelInfo,
     RequestError,
     Settings,
+    estimated_usage,
+    fulfil,
     hookimpl,
 )
 
 
 class CommandBackend:
     """Runs the program once for each request: the prompt on its standard input, the answer on its standard output."""
+
+    abilities: Abilities = frozenset({"prompt"})  # of what a request may ask besides an answer to messages
 
     def __init__(self, link: Link) -> None:
         self.name = str(link)
@@ -34,8 +40,13 @@ class CommandBackend:
         """The program."""
         return [ModelInfo(id=self.name, backend=self.name)]
 
-    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
-        """Stream the program's output; closing the iterator ends the program."""
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Stream the program's output. What a program cannot do is emulated, or refused by name."""
+        return fulfil(request, self.answer, self.abilities, backend=self.name)
+
+    async def answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Closing the iterator ends the program."""
+        deadline = Deadline.after(request.timeout_seconds)
         prompt = "\n\n".join(message.text for message in request.messages) or request.prompt or ""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -48,12 +59,15 @@ class CommandBackend:
         try:
             process.stdin.write(prompt.encode())
             process.stdin.close()
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            while data := await process.stdout.read(4096):
-                yield ChatDelta(content=decoder.decode(data), backend=self.name)
+            decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
+            while data := await deadline.bound(process.stdout.read(4096), self.name):
+                piece = decoder.decode(data)
+                text += piece
+                yield ChatDelta(content=piece, model=self.name, backend=self.name)
             if status := await process.wait():
                 raise BackendError(f"{self.name} ended with status {status}", backend=self.name)
-            yield ChatDelta(finish_reason="stop", backend=self.name)
+            usage = estimated_usage(request, text)
+            yield ChatDelta(finish_reason="stop", usage=usage, model=self.name, backend=self.name)
         finally:
             if process.returncode is None:
                 process.kill()

@@ -16,7 +16,6 @@ from pyagent_ollama.context import PromptSize
 from pyagent_ollama.options import LinkOptions, url_of
 from pyagent_ollama.wire import Chunk, decode_chunk
 
-from pyagent.core.messages import BeamSearch
 from pyagent.plugin import (
     Answer,
     BackendError,
@@ -208,7 +207,7 @@ def test_what_ollama_cannot_do_is_refused() -> None:
         for request in (
             ChatRequest(messages=HELLO.messages, sampling=SamplingParams(ignore_eos=True)),
             ChatRequest(messages=HELLO.messages, sampling=SamplingParams(logit_bias={1: 2.0})),
-            ChatRequest(messages=HELLO.messages, beam=BeamSearch(width=2)),
+            ChatRequest(messages=HELLO.messages, best_of=2),
         ):
             with pytest.raises(BackendError, match="cannot do") as caught:
                 ask(server, request)

@@ -1,0 +1,20 @@
+"""What every backend must do, the command backend does: the suite is PyAgent's, the subject is ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyagent_command import CommandBackend
+
+from pyagent.plugin import Link
+from pyagent.testing import BackendConformance, Subject
+
+
+class TestCommand(BackendConformance):
+    @contextmanager
+    def subject(self) -> Iterator[Subject]:
+        yield Subject(
+            lambda: CommandBackend(Link("command", "cat")),
+            scheme="command",
+            make_down=lambda: CommandBackend(Link("command", "no-such-program")),
+            unknown_model=None,
+        )
