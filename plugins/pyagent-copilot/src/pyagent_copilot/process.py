@@ -19,6 +19,7 @@ _MAX_LINE_BYTES = 4 * 1024 * 1024
 _MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
 _GRACE_SECONDS = 1.0
+_END_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Run:
                     if num_bytes > _MAX_OUTPUT_BYTES:
                         raise BackendError(f"{self.name} wrote over 64 MiB", backend=self.name, retryable=False)
                     yield line
-                async with asyncio.timeout(_GRACE_SECONDS):
+                async with asyncio.timeout(_END_SECONDS):
                     await listening
                     self.code = await process.wait()
             except TimeoutError as error:
@@ -103,7 +104,7 @@ async def _feed(process: asyncio.subprocess.Process, text: str) -> None:
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the program and all it started: asked first, then killed."""
-    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 10.0)):
+    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _END_SECONDS)):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with suppress(TimeoutError):
