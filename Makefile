@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test oracle soak chaos slow check format bench docs lock wheel clean
+.PHONY: help install demo test oracle clients soak chaos slow check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -36,6 +36,11 @@ help:  ## Show this help
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .oracle
 	@$(UV) pip install --quiet --python .oracle/bin/python --constraint constraints.txt --group oracle --group dev --editable . && touch $@
 
+.clients/.installed: .venv/.dev
+	@echo "installing clients of other people for their tests (once, into .clients)"
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .clients
+	@$(UV) pip install --quiet --python .clients/bin/python -r pyproject.toml --group dev --group clients && touch $@
+
 install: .venv/.installed  ## Build and install into .venv (gives .venv/bin/pyagent)
 
 demo: install  ## Watch a small fleet solve a real task on the embedded engine
@@ -48,6 +53,9 @@ test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
 	@.oracle/bin/python -m pytest -q -m oracle tests
+
+clients: .clients/.installed  ## Other people's clients against the server, end to end
+	@PYTHONPATH=src .clients/bin/python -m pytest -q -m clients tests/integration/test_clients.py
 
 soak: .venv/.dev  ## Half an hour of random work on the engine
 	@$(BIN)/python benchmarks/soak.py
@@ -83,4 +91,4 @@ lock: .tools/bin/uv  ## Pin every dependency again (constraints.txt)
 	@$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --group docs --group oracle --no-emit-index-url --no-header --no-annotate --quiet --output-file constraints.txt
 
 clean:  ## Remove everything make made
-	rm -rf .venv .oracle .tools dist site target
+	rm -rf .venv .oracle .clients .tools dist site target

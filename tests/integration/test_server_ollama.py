@@ -170,6 +170,16 @@ def test_ollama_version_and_greeting(url: str) -> None:
         assert (lost.status_code, lost.json()) == (404, {"error": "no such path: POST /api/create"})
 
 
+def test_ollama_bodies_need_no_content_type_but_from_browsers() -> None:
+    """As curl and some clients send it; a page in a browser, which names its origin, must declare JSON."""
+    body = json.dumps({"model": "m", "messages": HI, "stream": False}).encode()
+    with asked(Model()) as served:
+        for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+            assert httpx.post(f"{served}/api/chat", content=body, headers=headers).status_code == 200
+            evil = httpx.post(f"{served}/api/chat", content=body, headers=headers | {"origin": "null"})
+            assert (evil.status_code, "application/json" in evil.json()["error"]) == (415, True)
+
+
 # -- the client over scripts ------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ class RefusedError(Exception):
 async def read_body(request: Request, settings: Server) -> bytes:
     """The body of a JSON request, never more of it than the settings allow, and no later."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # also keeps a page in a browser from sending a request without asking first
+    if kind != "application/json" and not _is_plain_client(request):
         raise RefusedError(415, f"send Content-Type: application/json, got {kind or 'none'}", "wrong_content_type")
     try:
         async with asyncio.timeout(settings.request_seconds):
@@ -47,3 +47,12 @@ async def _read(request: Request, limit: int) -> bytes | None:
         elif num_bytes > limit + _MAX_DROPPED_BYTES:
             break
     return bytes(body) if num_bytes <= limit else None
+
+
+def _is_plain_client(request: Request) -> bool:
+    """Whether what a body is declared as may be passed over.
+
+    A page in a browser must declare JSON, since browsers then ask first; they name its origin with every POST. Ollama's
+    clients, curl among them, are used to a server that does not look.
+    """
+    return request.url.path.startswith("/api/") and "origin" not in request.headers
