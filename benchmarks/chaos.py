@@ -31,7 +31,7 @@ from pyagent.core.chain import Chain
 from pyagent.core.config import load_settings
 from pyagent.core.messages import ChatRequest, FunctionDefinition, Message, Tool
 
-TIMEOUT_SECONDS = 0.5
+TIMEOUT_SECONDS = 2.0
 NUM_PIECES = 8
 PART_FAULTY = 0.6
 SWITCH_SECONDS = 2.0

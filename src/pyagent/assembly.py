@@ -6,7 +6,7 @@ on nothing below. A server answers before it has a fleet, so nothing of a fleet 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,9 +23,10 @@ from pyagent.core.resilience.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings
+    from pyagent.infrastructure.backends.found import Look
     from pyagent.infrastructure.storage.journal import FileJournal
 
-__all__ = ["make_backend", "make_chain", "make_host", "make_journal", "make_link"]
+__all__ = ["make_backend", "make_chain", "make_host", "make_journal", "make_link", "present_links"]
 
 
 def make_host(settings: Settings) -> PluginHost:
@@ -58,9 +59,10 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
     links: list[Backend] = []
     kept: list[LinkSettings] = []
     broken: list[PluginError] = []
-    for link in settings.links if entries is None else map(_plain_link, entries):
+    wanted = settings.links if entries is None else [LinkSettings(use=entry) for entry in entries]
+    for link, look in _with_found(wanted, host):
         try:
-            links.append(make_link(link, settings, host))
+            links.append(make_link(link, settings, host) if look is None else _found(link, look, settings, host))
             kept.append(link)
         except PluginError as error:
             broken.append(error)
@@ -81,8 +83,30 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
     )
 
 
-def _plain_link(entry: str) -> LinkSettings:
-    return LinkSettings(use=entry)
+def present_links(settings: Settings, host: PluginHost) -> list[LinkSettings]:
+    """The links of the settings that are there now, `auto` being what is found."""
+    return [link for link, look in _with_found(settings.links, host) if look is None or not look()]
+
+
+def _with_found(links: Sequence[LinkSettings], host: PluginHost) -> Iterator[tuple[LinkSettings, Look | None]]:
+    """The links, and for those that `auto` stands for how they are looked for; a link that is named is not."""
+    named = {link.use for link in links}
+    for link in links:
+        if link.use != "auto":
+            yield link, None
+            continue
+        from pyagent.infrastructure.backends.found import candidates
+
+        for candidate in candidates(host.backends()):
+            if candidate.entry not in named:
+                look = None if candidate.entry == "native" else candidate.look
+                yield msgspec.structs.replace(link, use=candidate.entry), look
+
+
+def _found(link: LinkSettings, look: Look, settings: Settings, host: PluginHost) -> Backend:
+    from pyagent.infrastructure.backends.found import FoundLink
+
+    return FoundLink(link.use, look, lambda: make_link(link, settings, host))
 
 
 def make_link(link: LinkSettings, settings: Settings, host: PluginHost) -> Backend:

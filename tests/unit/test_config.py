@@ -50,7 +50,7 @@ def test_defaults_need_no_file() -> None:
     """Without files and environment every setting is its default, and says so."""
     loaded = load_settings()
     assert loaded.settings == Settings()
-    assert loaded.settings.chain == ["native"]
+    assert loaded.settings.chain == ["auto"]
     assert set(loaded.sources) == set(leaf_settings())
     assert set(loaded.sources.values()) == {"default"}
 

@@ -117,11 +117,11 @@ def _write(trials: list[LinkTrial]) -> None:
 
 async def _trials(settings: Settings, seconds: float) -> list[LinkTrial]:
     """One link after another: two that share a machine would slow each other down."""
-    from pyagent.assembly import make_host, make_link
+    from pyagent.assembly import make_host, make_link, present_links
 
     host = make_host(settings)
     trials: list[LinkTrial] = []
-    for link in settings.links:
+    for link in present_links(settings, host):
         try:
             backend = make_link(link, settings, host)
         except PyAgentError as error:

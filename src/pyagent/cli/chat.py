@@ -183,7 +183,7 @@ class Conversation:
         if self.backend:
             self.loop.start(self.backend.close()).result()
         self.backend, self.agent = made, ""
-        self.entries = list(entries or (link.use for link in self.settings.links))
+        self.entries = entries or made.names
         self.loop.start(made.load())
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ def _look_at_models(report: _Report, settings: Settings) -> None:
 async def _look_at_backends(report: _Report, settings: Settings, host: PluginHost) -> None:
     import asyncio
 
-    from pyagent.assembly import make_link
+    from pyagent.assembly import make_link, present_links
     from pyagent.core.chain import health_of
     from pyagent.core.errors import PyAgentError
 
@@ -156,7 +156,7 @@ async def _look_at_backends(report: _Report, settings: Settings, host: PluginHos
         finally:
             await backend.close()
 
-    for name, health in await asyncio.gather(*map(link, settings.links)):
+    for name, health in await asyncio.gather(*map(link, present_links(settings, host))):
         if isinstance(health, PyAgentError):
             report.add("chain", name, str(health), is_well=False, advice="correct `chain` in pyagent.toml")
         else:

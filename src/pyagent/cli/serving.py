@@ -85,8 +85,8 @@ def serve(
                 api_keys=keys,
                 settings=settings.server,
             )
-            links = ", ".join(link.use for link in settings.links)
-            sys.stdout.write(f"PyAgent answers on {address(listening)} ({links}); Ctrl+C stops it\n")
+            names = ", ".join(backend.names)
+            sys.stdout.write(f"PyAgent answers on {address(listening)} ({names}); Ctrl+C stops it\n")
             sys.stdout.flush()
             gc.freeze()
             gc.enable()

@@ -60,7 +60,7 @@ def fetch_first_model(settings: Settings) -> None:
     from pyagent.core.backends import Link
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
-    link = Link.parse(settings.links[0].use) if settings.chain else None
+    link = Link.parse(_first_entry(settings)) if settings.chain else None
     if link is None or link.scheme != "native":
         return
     name = link.target or next(iter(settings.engine.models), "")
@@ -68,6 +68,20 @@ def fetch_first_model(settings: Settings) -> None:
         return
     with terminal_progress("the embedded engine needs a model; this happens once") as watch:
         ModelStore(settings.paths.models, watch=watch).pull(name)
+
+
+def _first_entry(settings: Settings) -> str:
+    """The first link; of `auto`, the first that is there."""
+    entry = settings.links[0].use
+    if entry != "auto":
+        return entry
+    from pyagent.infrastructure.backends.found import is_before_native
+
+    if not is_before_native():
+        return "native"
+    from pyagent.assembly import make_host, present_links
+
+    return present_links(settings, make_host(settings))[0].use
 
 
 @contextlib.contextmanager

@@ -379,9 +379,10 @@ class Settings(Section, frozen=True):
         Setting(
             Kind("list of links", read_links, "list"),
             "Backends in the order they are tried, each `SCHEME` or `SCHEME:TARGET` (`ollama:llama3.2`), or a table "
-            "with that as `use` and conditions and limits of its own.",
+            "with that as `use` and conditions and limits of its own. `auto` is what is found of `lmstudio`, `native`, "
+            "`openai`, `ollama`, `copilot`, `github`.",
         ),
-    ] = msgspec.field(default_factory=lambda: ["native"])
+    ] = msgspec.field(default_factory=lambda: ["auto"])
     rules: Rules = Rules()
     budget: Budget = Budget()
     engine: Engine = Engine()

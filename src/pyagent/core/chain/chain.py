@@ -251,6 +251,11 @@ class Chain:
         rows = zip(self._members, states, reasons, strict=True)
         return [view_of(member, state, reason) for member, state, reason in rows]
 
+    @property
+    def names(self) -> list[str]:
+        """The links that are there now, as they are written."""
+        return [member.settings.use for member in self._members if not member.absence()]
+
     def link_states(self) -> list[LinkState]:
         """How each link stands, and what it did so far."""
         return [member.state() for member in self._members]

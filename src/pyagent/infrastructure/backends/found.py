@@ -1,0 +1,140 @@
+"""The default chain, `auto`: what is looked for on this machine, in order, and links that are made once they are found.
+
+Looking costs next to nothing: whether something listens on a loopback port, whether a program or a key is there. It is
+done again every few seconds: a server that is started later is found, and one that went is passed by in silence.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from pyagent.core.backends import Backend
+from pyagent.core.config import read_secret
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+
+_LOOK_SECONDS = 5.0
+_CONNECT_SECONDS = 0.05
+Look = Callable[[], str]
+"""Says why something is not there; empty when it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An entry of the default chain, and how it is looked for."""
+
+    entry: str
+    look: Look
+
+
+def candidates(schemes: Collection[str]) -> Iterator[Candidate]:
+    """The default chain in order, of what these schemes can reach. `native` is always there."""
+    known = (
+        Candidate("lmstudio", _at_port(1234, "LM Studio")),
+        Candidate("native", lambda: ""),
+        Candidate(_openai_entry(), _no_openai),
+        Candidate("ollama", _no_ollama),
+        Candidate("copilot", _no_copilot),
+        Candidate("github", _no_github),
+    )
+    return (candidate for candidate in known if candidate.entry.partition(":")[0] in schemes)
+
+
+def is_before_native() -> bool:
+    """Whether something runs here that goes before `native`, if a plugin can reach it."""
+    return not _at_port(1234, "")()
+
+
+def _at_port(port: int, program: str) -> Look:
+    def look() -> str:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_CONNECT_SECONDS)
+            is_there = probe.connect_ex(("127.0.0.1", port)) == 0
+        return "" if is_there else f"{program} does not run at 127.0.0.1:{port}"
+
+    return look
+
+
+def _no_ollama() -> str:
+    is_named = read_secret("env:OLLAMA_HOST") is not None
+    return "" if is_named else _at_port(11434, "Ollama")()
+
+
+def _openai_entry() -> str:
+    url, model = read_secret("env:OPENAI_BASE_URL"), read_secret("env:OPENAI_MODEL")
+    return f"openai:{url or 'https://api.openai.com/v1'}" + (f"#{model}" if model else "")
+
+
+def _no_openai() -> str:
+    if read_secret("env:OPENAI_BASE_URL"):
+        return ""
+    has_key = read_secret("env:OPENAI_API_KEY") is not None
+    is_named = read_secret("env:OPENAI_MODEL") is not None
+    return "" if has_key and is_named else "OPENAI_BASE_URL is not set, nor OPENAI_API_KEY with OPENAI_MODEL"
+
+
+def _no_copilot() -> str:
+    return "" if shutil.which("copilot") else "there is no program `copilot`"
+
+
+def _no_github() -> str:
+    return "" if read_secret("env:GITHUB_TOKEN") else "GITHUB_TOKEN is not set"
+
+
+@dataclass(slots=True)
+class FoundLink:
+    """A backend that may not be there yet; `make` makes it when it is first asked.
+
+    What the made backend has beyond the protocol, it has too, while it is there.
+    """
+
+    name: str
+    look: Look
+    make: Callable[[], Backend]
+    clock: Callable[[], float] = time.monotonic
+    _made: Backend | None = None
+    _absence: str = ""
+    _look_at: float = field(default=float("-inf"))
+
+    def absence(self) -> str:
+        """Why it is not there; empty when it is."""
+        now = self.clock()
+        if now >= self._look_at:
+            self._absence, self._look_at = self.look(), now + _LOOK_SECONDS
+        return self._absence
+
+    @property
+    def backend(self) -> Backend:
+        """The backend itself."""
+        self._made = self._made or self.make()
+        return self._made
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_") or self.absence():
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return getattr(self.backend, name)
+
+    async def models(self) -> list[ModelInfo]:
+        """Its models."""
+        return await self.backend.models()
+
+    def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        """Its answer."""
+        return self.backend.chat(request)
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Its vectors."""
+        return await self.backend.embed(request)
+
+    async def health(self) -> Health:
+        """Its health; not ready while it is not there."""
+        absence = self.absence()
+        return Health(is_ready=False, detail=absence) if absence else await self.backend.health()
+
+    async def close(self) -> None:
+        """Close it, if it was made."""
+        if self._made is not None:
+            await self._made.close()
