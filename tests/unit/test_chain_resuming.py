@@ -94,6 +94,7 @@ def test_answer_continues_in_words_without_a_character_lost_or_doubled(cut: int,
     assert ask(Chain(links)).text == TEXT
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1), st.text(), st.integers(1, 7))
 def test_seam_of_any_text_is_exact(told: str, rest: str, size: int) -> None:
     """Text that repeats the last words, cut anywhere, gives exactly what follows them."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyagent.cli.config import describe
@@ -50,8 +50,8 @@ def loaded(tmp_path: Path, text: str):
 
 def test_links_read_as_they_are_written(tmp_path: Path) -> None:
     """Each key of a link's table is what it says, and a text is a link without any."""
-    settings = loaded(tmp_path, CHAIN).settings
-    first, weighted, rated, priced, hedged, plain = settings.links
+    found = loaded(tmp_path, CHAIN).settings
+    first, weighted, rated, priced, hedged, plain = found.links
     assert plain == LinkSettings(use="native")
     assert [condition.text for condition in first.when] == ["not private"]
     assert (weighted.weight, weighted.timeout_seconds, weighted.concurrency, weighted.key) == (2, 20, "auto", "env:GPU")
@@ -62,7 +62,7 @@ def test_links_read_as_they_are_written(tmp_path: Path) -> None:
     ]
     assert priced.price == Price(input=0.15, output=0.6)
     assert (hedged.hedge_percentile, hedged.context, hedged.concurrency, hedged.continues) == (0.95, 8192, 4, True)
-    assert (settings.rules.deadline_seconds, settings.rules.usd_per_request) == (60, 0.05)
+    assert (found.rules.deadline_seconds, found.rules.usd_per_request) == (60, 0.05)
 
 
 def test_links_are_shown_as_they_are_written(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_links_are_shown_as_they_are_written(tmp_path: Path) -> None:
 def test_chain_of_tables_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A variable holds tables as JSON."""
     monkeypatch.setenv("PYAGENT_CHAIN", '[{"use": "native", "concurrency": 2}, "ollama"]')
-    settings = loaded(tmp_path, "").settings
-    assert [link.use for link in settings.links] == ["native", "ollama"]
-    assert settings.links[0].concurrency == 2
+    found = loaded(tmp_path, "").settings
+    assert [link.use for link in found.links] == ["native", "ollama"]
+    assert found.links[0].concurrency == 2
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,7 @@ def test_context_condition_counts_about_the_tokens() -> None:
     assert estimated_tokens(picture) > 500
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from([">", "<", ">=", "<="]))
 def test_comparisons_are_arithmetic(number: int, bound: int, operator: str) -> None:
     """`max_tokens OP N` is true when the numbers say so, and `not` turns it round."""
@@ -158,6 +159,7 @@ def test_comparisons_are_arithmetic(number: int, bound: int, operator: str) -> N
     assert holds(f"not max_tokens {operator} {bound}", **request) != expected
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         Rate,
