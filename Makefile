@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test oracle clients soak chaos slow check format bench docs lock wheel clean
+.PHONY: help install demo test oracle clients peers soak chaos slow check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -51,6 +51,16 @@ test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/coverage run -m pytest -q -n 2
 	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
+.peers/.installed: .venv/.dev
+	@echo "installing llama.cpp's server, litellm's proxy and npm's clients for the peer tests (once, about 1 GB, into .peers)"
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .peers
+	@$(UV) pip install --quiet --python .peers/bin/python 'xllamacpp>=2026.10' 'litellm[proxy]>=1.106'
+	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix .peers/node @lmstudio/sdk@1.5.0 @github/copilot@1
+	@touch $@
+
+peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, LM Studio's and Copilot's
+	@$(BIN)/python -m pytest -q -m peers tests/peers
+
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
 	@.oracle/bin/python -m pytest -q -m oracle tests
 
@@ -91,4 +101,4 @@ lock: .tools/bin/uv  ## Pin every dependency again (constraints.txt)
 	@$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --group docs --group oracle --no-emit-index-url --no-header --no-annotate --quiet --output-file constraints.txt
 
 clean:  ## Remove everything make made
-	rm -rf .venv .oracle .clients .tools dist site target
+	rm -rf .venv .oracle .clients .peers .tools dist site target

@@ -471,8 +471,11 @@ def test_openai_backend_asks_for_several_answers() -> None:
         ask(WHOLE, chat(n=2))
     with pytest.raises(BackendError, match="cannot do best_of"):
         ask(WHOLE, chat(best_of=2))
-    with pytest.raises(BackendError, match="mid-answer"):
+    with pytest.raises(BackendError, match="gave 1 answers") as caught:  # as litellm's proxy does
         ask((head(), piece(0, "a"), piece(1, "", "stop"), DONE), chat(n=2))
+    assert not caught.value.retryable
+    with pytest.raises(BackendError, match="mid-answer"):
+        ask((head(), piece(0, "a"), piece(1, "", "stop")), chat(n=2))
 
 
 def test_openai_backend_tells_calls_apart_that_share_an_index() -> None:

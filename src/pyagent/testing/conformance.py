@@ -67,6 +67,7 @@ class Subject:
 
     `make` gives a new one each time; `make_down`, one whose other side is not there. `unknown_model` is a model that it
     does not have; None where any name is served. `num_running` counts the answers the other side still works on.
+    `lacks` are fields that the model under test has no way for, though backends of its kind have.
     """
 
     make: Callable[[], Backend]
@@ -74,6 +75,7 @@ class Subject:
     make_down: Callable[[], Backend] | None = None
     unknown_model: str | None = "no-such-model"
     num_running: Callable[[], int] | None = None
+    lacks: Abilities = frozenset()
 
 
 class BackendConformance:
@@ -322,6 +324,7 @@ def _chat(text: str = "hi", **fields: object) -> ChatRequest:
 
 
 def _sampled(**fields: object) -> ChatRequest:
+    fields.setdefault("max_tokens", 16)
     return _chat(sampling=SamplingParams(**fields))  # pyright: ignore[reportArgumentType]
 
 
@@ -358,7 +361,7 @@ def _check_shape(answer: Answer) -> None:
 def _served(subject: Subject, request: ChatRequest, field: str, mode: str) -> Answer | None:
     """The answer, or None when the field was refused rightly: it is one that the backend says it lacks."""
     request = msgspec.structs.replace(request, unsupported=cast("object", mode))
-    abilities = cast("Abilities", getattr(subject.make(), "abilities", frozenset[str]()))
+    abilities = cast("Abilities", getattr(subject.make(), "abilities", frozenset[str]())) - subject.lacks
     refusal: BackendError | RequestError
     try:
         return _run(subject, lambda backend: collect(backend.chat(request)))

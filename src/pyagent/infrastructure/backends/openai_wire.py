@@ -300,7 +300,7 @@ class ChunkReader:
     def last(self) -> list[ChatDelta]:
         """The closing deltas. Raises `BackendError` when the server stopped before it said why."""
         ended = sorted(index for index, member in self._members.items() if member.finish)
-        if not ended or len(ended) < len(self._members):
+        if not ended or (len(ended) < len(self._members) and not self.is_finished):
             raise BackendError(f"{self.backend} closed the connection in mid-answer", backend=self.backend)
         if len(ended) != self.count:
             text = f"{self.backend} gave {len(ended)} answers, {self.count} were asked for (n)"
@@ -372,7 +372,9 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
         return BackendError(f"{text}; {hint}", backend=backend, retryable=False, status=status)
     if status == 429 or (status == 503 and retry_after):
         return CapacityError(text, retry_after_seconds=retry_after_seconds(retry_after))
-    return BackendError(text, backend=backend, retryable=status >= 500 or status in {408, 409, 425}, status=status)
+    is_lasting = "not support" in text  # llama.cpp's 500 for an image that its model cannot see
+    retryable = (status >= 500 and not is_lasting) or status in {408, 409, 425}
+    return BackendError(text, backend=backend, retryable=retryable, status=status)
 
 
 def _refusal(fault: _Error, status: int, text: str) -> RequestError:
