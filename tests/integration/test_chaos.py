@@ -21,7 +21,7 @@ def test_chain_answers_exactly_while_one_link_is_healthy(seed: int, monkeypatch:
     chaos = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "chaos", chaos)
     spec.loader.exec_module(chaos)
-    outcome, chain = chaos.run(6.0, num_clients=4, seed=seed)
+    outcome, chain = chaos.run(5.0, num_clients=4, seed=seed)
     assert chaos.faults_of(outcome) == []
     assert len(outcome.times) > 100
     assert outcome.num_resumed["continue"]

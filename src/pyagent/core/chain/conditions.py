@@ -18,8 +18,8 @@ _BYTES_PER_TOKEN = 3.5
 """English has about four bytes a token, code and other scripts fewer."""
 _TOKENS_PER_MESSAGE = 6
 _TOKENS_PER_IMAGE = 800
-_COMPARISON = re.compile(r"(context|max_tokens) ?(>|<|>=|<=) ?(\d[\d_]*)")
-_NAMED = re.compile(r"(agent|client|class) ?= ?(\S+)")
+_COMPARISON = r"(context|max_tokens) ?(>|<|>=|<=) ?(\d[\d_]*)"
+_NAMED = r"(agent|client|class) ?= ?(\S+)"
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -93,9 +93,9 @@ def _read_term(text: str) -> Term:
     said = text.removeprefix("not ").strip()
     if said in _WORDS:
         return Term(said, is_negated=is_negated)
-    if match := _COMPARISON.fullmatch(said):
+    if match := re.fullmatch(_COMPARISON, said):
         return Term(match[1], match[2], match[3].replace("_", ""), is_negated)
-    if match := _NAMED.fullmatch(said):
+    if match := re.fullmatch(_NAMED, said):
         return Term(match[1], "=", match[2], is_negated)
     near = get_close_matches(said, _WORDS, n=1, cutoff=0.6)
     known = f"{near[0]!r}" if near else f"{', '.join(_WORDS)}, `context > N`, `max_tokens > N`, `agent = NAME`"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -11,8 +10,7 @@ from pyagent.core.chain.failures import Failure
 from pyagent.core.resilience.breaker import State
 
 
-@dataclass(slots=True)
-class LinkFigures:
+class LinkFigures(msgspec.Struct):
     """Counters of one link since the chain was made."""
 
     num_requests: int = 0
@@ -24,7 +22,7 @@ class LinkFigures:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     usd: float = 0.0
-    failures: Counter[Failure] = field(default_factory=Counter[Failure])
+    failures: Counter[Failure] = msgspec.field(default_factory=Counter[Failure])
 
 
 class LinkState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from pyagent.core.backends import Backend, Link
 from pyagent.core.chain.conditions import estimated_tokens
 from pyagent.core.chain.failures import Failure
@@ -42,8 +44,7 @@ class Absent(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """What one call holds: give all of it back through `Member.leave`, once."""
 
     permit: Permit
@@ -51,8 +52,7 @@ class Admission:
     reserved_usd: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """Why a link is not asked now."""
 
     kind: Failure

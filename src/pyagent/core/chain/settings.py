@@ -19,9 +19,9 @@ from pyagent.core.errors import ConfigError
 from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, TRUTH, Kind, read_table
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
-_RATE = re.compile(r"(\d+) ?/ ?(s|min|h|day)(?: burst (\d+))?( window)?( per client)?")
-_PERCENTILE = re.compile(r"p(\d\d(?:\.\d)?)")
-_KEY = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)")
+_RATE = r"(\d+) ?/ ?(s|min|h|day)(?: burst (\d+))?( window)?( per client)?"
+_PERCENTILE = r"p(\d\d(?:\.\d)?)"
+_KEY = r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)"  # compiled when needed: most starts need none of these
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,7 +141,7 @@ def _read_rates(value: object) -> dict[str, object]:
 
 
 def _read_rate(text: object) -> Rate:
-    match = _RATE.fullmatch(" ".join(text.split())) if isinstance(text, str) and len(text) < 80 else None
+    match = re.fullmatch(_RATE, " ".join(text.split())) if isinstance(text, str) and len(text) < 80 else None
     if match is None or not int(match[1]):
         raise ValueError(f'expected a rate such as "60/min", "10/s burst 20", "500/h window per client", got {text!r}')
     if match[3] and match[4]:
@@ -174,7 +174,7 @@ def _read_price(value: object) -> dict[str, object]:
 
 
 def _read_hedge(value: object) -> dict[str, object]:
-    match = _PERCENTILE.fullmatch(value) if isinstance(value, str) else None
+    match = re.fullmatch(_PERCENTILE, value) if isinstance(value, str) else None
     if match and float(match[1]) >= 50:
         return {"hedge_percentile": float(match[1]) / 100}
     try:
@@ -184,7 +184,7 @@ def _read_hedge(value: object) -> dict[str, object]:
 
 
 def _read_key(value: object) -> dict[str, object]:
-    if not isinstance(value, str) or not _KEY.fullmatch(value):
+    if not isinstance(value, str) or not re.fullmatch(_KEY, value):
         raise ValueError("expected env:NAME or file:PATH, never the key itself")
     return {"key": value}
 

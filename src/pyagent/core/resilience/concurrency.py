@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pyagent.core.resilience.deadline import Clock
 
 _FIRST = 8.0
@@ -22,8 +24,7 @@ _SLOW_SECONDS = 0.1
 _MEMORY = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """Room for one call; give it back once."""
 
     begun: float
