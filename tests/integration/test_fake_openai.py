@@ -44,15 +44,15 @@ def test_client_sees_tool_calls_and_schemas() -> None:
 def test_client_raises_the_servers_errors() -> None:
     """Wrong keys, unknown models, refusals and broken streams are the client's own errors for them."""
     with openai_server(api_key="right") as server:
-        with pytest.raises(openai.AuthenticationError):
-            client(server.url).models.list()
-        ai = client(server.url, "right")
-        with pytest.raises(openai.NotFoundError):
-            ai.chat.completions.create(model="nope", messages=HI)
-        server.fault = Fault("error", 1, "out of memory")
-        with pytest.raises(openai.APIError, match="out of memory"):
-            list(ai.chat.completions.create(model="fake-1", messages=HI, stream=True))
-        server.status, server.retry_after = 429, "3"
-        with pytest.raises(openai.RateLimitError) as caught:
-            ai.chat.completions.create(model="fake-1", messages=HI)
-        assert caught.value.response.headers["retry-after"] == "3"
+        with client(server.url, "wrong") as stranger, pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
+        with client(server.url, "right") as ai:
+            with pytest.raises(openai.NotFoundError):
+                ai.chat.completions.create(model="nope", messages=HI)
+            server.fault = Fault("error", 1, "out of memory")
+            with pytest.raises(openai.APIError, match="out of memory"):
+                list(ai.chat.completions.create(model="fake-1", messages=HI, stream=True))
+            server.status, server.retry_after = 429, "3"
+            with pytest.raises(openai.RateLimitError) as caught:
+                ai.chat.completions.create(model="fake-1", messages=HI)
+            assert caught.value.response.headers["retry-after"] == "3"

@@ -50,10 +50,12 @@ def test_server_honours_every_field() -> None:
         "run": "r1",
         "priority": -2,
         "request_class": "batch",
+        "unsupported": "refuse",
     }
     assert post(body, backend).status_code == 200
     asked = backend.requests[0]
     sampling = asked.sampling
+    assert asked.unsupported == "refuse"
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.5, 0.9, 3)
     assert (sampling.min_p, sampling.seed, sampling.stop, sampling.logit_bias) == (0.1, 11, ("END",), {5: -1})
     assert (sampling.top_logprobs, sampling.ignore_eos, sampling.repetition_penalty) == (2, True, 1.1)

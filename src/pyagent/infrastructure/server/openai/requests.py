@@ -21,6 +21,7 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
     Tool,
+    Unsupported,
 )
 from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode
 
@@ -96,6 +97,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     early_stopping: bool | None = None
     priority: int | None = None
     request_class: str | None = None
+    unsupported: Unsupported | None = None
     agent: str | None = None
     run: str | None = None
     response_format: ResponseFormat | None = None
@@ -140,6 +142,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 origin=Origin(client=self.user or "", agent=self.agent or "", run=self.run or ""),
                 priority=_checked_priority(self.priority),
                 request_class=self.request_class or "",
+                unsupported=self.unsupported,
             ),
             **fields,
         )
