@@ -15,7 +15,7 @@ from support.chains import Play, Played, ask, chain_of, in_turn, quick, request,
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.chain.resuming import Seam, anchor_of
-from pyagent.core.errors import BackendError
+from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -243,3 +243,13 @@ def test_collect_reads_what_counts() -> None:
     answer = run(collect(chain.chat(request())))
     assert answer.text == "yes"
     assert answer.deltas[0].attempts[0].backend == "link:a"
+
+
+def test_callers_own_beginning_goes_only_to_links_that_take_one(tmp_path: Path) -> None:
+    """A request with `answer_prefix` is passed by links that would not honour it, and refused where none does."""
+    a, b = Played("a", says("no")), Played("b", exact(TEXT), continues=True)
+    chain = chain_of(tmp_path, 'chain = ["link:a", "link:b"]', a, b)
+    assert ask(chain, answer_prefix="The quick").text == TEXT.removeprefix("The quick")
+    assert a.requests == []
+    with pytest.raises(RequestError, match="cannot go on from an answer's beginning"):
+        ask(chain_of(tmp_path, 'chain = ["link:a"]', a), answer_prefix="The")
