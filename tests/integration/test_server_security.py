@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import uvicorn
 from support.server import HI, KEY, Model, fault, post, words
 
@@ -153,12 +154,16 @@ def logged() -> Iterator[io.StringIO]:
     """Everything that is logged, as `pyagent serve` writes it."""
     stream, root, ours = io.StringIO(), logging.getLogger(), logging.getLogger("pyagent")
     handlers, levels = list(root.handlers), (root.level, ours.level)
+    root.handlers.clear()  # a command run in this process may have left one that waits for the first record
     configure_logging("debug", "json", stream)
     root.setLevel("DEBUG")
     try:
         yield stream
     finally:
-        root.handlers, root.level, ours.level = handlers, *levels
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
+        structlog.reset_defaults()
 
 
 def test_no_key_is_in_any_log() -> None:

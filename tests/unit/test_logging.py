@@ -27,6 +27,7 @@ from pyagent.infrastructure.observability.logging import (
 def _restored() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("pyagent")
     before = (list(root.handlers), root.level, ours.level)
+    root.handlers.clear()  # a command run in this process may have left one that waits for the first record
     yield
     root.handlers[:] = before[0]
     root.setLevel(before[1])
