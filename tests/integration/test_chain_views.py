@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,10 +12,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.chains import Played, chain_of, in_turn, says
 
+from pyagent.assembly import make_chain, make_host
 from pyagent.cli.root import run as run_command
+from pyagent.core.backends import collect
+from pyagent.core.config import load_settings
 from pyagent.core.errors import BackendError
+from pyagent.core.messages import ChatRequest, Message
 from pyagent.infrastructure.server.app import create_app
-from pyagent.testing import ScriptedBackend, serve
+from pyagent.testing import ScriptedBackend, openai_server, serve
 
 DOWN = BackendError("down", backend="link:a")
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -112,3 +117,20 @@ def test_doctor_shows_the_links_of_a_running_server(here: Path, capsys: pytest.C
     assert "serving" in shown
     assert "0 of 3 requests answered; not answered: 3 backend, 1 open" in shown
     assert "4 of 4 requests answered" in shown
+
+
+def test_link_sends_the_key_its_table_names(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link's own key goes to its server, before the one that its host has for all."""
+    monkeypatch.setenv("OWN_KEY", "mine")
+    monkeypatch.setenv("HOST_KEY", "everybodys")
+    with openai_server(api_key="mine", answer="hello") as server:
+        host = server.url.partition("//")[2].partition("/")[0]
+        file = here / "pyagent.toml"
+        file.write_text(
+            f'chain = [{{ use = "openai:{server.url}", key = "env:OWN_KEY" }}]\n'
+            f'[backends.api_keys]\n"{host}" = "env:HOST_KEY"\n'
+        )
+        settings = load_settings(file).settings
+        chain = make_chain(settings, make_host(settings))
+        answer = asyncio.run(collect(chain.chat(ChatRequest(messages=[Message("user", "hi")]))))
+    assert answer.text == "hello"
