@@ -54,8 +54,9 @@ _SCHEMA: JsonObject = {
     "required": ["city", "degrees"],
     "additionalProperties": False,
 }
-_TOOL = Tool(FunctionDefinition("look_up", "Looks a city's weather up.", _SCHEMA))
-_CALL = ToolCall(id="call_1", function=FunctionCall("look_up", '{"city": "Rome", "degrees": 1}'))
+_PARAMETERS: JsonObject = {"type": "object", "properties": {"city": {"type": "string"}}}
+_TOOL = Tool(FunctionDefinition("look_up", "weather", _PARAMETERS))
+_CALL = ToolCall(id="call_1", function=FunctionCall("look_up", '{"city": "Rome"}'))
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 _PRIVATE_TEXT = "tangerine-4711"
 _LONGEST_SECONDS = 60.0

@@ -6,12 +6,14 @@ Says which models there are and chooses the one a request is for; the engine doe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
 
+from pyagent.core.abilities import ABILITIES, Abilities, needs
+from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
@@ -21,6 +23,7 @@ from pyagent.core.messages import (
     Health,
     Hint,
     ModelInfo,
+    Unsupported,
 )
 from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, ExplainPrompt, PinPrompt
 from pyagent.infrastructure.engine.client import EngineClient, EngineState, LocalEngine
@@ -40,12 +43,21 @@ class NativeBackend:
 
     gives_several = True
     continues = True
+    abilities: Abilities = ABILITIES - {"tools", "tool_choice"}
 
-    def __init__(self, model_names: Sequence[str], engine: EngineClient, *, look: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        model_names: Sequence[str],
+        engine: EngineClient,
+        *,
+        look: Callable[[str], str],
+        unsupported: Unsupported = "emulate",
+    ) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
         The backend closes its share of the engine when it is closed.
         """
+        self._unsupported: Unsupported = unsupported
         self.name = f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native"
         self.model_names = tuple(model_names)
         self.engine = engine
@@ -73,7 +85,19 @@ class NativeBackend:
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer as a stream; closing the iterator aborts the request."""
-        return self.engine.stream(msgspec.structs.replace(request, model=self._chosen(request.model)))
+        request = msgspec.structs.replace(request, model=self._chosen(request.model))
+        if needs(request) <= self.abilities:
+            return self.engine.stream(request)
+        return fulfil(request, self._answer, self.abilities, backend=self.name, unsupported=self._unsupported)
+
+    async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        stream = self.engine.stream(request)
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
 
     def _chosen(self, asked: str) -> str:
         if asked in {"", self.name}:

@@ -40,7 +40,8 @@ class _Links:
         if not names:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
         look = ModelStore(settings.paths.models).look
-        return NativeBackend(list(dict.fromkeys(names)), self._engine(settings), look=look)
+        unsupported = settings.backends.unsupported
+        return NativeBackend(list(dict.fromkeys(names)), self._engine(settings), look=look, unsupported=unsupported)
 
     def _engine(self, settings: Settings) -> EngineClient:
         key = (settings.engine, settings.paths.models)
