@@ -45,6 +45,9 @@ class Reply:
         """The events of one delta of a streamed answer."""
         events = b"" if self._last else self._start()
         self._saw(delta)
+        if delta.resumed:  # ours; what comes after a restart is a block of its own
+            events += self._closed() if delta.resumed.kind == "restart" else b""
+            events += _event("ping", {"resumed": delta.resumed})
         if delta.reasoning and self.has_thinking:
             events += self._opened("thinking", {"thinking": "", "signature": ""})
             events += self._delta("thinking_delta", "thinking", delta.reasoning)

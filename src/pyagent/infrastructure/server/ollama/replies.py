@@ -49,9 +49,10 @@ class Reply:
         """A line of a streamed answer, or nothing when the delta has no text."""
         self._saw(delta)
         has_thinking = bool(delta.reasoning) and self.has_thinking
-        if not (delta.content or has_thinking or delta.tool_calls or delta.logprobs):
+        if not (delta.content or has_thinking or delta.tool_calls or delta.logprobs or delta.resumed):
             return b""
-        return msgspec.json.encode(self._line(delta) | {"done": False}) + b"\n"
+        resumed: JsonObject = {"resumed": delta.resumed} if delta.resumed else {}
+        return msgspec.json.encode(self._line(delta) | {"done": False} | resumed) + b"\n"
 
     def end(self) -> bytes:
         """The last line."""
@@ -63,6 +64,8 @@ class Reply:
 
     def _saw(self, delta: ChatDelta) -> None:
         self._first = self._first or time.perf_counter()
+        if delta.resumed and delta.resumed.kind == "restart":
+            self._texts.clear()
         self._texts.append(delta.content)
         self._last = delta
 
@@ -94,7 +97,7 @@ class Reply:
 
     def _counts(self, usage: Usage) -> JsonObject:
         total = time.perf_counter() - self._asked
-        prompt, drawing, load = (self._first or self._asked) - self._asked, 0.0, 0.0
+        prompt, load = (self._first or self._asked) - self._asked, 0.0
         drawing = total - prompt
         if usage.timings is not None:
             prompt = usage.timings.prefill_seconds

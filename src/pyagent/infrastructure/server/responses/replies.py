@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, JsonObject, TokenLogprob, ToolCall, Usage
+from pyagent.core.messages import ChatDelta, JsonObject, Resumption, TokenLogprob, ToolCall, Usage
 from pyagent.infrastructure.server.errors import HttpError
 
 
@@ -29,6 +29,7 @@ class Reply:
     _texts: list[str] = field(default_factory=list[str])
     _logprobs: list[JsonObject] = field(default_factory=list[JsonObject])
     _num_events: int = 0
+    _num_void: int = 0
     _last: ChatDelta | None = None
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
@@ -42,6 +43,8 @@ class Reply:
         """The events of one delta of a streamed answer."""
         events = b"" if self._last else self._start()
         self._last = delta
+        if delta.resumed:
+            events += self._resumed(delta.resumed)
         if delta.reasoning:
             events += self._opened("reasoning") + self._delta("response.reasoning_text.delta", delta.reasoning)
         if delta.content:
@@ -67,6 +70,14 @@ class Reply:
     def _start(self) -> bytes:
         body = self._body("in_progress")
         return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+
+    def _resumed(self, resumed: Resumption) -> bytes:
+        """Tell that another link goes on (ours); after a restart the items so far are void, and not in the response."""
+        events = b""
+        if resumed.kind == "restart":
+            events = self._closed()
+            self._num_void = len(self._output)
+        return events + self._event("response.in_progress", response=self._body("in_progress"), resumed=resumed)
 
     # -- items of text ------------------------------------------------------------------------------------------------
 
@@ -149,7 +160,7 @@ class Reply:
 
     def _body(self, status: str) -> JsonObject:
         body: JsonObject = {"id": f"resp_{self.id}", "object": "response", "created_at": self._created}
-        body |= {"status": status, "error": None, "incomplete_details": None, "output": list(self._output)}
+        body |= {"status": status, "error": None, "incomplete_details": None, "output": self._output[self._num_void :]}
         return body | self.envelope | {"usage": None}
 
     def _usage(self) -> JsonObject:
