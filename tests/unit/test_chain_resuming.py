@@ -253,3 +253,11 @@ def test_callers_own_beginning_goes_only_to_links_that_take_one(tmp_path: Path) 
     assert a.requests == []
     with pytest.raises(RequestError, match="cannot go on from an answer's beginning"):
         ask(chain_of(tmp_path, 'chain = ["link:a"]', a), answer_prefix="The")
+
+
+def test_filtered_answer_is_not_told_after_text() -> None:
+    """Where an answer was begun, a later link that filters its own ends it with the error, not with nothing."""
+    links = [Played("a", says("The", GONE)), Played("b", says(finish="content_filter"))]
+    for policy in ("restart", "continue"):
+        with pytest.raises(BackendError, match="content filter"):
+            ask(Chain(links, after_first_token=policy, retry_policy=RetryPolicy(num_retries=0)))

@@ -137,7 +137,7 @@ class Chain:
             if told.is_full:
                 yield ChatDelta(finish_reason="length", backend=lead.name, attempts=tries.told(), resumed=told.resumed)
                 return
-        if told.is_begun or not tries.filtered:
+        if told.is_begun or told.resumed or not tries.filtered:
             raise tries.nobody()
         for delta in tries.filtered:
             yield delta
