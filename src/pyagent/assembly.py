@@ -22,7 +22,8 @@ from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from pyagent.core.settings import Settings
+    from pyagent.core.answers.cache import AnswerCache
+    from pyagent.core.settings import Answers, Settings
     from pyagent.infrastructure.backends.found import Look
     from pyagent.infrastructure.storage.journal import FileJournal
 
@@ -80,7 +81,18 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
         after_first_token=rules.after_first_token,
         check_answers=rules.check_answers,
         deadline_seconds=rules.deadline_seconds,
+        answers=_make_answers(settings.answers),
     )
+
+
+def _make_answers(settings: Answers) -> AnswerCache | None:
+    if settings.keep == "off":
+        return None
+    from pyagent.core.answers.cache import AnswerCache
+    from pyagent.core.answers.kept import KeptAnswers
+
+    kept = KeptAnswers(settings.max_bytes, settings.ttl_seconds)
+    return AnswerCache(kept, settings.keep, settings.pinned, settings.between_clients)
 
 
 def present_links(settings: Settings, host: PluginHost) -> list[LinkSettings]:

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyagent.core.answers.cache import AnswerCache
+from pyagent.core.answers.kept import KeptAnswers
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import CacheMiss, CacheReport, ChatDelta, Timings, Usage
@@ -122,7 +124,8 @@ def test_scrape_is_quick() -> None:
 def test_every_figure_is_documented(tiny_model_path: Path) -> None:
     """The reference page has each family with its labels, and none that does not exist."""
     backend = NativeBackend.of("tiny", lambda: tiny_model_path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 20)))
-    with serve(create_app(Chain([backend]))) as url, httpx.Client(base_url=url, timeout=60) as http:
+    chain = Chain([backend], answers=AnswerCache(KeptAnswers(1000, 60)))
+    with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
         http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 3, "ignore_eos": True})
         families = list(text_string_to_metric_families(http.get("/metrics").text))
     samples = [sample for family in families for sample in family.samples]

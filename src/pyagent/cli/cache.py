@@ -1,4 +1,4 @@
-"""`pyagent cache`: what a running server keeps computed, why a prompt was not found, and pins. Speaks HTTP to it."""
+"""`pyagent cache`: what a running server keeps, why a prompt was not found, and pins. Speaks HTTP to it."""
 
 from __future__ import annotations
 
@@ -127,6 +127,35 @@ def unpin(name: Annotated[str, typer.Argument(help="Its name.")], url: Url = Non
     """End a pin."""
     _call("POST", "/pyagent/cache/unpin", url, config, {"name": name})
     sys.stdout.write(f"{name} is kept no longer than others\n")
+
+
+@app.command()
+def answers(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget the answers that are kept.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Show how many answers are kept and were given again."""
+    import msgspec
+
+    from pyagent.core.answers.cache import AnswerFigures
+
+    if clear:
+        _call("POST", "/pyagent/answers/clear", url, config, {})
+    body = _call("GET", "/pyagent/answers", url, config)
+    if as_json:
+        sys.stdout.write(body.decode() + "\n")
+        return
+    figures = msgspec.json.decode(body, type=AnswerFigures)
+    sys.stdout.write(
+        f"{figures.num_kept:,} answers are kept, {figures.num_pinned:,} of them pinned, in "
+        f"{figures.num_bytes / 1e6:,.1f} of {figures.max_bytes / 1e6:,.1f} MB; {figures.num_evicted:,} had to go, "
+        f"{figures.num_expired:,} grew too old\n"
+        f"{figures.hit_ratio:.0%} of requests needed no computing: {figures.num_hits:,} found, "
+        f"{figures.num_shared:,} shared with an equal one, {figures.num_misses:,} computed; "
+        f"{figures.num_passed:,} more are not kept\n"
+    )
 
 
 def _request(file: str) -> JsonObject:

@@ -279,7 +279,10 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens counted for one answer."""
+    """Tokens counted for one answer.
+
+    `answer` (ours): computed for this request, kept from an equal one before, or shared with an equal one under way.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -287,6 +290,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     timings: Timings | None = None
     cache: CacheReport | None = None
+    answer: Literal["computed", "kept", "shared"] = "computed"
 
 
 class Attempt(msgspec.Struct, frozen=True):

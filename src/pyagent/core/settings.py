@@ -96,6 +96,30 @@ class Rules(Section, frozen=True):
     ] = None
 
 
+class Answers(Section, frozen=True):
+    """Answers given again to equal requests."""
+
+    keep: Annotated[
+        Literal["off", "determined", "all"],
+        Setting(
+            choice("off", "determined", "all"),
+            "Which answers equal requests get again, and share while they are made: none, those that are always the "
+            "same (`temperature` 0, a `seed`, beam search), or drawn ones too.",
+        ),
+    ] = "off"
+    ttl_seconds: Annotated[float, Setting(NUMBER, "Longest that an answer is kept.")] = 3600.0
+    max_bytes: Annotated[
+        int, Setting(SIZE, "Memory for them, such as `64MB`; the one not used for the longest time goes first.")
+    ] = 64_000_000
+    pinned: Annotated[
+        list[str],
+        Setting(TEXTS, "Beginnings of system prompts; answers to requests with one of these go after all others."),
+    ] = []
+    between_clients: Annotated[
+        bool, Setting(TRUTH, "Give an answer made for one client (API key, name) to others too.")
+    ] = False
+
+
 class RunBudget(Section, frozen=True):
     """What one run may use; each call reserves its share first."""
 
@@ -384,6 +408,7 @@ class Settings(Section, frozen=True):
         ),
     ] = msgspec.field(default_factory=lambda: ["auto"])
     rules: Rules = Rules()
+    answers: Answers = Answers()
     budget: Budget = Budget()
     engine: Engine = Engine()
     fleet: Fleet = Fleet()

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -51,6 +51,9 @@ from pyagent.core.resilience.deadline import Clock, Deadline
 from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
 
+if TYPE_CHECKING:
+    from pyagent.core.answers.cache import AnswerCache
+
 CheckAnswers = Literal["whole", "always", "never"]
 _READY = {True: "ready", False: "not ready"}
 
@@ -75,6 +78,7 @@ class Chain:
 
     `settings` are those of the links, in their order; none means plain links. `deadline_seconds` bounds requests that
     give more time or none. `check_answers` says which answers with a form are checked: those read whole, or all.
+    `answers` holds those given before, when they are to be given again.
     """
 
     links: Sequence[Backend]
@@ -88,6 +92,7 @@ class Chain:
     after_first_token: AfterFirstToken = "continue"  # noqa: S105 - a policy
     check_answers: CheckAnswers = "whole"
     deadline_seconds: float | None = None
+    answers: AnswerCache | None = None
     clock: Clock = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     draw: Callable[[float, float], float] = random.uniform
@@ -104,8 +109,18 @@ class Chain:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer from the first link that gives a token; see the module's text for what happens when one fails."""
+        return self._ask(request) if self.answers is None else self._ask_once(request, self.answers)
+
+    async def _ask_once(self, request: ChatRequest, answers: AnswerCache) -> AsyncGenerator[ChatDelta, None]:
+        request = self._bounded(request)
+        links = [member.name for member in self._choose(request)[1]]
+        async with aclosing(answers.chat(request, links, self._ask)) as stream:
+            async for delta in stream:
+                yield delta
+
+    async def _ask(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         tries = self._tries(request)
         told = Told(tries.request, "restart" if request.whole else self.after_first_token)
         tries.accepts = told.is_taken_by
@@ -184,13 +199,17 @@ class Chain:
         return CacheAnswer(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
 
     def _tries(self, request: ChatRequest) -> Tries:
-        seconds = request.timeout_seconds
-        if self.deadline_seconds is not None and (seconds is None or seconds > self.deadline_seconds):
-            request = msgspec.structs.replace(request, timeout_seconds=self.deadline_seconds)
+        request = self._bounded(request)
         deadline = Deadline.after(request.timeout_seconds, self.clock)
         request, members = self._choose(request)
         members = self._weights.order(members, request.session or request.origin.run)
         return Tries(request, members, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
+
+    def _bounded(self, request: ChatRequest) -> ChatRequest:
+        seconds = request.timeout_seconds
+        if self.deadline_seconds is None or (seconds is not None and seconds <= self.deadline_seconds):
+            return request
+        return msgspec.structs.replace(request, timeout_seconds=self.deadline_seconds)
 
     def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[Member]]:
         """The links that may see the request; a request whose model is a link's name goes to that link alone."""

@@ -142,7 +142,8 @@ class AnswerWatch:
         figures, labels = self.figures, (self.model,)
         figures.prompt_tokens[labels] += usage.prompt_tokens
         figures.cached_tokens[labels] += usage.prompt_tokens_details.cached_tokens
-        figures.drawn_tokens[labels] += usage.completion_tokens
+        if usage.answer == "computed":
+            figures.drawn_tokens[labels] += usage.completion_tokens
         if usage.timings is not None:
             figures.queue_seconds[labels].observe(usage.timings.queue_seconds)
         if usage.cache is not None and usage.cache.miss is not None:

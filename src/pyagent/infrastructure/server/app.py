@@ -75,6 +75,10 @@ async def _metrics(service: Service, _request: Request) -> Response:
     collected = [*service.figures.collect(), *(collect_engines(states) if states else ())]
     if isinstance(service.backend, Chain):
         collected += collect_links(service.backend.link_states())
+        if service.backend.answers is not None:
+            from pyagent.infrastructure.observability.answer_metrics import collect_answers
+
+            collected += collect_answers(service.backend.answers.figures())
     return Response(render(collected), media_type=CONTENT_TYPE)
 
 

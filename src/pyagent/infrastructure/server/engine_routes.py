@@ -1,4 +1,4 @@
-"""Routes of PyAgent's own: the prompt caches and the engines behind the server. Keys guard them as all others.
+"""Routes of PyAgent's own: prompt caches, kept answers and engines behind the server. Keys guard them as all others.
 
 They speak to whichever links of the chain have what is asked for; a server whose links have none says so.
 """
@@ -32,6 +32,7 @@ from pyagent.infrastructure.server.bodies import read_body
 from pyagent.infrastructure.server.openai.requests import read_chat
 
 if TYPE_CHECKING:
+    from pyagent.core.answers.cache import AnswerCache
     from pyagent.infrastructure.engine.client import EngineState
 
 T = TypeVar("T")
@@ -101,6 +102,8 @@ class EngineRoutes:
             "/pyagent/cache/explain": ("POST", self.explain),
             "/pyagent/cache/pin": ("POST", self.pin),
             "/pyagent/cache/unpin": ("POST", self.unpin),
+            "/pyagent/answers": ("GET", self.answers),
+            "/pyagent/answers/clear": ("POST", self.clear_answers),
             "/pyagent/engine": ("GET", self.state),
             "/pyagent/engine/sleep": ("POST", self.sleep),
             "/pyagent/engine/wake": ("POST", self.wake),
@@ -142,6 +145,23 @@ class EngineRoutes:
         if not isinstance(self.backend, PromptCache):
             raise RequestError(f"{self.backend.name} keeps no prompts", code="prompt_cache_not_found")
         return await self.backend.ask_cache(question)
+
+    # -- kept answers -------------------------------------------------------------------------------------------------
+
+    async def answers(self, _request: Request) -> Response:
+        """GET /pyagent/answers: how many are kept and were given again."""
+        return _json(self._answers().figures())
+
+    async def clear_answers(self, _request: Request) -> Response:
+        """POST /pyagent/answers/clear: forget those that are kept."""
+        return _json({"num_forgotten": self._answers().kept.clear()})
+
+    def _answers(self) -> AnswerCache:
+        kept = self.backend.answers if isinstance(self.backend, Chain) else None
+        if kept is None:
+            text = 'no answers are kept here; to keep them, set `keep = "determined"` in [answers] of pyagent.toml'
+            raise RequestError(text, code="answers_not_found")
+        return kept
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 

@@ -130,7 +130,8 @@ def _full(usage: Usage) -> JsonObject:
         "prompt_tokens_details": usage.prompt_tokens_details,
     }
     counts |= {"timings": usage.timings} if usage.timings else {}
-    return counts | ({"cache": usage.cache} if usage.cache else {})
+    counts |= {"cache": usage.cache} if usage.cache else {}
+    return counts | ({"answer": usage.answer} if usage.answer != "computed" else {})
 
 
 def _indexed(calls: list[ToolCall]) -> list[JsonObject]:
