@@ -29,6 +29,9 @@ TOOL: Any = {
 }
 
 
+GREEDY: Any = {"extra_body": {"temperature": 0}}
+
+
 @pytest.fixture(scope="module")
 def url(tiny_model_path: Path) -> Iterator[str]:
     with native_server(tiny_model_path) as served:
@@ -52,7 +55,7 @@ def asked(backend: Any, **options: Any) -> Iterator[anthropic.Anthropic]:
 def test_anthropic_client_whole_and_streamed(url: str) -> None:
     """Whole and streamed answers are the same message, with a system text, usage and a reason to end."""
     asked: Any = {"model": "tiny", "messages": HI, "max_tokens": 6, "system": "You are the user."}
-    asked |= {"extra_body": {"temperature": 0}}
+    asked |= GREEDY
     with client_of(url) as client:
         whole = client.messages.create(**asked)
         assert (whole.type, whole.role, whole.model, whole.stop_reason) == (
@@ -95,11 +98,12 @@ def test_anthropic_async_client_and_count(url: str) -> None:
 
 def test_anthropic_structured_output(url: str) -> None:
     """`output_config.format` binds what even a model of random weights writes."""
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    properties = {"ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
     form: Any = {"format": {"type": "json_schema", "schema": schema}}
     messages: Any = HI
     with client_of(url) as client:
-        answer = client.messages.create(model="tiny", messages=messages, max_tokens=60, output_config=form)
+        answer = client.messages.create(model="tiny", messages=messages, max_tokens=60, output_config=form, **GREEDY)
         assert answer.content[0].type == "text"
         assert isinstance(json.loads(answer.content[0].text)["ok"], bool)
 

@@ -117,9 +117,10 @@ def test_ollama_generate_goes_on_from_its_context(url: str) -> None:
 
 def test_ollama_format_makes_json(url: str) -> None:
     """A JSON schema as `format` binds what even a model of random weights writes."""
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    properties = {"ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
     with ollama.Client(url) as client:
-        answer = client.chat("tiny", HI, format=schema, options={"num_predict": 60, "seed": 1})
+        answer = client.chat("tiny", HI, format=schema, options=GREEDY | {"num_predict": 60})
         assert isinstance(json.loads(answer.message.content or "")["ok"], bool)
 
 

@@ -116,7 +116,8 @@ def test_responses_parse_structured_output(url: str) -> None:
         ok: bool
 
     with client_of(url) as client:
-        answer = client.responses.parse(model="tiny", input="Hello", text_format=Verdict, max_output_tokens=60)
+        say: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 60}
+        answer = client.responses.parse(input="Hello", text_format=Verdict, **say)
         assert isinstance(answer.output_parsed, Verdict)
 
 

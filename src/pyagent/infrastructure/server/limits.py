@@ -89,9 +89,19 @@ class Limited:
         if refused is None and client.requests is not None:
             client.requests.take(1)
 
+        is_settled = False
+
+        def settle() -> None:
+            nonlocal is_settled
+            if client.tokens is not None and not is_settled:
+                client.tokens.take(scope["state"].get("num_tokens", 0))
+            is_settled = True
+
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *client.headers()]
+            elif not message.get("more_body"):  # before the client can ask again
+                settle()
             await send(message)
 
         if refused:
@@ -100,8 +110,7 @@ class Limited:
         try:
             await self.app(scope, receive, send_with_limits)
         finally:
-            if client.tokens is not None:
-                client.tokens.take(scope["state"].get("num_tokens", 0))
+            settle()
 
     def _client(self, name: str) -> _Client:
         """The client's allowances; there are as many clients as keys."""
