@@ -290,7 +290,8 @@ def test_equal_requests_at_once_are_computed_once(tmp_path: Path) -> None:
     assert len(a.requests) == 1
     assert [answer.usage.answer for answer in answers].count("computed") == 1
     figures = kept_in(chain).figures()
-    assert (figures.num_shared, figures.num_misses, figures.hit_ratio) == (19, 1, 0.95)
+    assert (figures.num_shared + figures.num_hits, figures.num_misses, figures.hit_ratio) == (19, 1, 0.95)
+    assert figures.num_shared > 0
 
 
 def test_who_leaves_disturbs_nobody_and_the_last_one_aborts(tmp_path: Path) -> None:

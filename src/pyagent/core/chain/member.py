@@ -7,8 +7,9 @@ of the other links.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
@@ -18,13 +19,16 @@ from pyagent.core.chain.failures import Failure
 from pyagent.core.chain.figures import LinkFigures, LinkState
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import BackendError, BudgetError, CapacityError
-from pyagent.core.messages import ChatRequest, Usage
+from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Usage
 from pyagent.core.resilience.breaker import Breaker, BreakerPolicy, Permit
 from pyagent.core.resilience.concurrency import Concurrency, Slot
 from pyagent.core.resilience.deadline import Clock
 from pyagent.core.resilience.latency import RecentTimes
 from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.rate import RateLimit
+
+if TYPE_CHECKING:
+    from pyagent.core.chain.gathering import Gatherer
 
 _MILLION = 1e6
 _USUAL_ANSWER_TOKENS = 1024
@@ -75,6 +79,7 @@ class Member:
     times: RecentTimes = field(default_factory=RecentTimes, init=False)
     figures: LinkFigures = field(default_factory=LinkFigures, init=False)
     rest_until: float = field(default=float("-inf"), init=False)
+    _gatherer: Gatherer | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.scheme = Link.parse(self.backend.name).scheme
@@ -86,6 +91,10 @@ class Member:
             RateLimit(rate.count, rate.seconds, rate.burst, rate.kind, rate.is_per_client, self.clock)
             for rate in self.settings.rates
         ]
+        if self.settings.gather_ms is not None:
+            from pyagent.core.chain.gathering import Gatherer
+
+            self._gatherer = Gatherer(self.backend.embed, self.settings.gather_ms / 1000)
 
     @property
     def name(self) -> str:
@@ -111,6 +120,10 @@ class Member:
     def absence(self) -> str:
         """Why it is not there; empty when it is."""
         return self.backend.absence() if isinstance(self.backend, Absent) else ""
+
+    def embed(self, request: EmbedRequest) -> Awaitable[EmbedResult]:
+        """The link's vectors, asked for together with others' where the settings say so."""
+        return (self.backend if self._gatherer is None else self._gatherer).embed(request)
 
     def hedge_seconds(self) -> float | None:
         """How long its first token may take before another link is asked too; None is for ever."""

@@ -16,7 +16,7 @@ import msgspec
 from pyagent.core.backends import Link
 from pyagent.core.chain.conditions import Condition
 from pyagent.core.errors import ConfigError
-from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, TRUTH, Kind, read_table
+from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, TRUTH, Kind, number, read_table
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
 _RATE = r"(\d+) ?/ ?(s|min|h|day)(?: burst (\d+))?( window)?( per client)?"
@@ -45,7 +45,8 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One link of a chain. `use` is the entry, `SCHEME` or `SCHEME:TARGET`; what is None is not limited.
 
-    `hedge` is seconds, or with `hedge_percentile` that part of the link's own first-token times.
+    `hedge` is seconds, or with `hedge_percentile` that part of the link's own first-token times. `gather_ms` is how
+    long small embedding calls wait to be sent together.
     """
 
     use: str
@@ -59,6 +60,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     hedge_percentile: float | None = None
     context: int | None = None
     continues: bool | None = None
+    gather_ms: float | None = None
     key: str | None = None
 
 
@@ -82,7 +84,7 @@ def written(link: LinkSettings) -> dict[str, object]:
     price = None if link.price is None else {"input": link.price.input, "output": link.price.output}
     table: dict[str, object] = {
         **{key: getattr(link, key) for key in ("use", "weight", "timeout_seconds", "concurrency", "context")},
-        **{key: getattr(link, key) for key in ("continues", "key")},
+        **{key: getattr(link, key) for key in ("continues", "gather_ms", "key")},
         "when": [condition.text for condition in link.when] or None,
         "rate": [rate.text for rate in link.rates] or None,
         "price": price,
@@ -204,6 +206,7 @@ _READERS: dict[str, Callable[[object], dict[str, object]]] = {
     "hedge": _read_hedge,
     "context": _plain("context", COUNT),
     "continues": _plain("continues", TRUTH),
+    "gather_ms": _plain("gather_ms", number(1000)),
     "key": _read_key,
 }
 """What may stand in a link's table, and how each is read."""

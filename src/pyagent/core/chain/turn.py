@@ -136,7 +136,7 @@ class Turn:
         """The link's vectors; raises what the link raised."""
         started = self.member.clock()
         try:
-            work = self.member.backend.embed(request)
+            work = self.member.embed(request)
             result = await self.within(self.share, work, f"the vectors of {self.name}")
         except Exception as error:
             self.judge(error)
