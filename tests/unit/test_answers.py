@@ -24,6 +24,8 @@ from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
     FunctionCall,
+    ImagePart,
+    ImageUrl,
     Message,
     Origin,
     PromptTokensDetails,
@@ -239,6 +241,16 @@ def test_answers_to_pinned_prompts_stay_longest(tmp_path: Path) -> None:
     assert run(gathered(chain, pinned))[0].usage.answer == "kept"
 
 
+def test_image_behind_an_address_is_looked_at_again(tmp_path: Path) -> None:
+    """A picture in the request is part of it; one behind an address may be another tomorrow."""
+    a = Played("a", answering("a cat"))
+    chain = chain_of(tmp_path, ON, a)
+    for url, num_asked in (("data:image/png;base64,AAAA", 1), ("https://example.com/cat.png", 3)):
+        for _ in range(2):
+            ask(chain, sampling=GREEDY, messages=[Message("user", [ImagePart(ImageUrl(url))])])
+        assert len(a.requests) == num_asked
+
+
 def test_text_that_cannot_be_written_down_is_asked_for(tmp_path: Path) -> None:
     """A lone surrogate has no UTF-8; such a request passes."""
     a = Played("a", answering("one"))
@@ -316,6 +328,39 @@ def test_who_leaves_disturbs_nobody_and_the_last_one_aborts(tmp_path: Path) -> N
             await stream.aclose()
         assert a.num_running == 0
         assert (await collect(chain.chat(request(sampling=GREEDY)))).text == "one two"
+
+    run(work())
+    assert len(a.requests) == 3
+
+
+def test_who_is_in_a_hurry_does_not_wait_in_anothers_queue(tmp_path: Path) -> None:
+    """Requests of another priority or class are computed beside an equal one under way, and found once it is kept."""
+    a = Played("a", answering(0.02, "one"))
+    chain = chain_of(tmp_path, ON, a)
+    urgent = {"priority": -1}, {"request_class": "chat"}
+    run(gathered(chain, request(sampling=GREEDY), *(request(sampling=GREEDY, **fields) for fields in urgent)))
+    assert len(a.requests) == 3
+    assert ask(chain, sampling=GREEDY, priority=-5).usage.answer == "kept"
+
+
+def test_answers_under_way_are_forgotten_too(tmp_path: Path) -> None:
+    """An answer begun before all is forgotten is told to its end and not kept; nobody joins it any more."""
+    a = Played("a", answering("one ", 0.02, "two"))
+    chain = chain_of(tmp_path, ON, a)
+
+    async def work() -> None:
+        stream = chain.chat(request(sampling=GREEDY))
+        await anext(stream)
+        assert kept_in(chain).clear() == 0
+        assert "".join([delta.content async for delta in stream]) == "two"
+        assert len(kept_in(chain).kept) == 0
+        stream = chain.chat(request(sampling=GREEDY))
+        await anext(stream)
+        kept_in(chain).clear()
+        answer = await collect(chain.chat(request(sampling=GREEDY)))
+        assert answer.usage.answer == "computed"
+        await stream.aclose()
+        assert len(kept_in(chain).kept) == 1
 
     run(work())
     assert len(a.requests) == 3

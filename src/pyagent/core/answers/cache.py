@@ -19,12 +19,12 @@ import msgspec
 from pyagent.core.answers.kept import KeptAnswers
 from pyagent.core.answers.shared import SharedAnswer
 from pyagent.core.chain.forms import fault_in
-from pyagent.core.messages import ChatDelta, ChatRequest, Origin, PromptTokensDetails, ResponseFormat
+from pyagent.core.messages import ChatDelta, ChatRequest, ImagePart, Origin, PromptTokensDetails, ResponseFormat
 from pyagent.core.resilience.deadline import Deadline
 
 Keep = Literal["determined", "all"]
 Ask = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
-_Place = tuple[bytes, bool, int]
+_Place = tuple[bytes, bool, int, str, int]
 
 
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,8 @@ class AnswerCache:
     async def _join(self, key: bytes, request: ChatRequest, ask: Ask) -> AsyncGenerator[ChatDelta, None]:
         """The answer under way, or a new one; one that ends with its own deadline is asked for again."""
         deadline = Deadline.after(request.timeout_seconds)
-        place = (key, request.whole, id(asyncio.get_running_loop()))
+        # Who is in more of a hurry does not wait in another's queue.
+        place = (key, request.whole, request.priority, request.request_class, id(asyncio.get_running_loop()))
         while True:
             answer = self._under_way.get(place)
             is_shorter = answer is not None and answer.deadline.at < deadline.at
@@ -129,8 +130,9 @@ class AnswerCache:
         answer = self._under_way[place] = SharedAnswer(deadline)
 
         def end(ended: SharedAnswer, is_whole: bool) -> None:
-            if self._under_way.get(place) is ended:
-                del self._under_way[place]
+            if self._under_way.get(place) is not ended:  # begun again since, or all was to be forgotten
+                return
+            del self._under_way[place]
             if is_whole and is_keepable(ended.deltas, request):
                 self.kept.put(place[0], ended.deltas, is_pinned=self._is_pinned(request))
 
@@ -140,6 +142,11 @@ class AnswerCache:
     def _is_pinned(self, request: ChatRequest) -> bool:
         system = next((message.text for message in request.messages if message.role in {"system", "developer"}), "")
         return any(system.startswith(beginning) for beginning in self.pinned if beginning)
+
+    def clear(self) -> int:
+        """Forget all answers, those under way as soon as they are told; returns how many were kept."""
+        self._under_way.clear()
+        return self.kept.clear()
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -163,8 +170,11 @@ class AnswerCache:
 
 
 def is_determined(request: ChatRequest) -> bool:
-    """Whether the same request has the same answer each time."""
+    """Whether the same request has the same answer each time. What is behind an image's address may change."""
     sampling = request.sampling
+    parts = [part for message in request.messages if isinstance(message.content, list) for part in message.content]
+    if any(isinstance(part, ImagePart) and not part.image_url.url.startswith("data:") for part in parts):
+        return False
     return sampling.temperature == 0 or sampling.seed is not None or request.beam is not None
 
 

@@ -154,7 +154,7 @@ class EngineRoutes:
 
     async def clear_answers(self, _request: Request) -> Response:
         """POST /pyagent/answers/clear: forget those that are kept."""
-        return _json({"num_forgotten": self._answers().kept.clear()})
+        return _json({"num_forgotten": self._answers().clear()})
 
     def _answers(self) -> AnswerCache:
         kept = self.backend.answers if isinstance(self.backend, Chain) else None
