@@ -61,7 +61,7 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
     kept: list[LinkSettings] = []
     broken: list[PluginError] = []
     wanted = settings.links if entries is None else [LinkSettings(use=entry) for entry in entries]
-    for link, look in _with_found(wanted, host):
+    for link, look in _with_found(wanted, settings, host):
         try:
             links.append(make_link(link, settings, host) if look is None else _found(link, look, settings, host))
             kept.append(link)
@@ -97,10 +97,12 @@ def _make_answers(settings: Answers) -> AnswerCache | None:
 
 def present_links(settings: Settings, host: PluginHost) -> list[LinkSettings]:
     """The links of the settings that are there now, `auto` being what is found."""
-    return [link for link, look in _with_found(settings.links, host) if look is None or not look()]
+    return [link for link, look in _with_found(settings.links, settings, host) if look is None or not look()]
 
 
-def _with_found(links: Sequence[LinkSettings], host: PluginHost) -> Iterator[tuple[LinkSettings, Look | None]]:
+def _with_found(
+    links: Sequence[LinkSettings], settings: Settings, host: PluginHost
+) -> Iterator[tuple[LinkSettings, Look | None]]:
     """The links, and for those that `auto` stands for how they are looked for; a link that is named is not."""
     named = {link.use for link in links}
     for link in links:
@@ -109,7 +111,7 @@ def _with_found(links: Sequence[LinkSettings], host: PluginHost) -> Iterator[tup
             continue
         from pyagent.infrastructure.backends.found import candidates
 
-        for candidate in candidates(host.backends()):
+        for candidate in candidates(host.backends(), settings.backends.api_keys):
             if candidate.entry not in named:
                 look = None if candidate.entry == "native" else candidate.look
                 yield msgspec.structs.replace(link, use=candidate.entry), look

@@ -30,15 +30,18 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
-def found() -> list[str]:
-    return [candidate.entry for candidate in candidates(SCHEMES) if not candidate.look()]
+GITHUB_HOST = "models.github.ai"
+
+
+def found(*key_hosts: str) -> list[str]:
+    return [candidate.entry for candidate in candidates(SCHEMES, key_hosts) if not candidate.look()]
 
 
 def test_default_order_is_the_documented_one() -> None:
     """Links come in one order, of those that plugins bring."""
-    schemes = [candidate.entry.partition(":")[0] for candidate in candidates(SCHEMES)]
+    schemes = [candidate.entry.partition(":")[0] for candidate in candidates(SCHEMES, ())]
     assert schemes == ["lmstudio", "native", "openai", "ollama", "copilot", "github"]
-    assert [candidate.entry for candidate in candidates(["native"])] == ["native"]
+    assert [candidate.entry for candidate in candidates(["native"], ())] == ["native"]
 
 
 def test_nothing_else_there_means_native_alone() -> None:
@@ -54,7 +57,7 @@ def test_nothing_else_there_means_native_alone() -> None:
 
 
 def test_what_the_environment_names_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A key, an address or a program is enough; a key of OpenAI's alone names no model, and is not."""
+    """An address or a program is enough; a key of OpenAI's alone names no model, and a token of GitHub's no end."""
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     assert found() == ["native"]
     monkeypatch.setenv("OPENAI_MODEL", "m")
@@ -64,14 +67,16 @@ def test_what_the_environment_names_is_found(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("GITHUB_TOKEN", "t")
     (tmp_path / "copilot").write_text("#!/bin/sh\n")
     (tmp_path / "copilot").chmod(0o755)
-    assert found() == ["native", "openai:http://127.0.0.1:9/v1#m", "ollama", "copilot", "github"]
+    assert found() == ["native", "openai:http://127.0.0.1:9/v1#m", "ollama", "copilot"]
+    assert found(GITHUB_HOST) == ["native", "openai:http://127.0.0.1:9/v1#m", "ollama", "copilot", "github"]
 
 
 def test_auto_stands_beside_named_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` is an entry like others; what is named is not looked for again, and its table holds for each found."""
     monkeypatch.setenv("GITHUB_TOKEN", "t")
     file = tmp_path / "pyagent.toml"
-    file.write_text('chain = ["native:x", "native", { use = "auto", timeout_seconds = 9 }]\n')
+    keys = f'[backends.api_keys]\n"{GITHUB_HOST}" = "env:GITHUB_TOKEN"\n'
+    file.write_text('chain = ["native:x", "native", { use = "auto", timeout_seconds = 9 }]\n' + keys)
     settings = load_settings(file).settings
     links = present_links(settings, make_host(settings))
     assert [(link.use, link.timeout_seconds) for link in links][:3] == [

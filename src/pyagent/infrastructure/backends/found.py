@@ -18,6 +18,8 @@ from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedRes
 
 _LOOK_SECONDS = 5.0
 _CONNECT_SECONDS = 0.05
+_GITHUB_HOST = "models.github.ai"
+_NO_GITHUB = f"backends.api_keys names no key for {_GITHUB_HOST}"
 Look = Callable[[], str]
 """Says why something is not there; empty when it is."""
 
@@ -30,15 +32,19 @@ class Candidate:
     look: Look
 
 
-def candidates(schemes: Collection[str]) -> Iterator[Candidate]:
-    """The default chain in order, of what these schemes can reach. `native` is always there."""
+def candidates(schemes: Collection[str], key_hosts: Collection[str]) -> Iterator[Candidate]:
+    """The default chain in order, of what these schemes can reach. `native` is always there.
+
+    `key_hosts` are the hosts that settings name keys for. A token for GitHub lies about on many machines for other
+    ends, so GitHub Models wants a key named for it: nobody's text should go there unasked.
+    """
     known = (
         Candidate("lmstudio", _at_port(1234, "LM Studio")),
         Candidate("native", lambda: ""),
         Candidate(_openai_entry(), _no_openai),
         Candidate("ollama", _no_ollama),
         Candidate("copilot", _no_copilot),
-        Candidate("github", _no_github),
+        Candidate("github", lambda: "" if _GITHUB_HOST in key_hosts else _NO_GITHUB),
     )
     return (candidate for candidate in known if candidate.entry.partition(":")[0] in schemes)
 
@@ -78,10 +84,6 @@ def _no_openai() -> str:
 
 def _no_copilot() -> str:
     return "" if shutil.which("copilot") else "there is no program `copilot`"
-
-
-def _no_github() -> str:
-    return "" if read_secret("env:GITHUB_TOKEN") else "GITHUB_TOKEN is not set"
 
 
 @dataclass(slots=True)
