@@ -62,7 +62,7 @@ peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, lit
 	@$(BIN)/python -m pytest -q -m peers tests/peers
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
-	@.oracle/bin/python -m pytest -q -m oracle tests
+	@.oracle/bin/python -m pytest -q -m oracle tests/oracle
 
 clients: .clients/.installed  ## Other people's clients against the server, end to end
 	@PYTHONPATH=src .clients/bin/python -m pytest -q -m clients tests/integration/test_clients.py
