@@ -6,8 +6,9 @@ embedded model from a remote one. Nothing here opens a socket.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -76,6 +77,20 @@ class Link(msgspec.Struct, frozen=True):
         if not scheme:
             raise ConfigError(f"a chain entry is SCHEME or SCHEME:TARGET, got {text!r}", key="chain")
         return cls(scheme, target)
+
+    def options(self, known: Collection[str]) -> dict[str, str]:
+        """What is said after the target's `?`, as `NAME=VALUE&NAME=VALUE`; raises `ConfigError` for other names."""
+        query = self.target.partition("?")[2]
+        try:
+            given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+        except ValueError as error:
+            text = f"{self.scheme}: options are written NAME=VALUE&NAME=VALUE, got {query!r}"
+            raise ConfigError(text, key="chain") from error
+        for name in given:
+            if name not in known:
+                text = f"{self.scheme}: there is no option {name!r}; there are {', '.join(known)}"
+                raise ConfigError(text, key="chain")
+        return given
 
     def __str__(self) -> str:
         return f"{self.scheme}:{self.target}" if self.target else self.scheme

@@ -15,13 +15,13 @@ def make_backend(link: Link, settings: Settings) -> Backend:
     from pyagent_lmstudio.backend import LMStudioBackend
     from pyagent_lmstudio.options import read_options
 
-    place, _, query = link.target.partition("?")
+    place = link.target.partition("?")[0]
     url, _, model = place.partition("#") if place.startswith("http") else ("", "", place)
     return LMStudioBackend(
         url,
         model=model,
         name=str(link),
-        options=read_options(query),
+        options=read_options(link),
         connect_seconds=settings.backends.connect_timeout_seconds,
         read_seconds=settings.backends.timeout_seconds,
         unsupported=settings.backends.unsupported,

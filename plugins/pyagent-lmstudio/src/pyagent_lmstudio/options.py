@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
-from pyagent.plugin import ConfigError
+from pyagent.plugin import ConfigError, Link
 
 _KNOWN = ("ttl", "context", "jit", "unload")
 _TRUTHS = {"yes": True, "no": False}
@@ -25,15 +24,9 @@ class LinkOptions:
     unloads: bool = False
 
 
-def read_options(query: str) -> LinkOptions:
+def read_options(link: Link) -> LinkOptions:
     """`ttl=600&context=8192&jit=no&unload=yes`. Raises `ConfigError` naming what it does not know."""
-    try:
-        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
-    except ValueError as error:
-        raise ConfigError(f"lmstudio: options are written NAME=VALUE&NAME=VALUE, got {query!r}", key="chain") from error
-    for name in given:
-        if name not in _KNOWN:
-            raise ConfigError(f"lmstudio: there is no option {name!r}; there are {', '.join(_KNOWN)}", key="chain")
+    given = link.options(_KNOWN)
     return LinkOptions(
         ttl=_count("ttl", given.get("ttl")),
         context=_count("context", given.get("context")),

@@ -19,7 +19,7 @@ def make_backend(link: Link, settings: Settings) -> Backend:
     from pyagent_ollama.backend import OllamaBackend
     from pyagent_ollama.options import read_options, url_of
 
-    place, _, query = link.target.partition("?")
+    place = link.target.partition("?")[0]
     is_url = place.startswith(("http://", "https://"))
     url, _, model = place.partition("#") if is_url else (url_of(os.environ.get("OLLAMA_HOST", "")), "", place)
     return OllamaBackend(
@@ -27,7 +27,7 @@ def make_backend(link: Link, settings: Settings) -> Backend:
         model=model,
         name=str(link),
         api_key=os.environ.get("OLLAMA_API_KEY", ""),
-        options=read_options(query),
+        options=read_options(link),
         connect_seconds=settings.backends.connect_timeout_seconds,
         read_seconds=settings.backends.timeout_seconds,
         unsupported=settings.backends.unsupported,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal, cast
-from urllib.parse import parse_qsl
 
-from pyagent.plugin import ConfigError
+from pyagent.plugin import ConfigError, Link
 
 _DURATION = re.compile(r"-?\d+(\.\d+)?(ns|us|ms|s|m|h)")
 _LEVELS = {"yes": True, "no": False, "low": "low", "medium": "medium", "high": "high", "max": "max"}
@@ -28,15 +27,9 @@ class LinkOptions:
     pulls: bool = False
 
 
-def read_options(query: str) -> LinkOptions:
+def read_options(link: Link) -> LinkOptions:
     """`keep_alive=10m&num_ctx=8192&think=low&pull=yes`. Raises `ConfigError` naming what it does not know."""
-    try:
-        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
-    except ValueError as error:
-        raise ConfigError(f"ollama: options are written NAME=VALUE&NAME=VALUE, got {query!r}", key="chain") from error
-    for name in given:
-        if name not in _KNOWN:
-            raise ConfigError(f"ollama: there is no option {name!r}; there are {', '.join(_KNOWN)}", key="chain")
+    given = link.options(_KNOWN)
     keep_alive, num_ctx = given.get("keep_alive"), given.get("num_ctx", "")
     if keep_alive is not None and not _DURATION.fullmatch(keep_alive):
         raise ConfigError(f"ollama: keep_alive is a time such as 10m or -1s, got {keep_alive!r}", key="chain")
