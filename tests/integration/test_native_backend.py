@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_real_model_answers_and_counts(smollm2_path: Path) -> None:
 
     async def work() -> None:
         async with running(smollm2_path, EngineOptions()) as backend:
+            asked = time.perf_counter()
             first, second = await one_by_one(backend, [chat(SUM, temperature=0, max_tokens=16)] * 2)
             assert "4" in first.text
             assert second.text == first.text
@@ -51,6 +53,8 @@ def test_real_model_answers_and_counts(smollm2_path: Path) -> None:
             timings = first.usage.timings
             assert timings is not None
             assert 0 <= timings.queue_seconds < timings.first_token_seconds < timings.total_seconds
+            assert timings.queued_at is not None
+            assert asked < timings.queued_at < time.perf_counter() - timings.total_seconds
 
     run(work())
 

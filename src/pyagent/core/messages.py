@@ -218,7 +218,8 @@ class Timings(msgspec.Struct, frozen=True):
     """Where a request's time went, in seconds (ours).
 
     It waited for `queue_seconds`, then took `prefill_seconds` to its first token (their sum is
-    `first_token_seconds`), then `inter_token_seconds` a token on the average.
+    `first_token_seconds`), then `inter_token_seconds` a token on the average. `queued_at` is when it came to the engine,
+    by the monotonic clock of the engine's machine: of use to those who read the same clock.
     """
 
     queue_seconds: float = 0.0
@@ -227,6 +228,7 @@ class Timings(msgspec.Struct, frozen=True):
     inter_token_seconds: float = 0.0
     total_seconds: float = 0.0
     num_preemptions: int = 0
+    queued_at: float | None = None
 
 
 class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

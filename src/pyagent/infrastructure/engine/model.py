@@ -302,6 +302,7 @@ def timings_of(request: Request) -> Timings:
         inter_token_seconds=(last - first) / max(1, request.num_drawn - 1),
         total_seconds=(request.finished or request.arrived) - request.arrived,
         num_preemptions=request.num_preemptions,
+        queued_at=request.arrived,
     )
 
 
