@@ -218,7 +218,7 @@ class Timings(msgspec.Struct, frozen=True):
     """Where a request's time went, in seconds (ours).
 
     It waited for `queue_seconds`, then took `prefill_seconds` to its first token (their sum is
-    `first_token_seconds`), then `inter_token_seconds` a token on the average. `queued_at` is when it came to the engine,
+    `first_token_seconds`), then `inter_token_seconds` a token on average. `queued_at` is when it came to the engine,
     by the monotonic clock of the engine's machine: of use to those who read the same clock.
     """
 
