@@ -116,12 +116,13 @@ def test_routes_need_a_key_where_there_are_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
-        ("cache/pin", {"name": "x", "messages": []}, "needs a name, and messages"),
+        ("cache/pin", {"name": "x", "messages": []}, "messages is empty"),
+        ("cache/pin", {"name": "x", "messages": [{"role": "user", "content": " "}]}, "needs a name, and messages"),
         ("cache/pin", {"name": "", "messages": [{"role": "user", "content": "hi"}]}, "needs a name, and messages"),
-        ("cache/pin", {"name": 1}, "Expected `str`"),
+        ("cache/pin", {"name": 1, "messages": []}, "Expected `str`"),
         ("cache/explain", {"messages": []}, "messages is empty"),
         ("engine/sleep", {"level": 7}, "level"),
-        ("engine/sleep", {"depth": 1}, "unknown field `depth`"),
+        ("engine/sleep", {"depth": 1}, "unknown field 'depth'"),
         ("engine/drain", {"grace_seconds": -1}, "from 0 to 3600"),
     ],
 )

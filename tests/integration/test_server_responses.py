@@ -258,7 +258,7 @@ def test_embeddings_client() -> None:
     [
         ({"input": []}, "input", "empty"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
-        ({"input": [{"role": "robot", "content": "x"}]}, "input[0]", "robot"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
         ({"input": [{"type": ["x"]}]}, "input[0].type", "there are message"),
         ({"tools": [{"type": "web_search"}]}, "tools.type", "client runs"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "a function of tools"),

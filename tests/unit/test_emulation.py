@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from pyagent.core.messages import (
 ADD = Tool(
     FunctionDefinition("add", "adds", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 )
+STRICT = Tool(msgspec.structs.replace(ADD.function, strict=True))
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 SCHEMA = ResponseFormat(
     "json_schema",
@@ -68,7 +70,7 @@ class Model:
             self.num_closed += not is_done
 
 
-def ask(model: Model, request: ChatRequest, abilities: Abilities = NOTHING, **options: object) -> Answer:
+def ask(model: Model | Calling, request: ChatRequest, abilities: Abilities = NOTHING, **options: object) -> Answer:
     async def main() -> Answer:
         return await collect(fulfil(request, model.answer, abilities, backend="b", **options))  # type: ignore[arg-type]
 
@@ -94,6 +96,8 @@ def test_plain_requests_pass_untouched() -> None:
         (chat(tools=[ADD]), {"tools"}),
         (chat(tools=[ADD], tool_choice="auto"), {"tools"}),
         (chat(tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}}), {"tools", "tool_choice"}),
+        (chat(tools=[STRICT]), {"tools", "strict"}),
+        (chat(tools=[STRICT], tool_choice="none"), {"tools", "tool_choice"}),
         (ChatRequest(messages=[Message("tool", "2", tool_call_id="c")]), {"tools"}),
         (ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])]), {"images"}),
         (chat(response_format=ResponseFormat("text")), set[str]()),
@@ -255,6 +259,36 @@ def test_tool_choice_is_seen_to() -> None:
         ask(insisting, chat(tools=two, tool_choice="required"), frozenset({"tools"}))
     assert insisting.asked[0].tools == two
     assert insisting.asked[0].tool_choice is None
+
+
+class Calling:
+    """Calls `add` with its arguments in turn."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.arguments = arguments
+        self.asked: list[ChatRequest] = []
+
+    async def answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        function = FunctionCall("add", self.arguments[len(self.asked)])
+        self.asked.append(request)
+        yield ChatDelta(tool_calls=[ToolCall(id="c", function=function)], finish_reason="tool_calls", backend="b")
+
+
+def test_strict_arguments_are_seen_to_where_the_backend_does_not() -> None:
+    """Its calls are checked and repaired once; it is not told of `strict`. Calls of other tools are not looked at."""
+    abilities: Abilities = frozenset({"tools"})
+    model = Calling('{"a": "x"}', '{"a": 1}')
+    answer = ask(model, chat(tools=[STRICT]), abilities)
+    assert [call.function.arguments for call in answer.last.tool_calls] == ['{"a": 1}']
+    assert model.asked[0].tools == [ADD]
+    told, fault = (message.text for message in model.asked[1].messages[-2:])
+    assert (told, "'x' is not of type 'integer'" in fault) == ('add({"a": "x"})', True)
+    with pytest.raises(BackendError, match="the arguments of add are not JSON"):
+        ask(Calling("{", "{"), chat(tools=[STRICT]), abilities)
+    with pytest.raises(BackendError, match="is not of type 'object'"):
+        ask(Calling("[]", "[]"), chat(tools=[STRICT]), abilities)
+    assert ask(Calling("{"), chat(tools=[ADD]), abilities).last.tool_calls
+    assert ask(Calling("{"), chat(tools=[STRICT]), abilities | {"strict"}).last.tool_calls
 
 
 def test_tools_and_a_form_together() -> None:

@@ -39,6 +39,7 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "images": _has_images,
     "tools": _has_tools,
     "tool_choice": lambda request: bool(request.tools) and request.tool_choice not in (None, "auto"),
+    "strict": lambda request: request.tool_choice != "none" and any(tool.function.strict for tool in request.tools),
     "json_object": _needs_form("json_object"),
     "json_schema": _needs_form("json_schema"),
     "choice": _needs_form("choice"),

@@ -74,11 +74,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function a model may call; `parameters` is a JSON schema."""
+    """A function a model may call; `parameters` is a JSON schema, which the arguments of a `strict` one must follow."""
 
     name: str
     description: str = ""
     parameters: JsonObject = {}
+    strict: bool | None = None
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,11 +90,12 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A JSON schema the answer must follow."""
+    """A JSON schema the answer must follow; `description` tells the model what it is for."""
 
     name: str = "answer"
     schema: JsonObject = {}
     strict: bool | None = None
+    description: str = ""
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):

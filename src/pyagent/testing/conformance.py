@@ -55,6 +55,7 @@ _SCHEMA: JsonObject = {
     "additionalProperties": False,
 }
 _PARAMETERS: JsonObject = {"type": "object", "properties": {"city": {"type": "string"}}}
+_TESTED_ALONE = {"tools", "strict", "json_object", "json_schema", "choice", "n"}
 _TOOL = Tool(FunctionDefinition("look_up", "weather", _PARAMETERS))
 _CALL = ToolCall(id="call_1", function=FunctionCall("look_up", '{"city": "Rome"}'))
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -225,7 +226,9 @@ class BackendConformance:
 
     # -- fields ----------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("field", sorted(ABILITIES - {"tools", "json_object", "json_schema", "choice", "n"}))
+    @pytest.mark.parametrize(
+        "field", sorted(ABILITIES - {"tools", "strict", "json_object", "json_schema", "choice", "n"})
+    )
     def test_field_is_served_or_refused_by_name(self, field: str) -> None:
         """A field is honoured, or refused by its name; nothing is dropped in silence."""
         request = _REQUESTS[field]
@@ -251,6 +254,15 @@ class BackendConformance:
             assert all(isinstance(json.loads(call.function.arguments), dict) for call in calls)
             assert (answer.last.finish_reason == "tool_calls") == bool(calls)
             _check_shape(told)
+
+    @pytest.mark.parametrize("mode", ["emulate", "refuse"])
+    def test_arguments_of_a_strict_tool_follow_its_schema_or_are_refused(self, mode: str) -> None:
+        """What a strict tool is called with follows the tool's schema, checked here; else that is refused by name."""
+        strict = Tool(msgspec.structs.replace(_TOOL.function, strict=True))
+        with self.subject() as subject:
+            answer = _served(subject, _chat(tools=[strict]), "strict", mode)
+        for call in [] if answer is None else [call for delta in answer.deltas for call in delta.tool_calls]:
+            assert fault_of(json.loads(call.function.arguments), _PARAMETERS, "tools") is None
 
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])
     @pytest.mark.parametrize("kind", ["json_object", "json_schema", "choice"])

@@ -59,6 +59,7 @@ class LMStudioBackend:
 
     abilities: Abilities = ABILITIES - {
         "tool_choice",
+        "strict",
         "choice",
         "seed",
         "frequency_penalty",

@@ -57,6 +57,7 @@ class OllamaBackend:
     gives_several = True
     abilities: Abilities = ABILITIES - {
         "tool_choice",
+        "strict",
         "choice",
         "logit_bias",
         "ignore_eos",

@@ -18,8 +18,8 @@ import msgspec
 
 from pyagent.core.answers.kept import KeptAnswers
 from pyagent.core.answers.shared import SharedAnswer
-from pyagent.core.chain.forms import fault_in
-from pyagent.core.messages import ChatDelta, ChatRequest, ImagePart, Origin, PromptTokensDetails, ResponseFormat
+from pyagent.core.chain.forms import fault_of_answer
+from pyagent.core.messages import ChatDelta, ChatRequest, ImagePart, Origin, PromptTokensDetails
 from pyagent.core.resilience.deadline import Deadline
 
 Keep = Literal["determined", "all"]
@@ -187,16 +187,16 @@ def is_keepable(deltas: Sequence[ChatDelta], request: ChatRequest) -> bool:
         return False
     indices = {delta.index for delta in deltas}
     answers = [[delta for delta in deltas if delta.index == index] for index in indices]
-    return len(answers) == request.n and all(_is_sound(answer, request.response_format) for answer in answers)
+    return len(answers) == request.n and all(_is_sound(answer, request) for answer in answers)
 
 
-def _is_sound(deltas: list[ChatDelta], wanted: ResponseFormat | None) -> bool:
-    reason = deltas[-1].finish_reason
+def _is_sound(deltas: list[ChatDelta], request: ChatRequest) -> bool:
+    reason, wanted = deltas[-1].finish_reason, request.response_format
     if reason not in {"stop", "length", "tool_calls"}:
         return False
-    if wanted is None or wanted.type == "text" or any(delta.tool_calls for delta in deltas):
-        return True
-    return reason == "stop" and not fault_in("".join(delta.content for delta in deltas), wanted)
+    if reason == "stop" or any(delta.tool_calls for delta in deltas):
+        return not fault_of_answer(deltas, request)
+    return wanted is None or wanted.type == "text"
 
 
 async def _replay(deltas: Sequence[ChatDelta]) -> AsyncGenerator[ChatDelta, None]:

@@ -28,7 +28,7 @@ from pyagent.core.chain import hedging
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failures import InvalidAnswerError
 from pyagent.core.chain.figures import LinkState
-from pyagent.core.chain.forms import fault_in
+from pyagent.core.chain.forms import fault_of_answer, has_form
 from pyagent.core.chain.member import Member
 from pyagent.core.chain.ordering import Weights, why_not
 from pyagent.core.chain.resuming import AfterFirstToken, Told
@@ -158,8 +158,7 @@ class Chain:
             yield delta
 
     def _checks(self, request: ChatRequest) -> bool:
-        wanted = request.response_format
-        if wanted is None or wanted.type == "text" or self.check_answers == "never":
+        if self.check_answers == "never" or not has_form(request):
             return False
         return request.whole or self.check_answers == "always"
 
@@ -314,12 +313,9 @@ async def _held_back(turn: Turn, tries: Tries) -> list[ChatDelta]:
 
 
 def _check(deltas: list[ChatDelta], turn: Turn, tries: Tries) -> None:
-    """Raise `InvalidAnswerError` for a finished text that has not the form asked for."""
+    """Raise `InvalidAnswerError` for a finished answer that has not the form asked for."""
     for index in {delta.index for delta in deltas}:
         mine = [delta for delta in deltas if delta.index == index]
-        if mine[-1].finish_reason != "stop" or any(delta.tool_calls for delta in mine):
-            continue
-        text = "".join(delta.content for delta in mine)
-        if fault := fault_in(text, tries.request.response_format):
+        if fault := fault_of_answer(mine, tries.request):
             sentence = f"{turn.name}: the answer has not the form asked for: {fault}"
             raise InvalidAnswerError(sentence, backend=turn.name)

@@ -1,14 +1,33 @@
-"""Whether a whole answer has the form that was asked for: JSON, a schema, one of some choices. Pure."""
+"""Whether a whole answer has the form that was asked for: JSON, a schema, one of some choices, strict calls. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
 
-from pyagent.core.emulation.forms import fault_of, schema_of
+from pyagent.core.emulation.forms import fault_of, fault_of_calls, schema_of
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ResponseFormat
+from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
+
+
+def has_form(request: ChatRequest) -> bool:
+    """Whether a request asks for anything that can be checked here."""
+    wanted = request.response_format
+    return (wanted is not None and wanted.type != "text") or any(tool.function.strict for tool in request.tools)
+
+
+def fault_of_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
+    """What is wrong with the form of one answer; empty when it is as asked for, or was cut off."""
+    if calls := [call for delta in deltas for call in delta.tool_calls]:
+        try:
+            return fault_of_calls(calls, request.tools) or ""
+        except RequestError:
+            return ""  # no link can be blamed for it
+    if deltas[-1].finish_reason != "stop":
+        return ""
+    return fault_in("".join(delta.content for delta in deltas), request.response_format)
 
 
 def fault_in(text: str, wanted: ResponseFormat | None) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, cast  # Any: jsonschema's types are of no help
 
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
+from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat, Tool, ToolCall
 
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 _MAX_FAULT = 300
@@ -28,7 +29,9 @@ def instruction(wanted: ResponseFormat) -> str:
             return f"Answer with exactly one of these texts and nothing else, without quotes: {choices}"
         case "json_schema":
             schema = json.dumps(schema_of(wanted), ensure_ascii=False)
-            return f"Answer with one JSON value and nothing else. It must follow this JSON schema:\n{schema}"
+            purpose = wanted.json_schema.description if wanted.json_schema else ""
+            text = f"Answer with one JSON value and nothing else. It must follow this JSON schema:\n{schema}"
+            return f"{text}\nIt is for: {purpose}" if purpose else text
         case _:
             return "Answer with one JSON object and nothing else, no explanation."
 
@@ -80,6 +83,21 @@ def fault_of(value: object, schema: JsonObject, param: str) -> str | None:
         return None
     where = "".join(f"[{part!r}]" for part in error.absolute_path)
     return f"{where or 'the value'}: {error.message[:_MAX_FAULT]}"
+
+
+def fault_of_calls(calls: Iterable[ToolCall], tools: Iterable[Tool]) -> str | None:
+    """Why calls of strict tools do not follow the tools' schemas; None when they do."""
+    strict = {tool.function.name: tool.function.parameters for tool in tools if tool.function.strict}
+    for name, arguments in ((call.function.name, call.function.arguments) for call in calls):
+        if name not in strict:
+            continue
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return f"the arguments of {name} are not JSON: {error}"
+        if (fault := fault_of(value, {"type": "object"} | strict[name], "tools")) is not None:
+            return f"the arguments of {name} are wrong: {fault}"
+    return None
 
 
 def _json_in(text: str) -> str:

@@ -34,7 +34,7 @@ from pyagent.core.resilience.deadline import Deadline
 Answering = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
 
 EMULATED: Abilities = frozenset(
-    {"json_object", "json_schema", "choice", "tools", "tool_choice", "n", "stop", "max_tokens"}
+    {"json_object", "json_schema", "choice", "tools", "tool_choice", "strict", "n", "stop", "max_tokens"}
 )
 _NUM_ROUNDS = 2
 
@@ -94,6 +94,7 @@ async def _one(
         return cut(asked, answer, limits) if limits else answer(asked)
 
     plan = _Plan(request, missing)
+    plan.choose_strict()
     plan.choose_tools()
     plan.choose_form(has_choice="choice" in abilities)
     async with aclosing(source(request) if plan.is_empty else _checked(plan, source, backend)) as deltas:
@@ -108,9 +109,16 @@ class _Plan:
     request: ChatRequest
     missing: Abilities
     form: ResponseFormat | None = None
+    strict: list[Tool] = field(default_factory=list[Tool])
     tagged: list[Tool] = field(default_factory=list[Tool])
     needs_call: bool = False
     is_empty: bool = True
+
+    def choose_strict(self) -> None:
+        """See to the arguments of strict tools where the backend does not."""
+        if "strict" in self.missing:
+            self.strict = self.request.tools
+            self._ask(msgspec.structs.replace(self.request, tools=[_lenient(tool) for tool in self.strict]))
 
     def choose_tools(self) -> None:
         """Tell the tools in words where the backend takes none; see to `tool_choice` where it does not."""
@@ -154,6 +162,8 @@ class _Plan:
         """The answer's text and calls. Raises `FaultyAnswer`."""
         if self.tagged:
             text, calls = dialect.read(text, self.tagged)
+        elif (fault := forms.fault_of_calls(calls, self.strict)) is not None:
+            raise FaultyAnswer(fault)
         if self.needs_call and not calls:
             raise FaultyAnswer("it calls no function, and a call was asked for")
         return (text if calls or self.form is None else forms.read(text, self.form)), calls
@@ -181,7 +191,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
             shown, calls = (text, calls) if is_cut else plan.read(text, calls)
         except FaultyAnswer as error:
             faults.append(str(error))
-            request = _repairing(plan.request, text, str(error))
+            request = _repairing(plan.request, text or _written(calls), str(error))
             continue
         for delta in held:
             yield _of(delta, reasoning=delta.reasoning)
@@ -193,6 +203,15 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
     raise BackendError(
         f"{backend} gave no answer of the form asked for: {faults[-1]}", backend=backend, retryable=False
     )
+
+
+def _lenient(tool: Tool) -> Tool:
+    return msgspec.structs.replace(tool, function=msgspec.structs.replace(tool.function, strict=None))
+
+
+def _written(calls: list[ToolCall]) -> str:
+    """Calls in words, for a model that is told what is wrong with them."""
+    return "\n".join(f"{call.function.name}({call.function.arguments})" for call in calls)
 
 
 def _of(delta: ChatDelta, **fields: str) -> ChatDelta:

@@ -228,6 +228,8 @@ def _response_format(wanted: ResponseFormat) -> JsonObject:
     spec: JsonObject = {"name": wanted.json_schema.name, "schema": wanted.json_schema.schema}
     if wanted.json_schema.strict is not None:
         spec["strict"] = wanted.json_schema.strict
+    if wanted.json_schema.description:
+        spec["description"] = wanted.json_schema.description
     return {"type": wanted.type, "json_schema": spec}
 
 

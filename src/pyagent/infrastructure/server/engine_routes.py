@@ -17,7 +17,6 @@ from starlette.routing import Route
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import Message
 from pyagent.core.prompt_cache import (
     CacheAnswer,
     CacheQuestion,
@@ -29,13 +28,15 @@ from pyagent.core.prompt_cache import (
 )
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.bodies import read_body
+from pyagent.infrastructure.server.fields import decode
+from pyagent.infrastructure.server.openai.messages import InputMessage
 from pyagent.infrastructure.server.openai.requests import read_chat
 
 if TYPE_CHECKING:
     from pyagent.core.answers.cache import AnswerCache
     from pyagent.infrastructure.engine.client import EngineState
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 _MAX_SHOWN = 1000
 
 
@@ -66,7 +67,7 @@ class PinBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /pyagent/cache/pin."""
 
     name: str
-    messages: list[Message]
+    messages: list[InputMessage]
     model: str = ""
 
 
@@ -128,9 +129,9 @@ class EngineRoutes:
     async def pin(self, request: Request) -> Response:
         """POST /pyagent/cache/pin: compute a beginning and keep it."""
         said = await self._read(request, PinBody)
-        if not said.name or not any(message.text.strip() for message in said.messages):
-            raise RequestError("a pin needs a name, and messages with some text", param="messages")
         asked = read_chat(msgspec.json.encode({"messages": said.messages, "model": said.model})).request
+        if not said.name or not any(message.text.strip() for message in asked.messages):
+            raise RequestError("a pin needs a name, and messages with some text", param="messages")
         return _json({"name": said.name, "num_tokens": (await self._ask(PinPrompt(said.name, asked))).num_tokens})
 
     async def unpin(self, request: Request) -> Response:
@@ -197,10 +198,7 @@ class EngineRoutes:
         return engines
 
     async def _read(self, request: Request, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(await read_body(request, self.settings) or b"{}", type=kind)
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RequestError(str(error)) from error
+        return decode(await read_body(request, self.settings) or b"{}", kind, {})
 
 
 def engine_links(backend: Backend) -> Sequence[EngineLink]:

@@ -20,6 +20,8 @@ Refused = Mapping[str, tuple[tuple[object, ...], str]]
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_KIND = re.compile(r"^Invalid value ('[^']*') ")
+"""What msgspec says of a struct whose tag it does not know."""
 _UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
 
 
@@ -28,7 +30,7 @@ def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
     try:
         said = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _field_error(str(error), kind) from error
+        raise field_error(str(error), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="malformed_json") from error
     except RecursionError as error:
@@ -62,14 +64,15 @@ def checked_choice(tools: Sequence[Tool], choice: str | JsonObject | None) -> st
     return choice
 
 
-def _field_error(text: str, kind: type[msgspec.Struct]) -> RequestError:
-    """msgspec's words as an error that names the field."""
+def field_error(text: str, kind: type[msgspec.Struct], inside: str = "") -> RequestError:
+    """msgspec's words about a `kind` as an error that names the field; `inside` is where that struct stands."""
     path = _PATH.search(text)
-    where = path[1] if path else None
-    unknown = _UNKNOWN.search(text)
-    if unknown:
+    where = ".".join(filter(None, (inside, path[1] if path else "")))
+    if unknown := _UNKNOWN.search(text):
         close = difflib.get_close_matches(unknown[1], kind.__struct_encode_fields__, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close and not where else ""
+        hint = f"; did you mean {close[0]!r}?" if close and not path else ""
         name = f"{where}.{unknown[1]}" if where else unknown[1]
         return RequestError(f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
-    return RequestError(text, param=where)
+    if kind_said := _KIND.search(text):
+        return RequestError(f"{where}={kind_said[1]} is not supported", param=where, code="unsupported_parameter")
+    return RequestError(f"{inside}: {text}" if inside else text, param=where or None)

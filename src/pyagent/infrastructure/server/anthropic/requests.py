@@ -39,8 +39,11 @@ REFUSED: Refused = {
 }
 _REFUSED_OUTPUT: Refused = {"effort": ((), "use a model or an agent that reasons")}
 _REFUSED_CHOICE: Refused = {"disable_parallel_tool_use": ((False,), "calls cannot be held to one at a time")}
+_REFUSED_IMAGE: Refused = {"transformations": (([], {}), "images are passed on as they are")}
 _REFUSED_TOOL: Refused = {
     "type": (("custom",), "only tools that the client runs itself are"),
+    "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
+    "input_examples": (([],), "describe them in the tool's description"),
     "defer_loading": ((False,), "every tool is shown to the model"),
 }
 
@@ -69,9 +72,11 @@ class ImageBlock(_Block, tag="image", kw_only=True):
     """An image, as base64 or by its address."""
 
     source: _Bytes | _Url
+    transformations: object = None
 
     def part(self) -> ImagePart:
         """The image as a part of a message."""
+        refuse(self, _REFUSED_IMAGE, "image.")
         if isinstance(self.source, _Url):
             return ImagePart(ImageUrl(self.source.url))
         return ImagePart(ImageUrl(f"data:{self.source.media_type};base64,{self.source.data}"))
@@ -84,6 +89,7 @@ class ToolUseBlock(_Block, tag="tool_use", kw_only=True):
     name: str
     input: JsonObject
     caller: object = None
+    toolset_name: object = None
 
 
 class ToolResultBlock(_Block, tag="tool_result", kw_only=True):
@@ -92,6 +98,7 @@ class ToolResultBlock(_Block, tag="tool_result", kw_only=True):
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
+    toolset_name: object = None
 
     def message(self) -> Message:
         """The result as a message of its own."""
@@ -125,14 +132,14 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the client runs."""
+    """A tool that the client runs. Its arguments come whole, however eagerly they are to be streamed."""
 
     name: str
     input_schema: JsonObject | None = None
     description: str = ""
     type: object = None
     cache_control: object = None
-    strict: object = None
+    strict: bool | None = None
     eager_input_streaming: object = None
     input_examples: object = None
     allowed_callers: object = None
@@ -295,7 +302,7 @@ def _content(said: str | list[TextBlock | ImageBlock]) -> str | list[TextPart | 
 
 def _tool(tool: InputTool) -> Tool:
     refuse(tool, _REFUSED_TOOL, "tools.")
-    return Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema or {}))
+    return Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema or {}, tool.strict or None))
 
 
 def _choice(said: ToolChoice | None) -> str | JsonObject | None:

@@ -8,27 +8,22 @@ bytes in, a `ChatRequest` out.
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import (
     ChatRequest,
-    FunctionCall,
-    ImagePart,
-    ImageUrl,
     JsonObject,
     JsonSchemaFormat,
     Message,
     ResponseFormat,
     SamplingParams,
-    TextPart,
     Tool,
-    ToolCall,
 )
 from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, decode, refuse
 from pyagent.infrastructure.server.ollama.context import read_context
+from pyagent.infrastructure.server.ollama.messages import ChatMessage, InputTool, content_of, read_messages
 
 IGNORED_OPTIONS = (
     "num_ctx",
@@ -62,7 +57,6 @@ REFUSED: Refused = {
     "steps": ((0,), "no images are made"),
     "insecure": ((False,), "models are fetched over verified connections"),
 }
-_IMAGES = (("iVBOR", "png"), ("/9j/", "jpeg"), ("R0lGOD", "gif"), ("UklGR", "webp"))
 _DURATION = re.compile(r"(-?)((?:\d+(?:\.\d+)?(?:h|ms|us|µs|ns|m|s))+)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
@@ -139,32 +133,6 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return penalty
 
 
-class _Function(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    arguments: JsonObject = {}
-    index: int | None = None
-    description: str | None = None
-
-
-class _Call(msgspec.Struct, forbid_unknown_fields=True):
-    function: _Function
-    id: str | None = None
-    type: str | None = None
-
-
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message; what the assistant thought earlier is not shown to the model again."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
-    thinking: str | None = None
-    images: list[str] | None = None
-    tool_calls: list[_Call] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-
-
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     stream: bool | None = None
@@ -206,7 +174,7 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /api/chat."""
 
     messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    tools: list[InputTool] | None = None
 
 
 class GenerateBody(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -269,7 +237,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def read_chat(body: bytes) -> Asked:
     """Understand the body of POST /api/chat; raises `RequestError` naming the field at fault."""
     said = decode(body, ChatBody, REFUSED)
-    return said.ask(_messages(said.messages or []), tools=said.tools)
+    return said.ask(read_messages(said.messages or []), tools=[tool.tool() for tool in said.tools or ()])
 
 
 def read_generate(body: bytes) -> Asked:
@@ -286,7 +254,7 @@ def read_generate(body: bytes) -> Asked:
     history = read_context(said.context) if said.context else []
     if said.system:
         history = [Message("system", said.system), *(message for message in history if message.role != "system")]
-    messages = [*history, Message("user", _content(prompt, said.images))]
+    messages = [*history, Message("user", content_of(prompt, said.images))]
     return msgspec.structs.replace(said.ask(messages), keeps_context=True)
 
 
@@ -307,50 +275,6 @@ def _name(model: str) -> str:
     if not model:
         raise RequestError("model is required", param="model")
     return "" if model in DEFAULT_MODELS else model
-
-
-def _messages(said: list[ChatMessage]) -> list[Message]:
-    """Messages with ids for tool calls that have none; results without an id answer the calls in order."""
-    messages: list[Message] = []
-    unanswered: list[ToolCall] = []
-    for number, message in enumerate(said):
-        if message.role == "tool":
-            call_id = message.tool_call_id or _answered(unanswered, message.tool_name or message.name)
-            messages.append(Message("tool", message.content or "", tool_call_id=call_id))
-            continue
-        calls = [
-            ToolCall(
-                id=call.id or f"call_{number}_{index}",
-                function=FunctionCall(call.function.name, msgspec.json.encode(call.function.arguments).decode()),
-            )
-            for index, call in enumerate(message.tool_calls or [])
-        ]
-        unanswered += calls
-        content = _content(message.content or "", message.images)
-        messages.append(Message(message.role, content, tool_calls=calls or None))
-    return messages
-
-
-def _answered(unanswered: list[ToolCall], name: str | None) -> str:
-    found = next((call for call in unanswered if name in {None, call.function.name}), None)
-    if found is None:
-        what = f"the result of {name!r}" if name else "a tool result"
-        raise RequestError(f"{what} answers no tool call of an earlier message", param="messages")
-    unanswered.remove(found)
-    return found.id
-
-
-def _content(text: str, images: list[str] | None) -> str | list[TextPart | ImagePart]:
-    if not images:
-        return text
-    return [TextPart(text), *(ImagePart(ImageUrl(_data_url(image))) for image in images)]
-
-
-def _data_url(image: str) -> str:
-    kind = next((kind for beginning, kind in _IMAGES if image.startswith(beginning)), None)
-    if kind is None:
-        raise RequestError("images takes base64 of PNG, JPEG, GIF or WebP files", param="images")
-    return f"data:image/{kind};base64,{image}"
 
 
 def _format(wanted: str | JsonObject | None) -> ResponseFormat | None:

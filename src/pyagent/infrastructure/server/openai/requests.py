@@ -16,14 +16,18 @@ from pyagent.core.messages import (
     BeamSearch,
     ChatRequest,
     JsonObject,
-    Message,
     Origin,
-    ResponseFormat,
     SamplingParams,
-    Tool,
     Unsupported,
 )
 from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode
+from pyagent.infrastructure.server.openai.messages import (
+    InputFormat,
+    InputMessage,
+    InputTool,
+    read_messages,
+    read_tools,
+)
 
 IGNORED = (
     "metadata",
@@ -31,6 +35,7 @@ IGNORED = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "prediction",
 )
@@ -39,6 +44,7 @@ REFUSED: Refused = {
     "suffix": (("",), "no text is inserted before a suffix"),
     "audio": ((), "no audio is made"),
     "modalities": ((["text"],), "text is all there is"),
+    "moderation": ((), "nothing is moderated"),
     "functions": (([],), "use `tools`, which replaced it"),
     "function_call": (("none",), "use `tool_choice`, which replaced it"),
     "parallel_tool_calls": ((True,), "calls cannot be held to one at a time"),
@@ -100,13 +106,14 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     unsupported: Unsupported | None = None
     agent: str | None = None
     run: str | None = None
-    response_format: ResponseFormat | None = None
+    response_format: InputFormat | None = None
     # ignored
     metadata: object = None
     store: object = None
     service_tier: object = None
     safety_identifier: object = None
     prompt_cache_key: object = None
+    prompt_cache_options: object = None
     prompt_cache_retention: object = None
     prediction: object = None
 
@@ -132,7 +139,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             ChatRequest(
                 model="" if model in DEFAULT_MODELS else model,
                 sampling=sampling,
-                response_format=_checked_format(self.response_format),
+                response_format=self.response_format and self.response_format.form(),
                 timeout_seconds=_checked_time(self.timeout_seconds),
                 private=bool(self.private),
                 session=self.session,
@@ -163,15 +170,16 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: list[InputMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: list[InputTool] | None = None
     tool_choice: str | JsonObject | None = None
     # refused
     audio: object = None
     modalities: object = None
+    moderation: object = None
     functions: object = None
     function_call: object = None
     parallel_tool_calls: object = None
@@ -205,7 +213,8 @@ def read_chat(body: bytes) -> Asked:
     said = decode(body, ChatBody, REFUSED)
     if not said.messages:
         raise RequestError("messages is empty; send at least one message", param="messages")
-    if not any(message.content or message.tool_calls for message in said.messages):
+    messages = read_messages(said.messages)
+    if not any(message.content or message.tool_calls for message in messages):
         raise RequestError("every message is empty; write something in one", param="messages")
     if said.max_tokens is not None and said.max_completion_tokens not in {None, said.max_tokens}:
         raise RequestError("max_tokens and max_completion_tokens disagree; send one of them", param="max_tokens")
@@ -215,9 +224,9 @@ def read_chat(body: bytes) -> Asked:
         said.max_completion_tokens if said.max_tokens is None else said.max_tokens,
         (said.top_logprobs or 0) if said.logprobs else None,
     )
-    tools = said.tools or []
+    tools = read_tools(said.tools or [])
     choice = checked_choice(tools, said.tool_choice)
-    request = said.chat_request(sampling, messages=said.messages, tools=tools, tool_choice=choice)
+    request = said.chat_request(sampling, messages=messages, tools=tools, tool_choice=choice)
     return _asked(said, request, is_chat=True)
 
 
@@ -252,14 +261,6 @@ def _token_ids(bias: dict[str, float]) -> dict[int, float]:
         if not -100 <= value <= 100:
             raise RequestError(f"logit_bias must be between -100 and 100, got {value}", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
-
-
-def _checked_format(wanted: ResponseFormat | None) -> ResponseFormat | None:
-    if wanted and wanted.type == "json_schema" and wanted.json_schema is None:
-        raise RequestError("response_format json_schema needs its json_schema", param="response_format.json_schema")
-    if wanted and wanted.type == "choice" and not wanted.choice:
-        raise RequestError("response_format choice needs its choice, a list of texts", param="response_format.choice")
-    return wanted
 
 
 def _checked_priority(priority: int | None) -> int:

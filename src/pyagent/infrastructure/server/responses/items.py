@@ -9,26 +9,32 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
+from pyagent.infrastructure.server.fields import field_error
 
 
-class _TextIn(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    prompt_cache_breakpoint: object = None  # prompts are kept without it
+
+
+class _TextIn(_Part, tag="input_text", kw_only=True):
     text: str
 
 
-class _TextOut(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+class _TextOut(_Part, tag="output_text", kw_only=True):
     text: str
     annotations: object = None
     logprobs: object = None
     parsed: object = None  # OpenAI's client adds it, and sends it back
 
 
-class _Refusal(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+class _Refusal(_Part, tag="refusal", kw_only=True):
     refusal: str
 
 
-class _Image(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
-    image_url: str
+class _Image(_Part, tag="input_image", kw_only=True):
+    image_url: str | None = None
     detail: str | None = None
+    file_id: str | None = None
 
 
 _Parts = list[_TextIn | _TextOut | _Refusal | _Image]
@@ -59,7 +65,7 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     id: object = None
     status: object = None
     caller: object = None
-    namespace: object = None
+    namespace: None = None
 
     def add_to(self, messages: list[Message]) -> None:
         call = ToolCall(id=self.call_id, function=FunctionCall(self.name, self.arguments))
@@ -85,8 +91,15 @@ class _CallOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         messages.append(Message("tool", _content(self.output), tool_call_id=self.call_id))
 
 
-class _Reasoning(msgspec.Struct):
+class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What the model thought, which it is not shown again."""
+
+    type: object = None
+    id: object = None
+    summary: object = None
+    content: object = None
+    encrypted_content: object = None
+    status: object = None
 
     def add_to(self, messages: list[Message]) -> None:
         del messages
@@ -111,7 +124,7 @@ def messages_of(items: Sequence[JsonObject]) -> list[Message]:
         try:
             msgspec.convert(item, _KINDS[kind]).add_to(messages)
         except msgspec.ValidationError as error:
-            raise RequestError(f"input[{number}]: {error}", param=f"input[{number}]") from error
+            raise field_error(str(error), _KINDS[kind], f"input[{number}]") from error
     return messages
 
 
@@ -125,6 +138,8 @@ def _content(said: str | _Parts) -> str | list[TextPart | ImagePart]:
 
 def _part(part: _TextIn | _TextOut | _Refusal | _Image) -> TextPart | ImagePart:
     if isinstance(part, _Image):
+        if part.image_url is None:
+            raise RequestError("an input_image needs its image_url; no files are kept", param="input")
         return ImagePart(ImageUrl(part.image_url, part.detail or "auto"))
     return TextPart(_text(part))
 

@@ -48,6 +48,8 @@ _REFUSED_REASONING: Refused = {"effort": (("none",), "use a model or an agent th
 _REFUSED_TEXT: Refused = {"verbosity": (("medium",), "say in the prompt how long the answer should be")}
 _REFUSED_TOOL: Refused = {
     "type": (("function",), "only functions that the client runs are"),
+    "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
+    "output_schema": ((), "describe what a function gives in its description"),
     "defer_loading": ((False,), "every tool is shown to the model"),
 }
 _LOGPROBS = "message.output_text.logprobs"
@@ -80,13 +82,13 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the client runs; how strictly its schema is followed is up to the backend."""
+    """A tool that the client runs. Unlike OpenAI's, it is strict only where that is said."""
 
     type: object
     name: str = ""
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: object = None
+    strict: bool | None = None
     allowed_callers: object = None
     defer_loading: object = None
     output_schema: object = None
@@ -184,7 +186,7 @@ def read_response(body: bytes) -> ResponsesBody:
 
 def _tool(tool: InputTool) -> Tool:
     refuse(tool, _REFUSED_TOOL, "tools.")
-    return Tool(FunctionDefinition(tool.name, tool.description or "", tool.parameters or {}))
+    return Tool(FunctionDefinition(tool.name, tool.description or "", tool.parameters or {}, tool.strict or None))
 
 
 def _choice(said: str | JsonObject | None) -> str | JsonObject | None:
@@ -207,4 +209,4 @@ def _format(said: _Text | None) -> ResponseFormat | None:
         return ResponseFormat("json_object")
     if form.schema is None:
         raise RequestError("text.format json_schema needs its schema", param="text.format.schema")
-    return ResponseFormat("json_schema", JsonSchemaFormat(form.name, form.schema, form.strict))
+    return ResponseFormat("json_schema", JsonSchemaFormat(form.name, form.schema, form.strict, form.description or ""))

@@ -1,0 +1,232 @@
+"""Messages, tools and forms as they stand in OpenAI's requests, and what becomes of each of their fields.
+
+A message has the fields that OpenAI knows for its role, and those that clients send back of an answer they were given;
+the latter change no answer. Others are refused by name. Pure: structs in, values of `core.messages` out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import (
+    FunctionCall,
+    FunctionDefinition,
+    ImagePart,
+    ImageUrl,
+    JsonObject,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from pyagent.infrastructure.server.fields import Refused, refuse
+
+_REFUSED: Refused = {
+    "audio": ((), "no audio is kept"),
+    "function_call": ((), "use `tool_calls`, which replaced it"),
+}
+_REFUSED_TOOL: Refused = {
+    "type": (("function",), "only functions with a JSON schema are"),
+    "custom": ((), "only functions with a JSON schema are"),
+}
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    # prompts are kept without them; the second is what clients made for several services send
+    prompt_cache_breakpoint: object = None
+    cache_control: object = None
+
+
+class Text(_Part, tag="text", kw_only=True):
+    """Text."""
+
+    text: str
+
+
+class _Url(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    detail: str | None = None
+
+
+class Image(_Part, tag="image_url", kw_only=True):
+    """An image by its address, or as data."""
+
+    image_url: _Url
+
+
+class Refusal(_Part, tag="refusal", kw_only=True):
+    """What the assistant said instead of an answer."""
+
+    refusal: str
+
+
+class _Function(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str = "{}"
+    parsed_arguments: object = None  # OpenAI's client adds it, and sends it back
+
+
+class Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call the assistant made."""
+
+    id: str
+    function: _Function | None = None
+    type: str = "function"
+    custom: object = None
+    index: int | None = None  # of a streamed call, which clients send back
+
+    def call(self, where: str) -> ToolCall:
+        """The call; raises `RequestError` for one of no function."""
+        refuse(self, _REFUSED_TOOL, f"{where}.")
+        if self.function is None:
+            raise RequestError(f"{where} needs its function, with name and arguments", param=f"{where}.function")
+        return ToolCall(id=self.id, function=FunctionCall(self.function.name, self.function.arguments))
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role"):
+    name: str | None = None
+    cache_control: object = None
+
+
+class SystemMessage(_Message, tag="system", kw_only=True):
+    """What holds for the whole conversation."""
+
+    content: str | list[Text]
+
+
+class DeveloperMessage(_Message, tag="developer", kw_only=True):
+    """The same by its newer name."""
+
+    content: str | list[Text]
+
+
+class UserMessage(_Message, tag="user", kw_only=True):
+    """What the user says and shows."""
+
+    content: str | list[Text | Image]
+
+
+class ToolMessage(_Message, tag="tool", kw_only=True):
+    """What a call gave. OpenAI takes text alone; others, images too."""
+
+    content: str | list[Text | Image]
+    tool_call_id: str | None = None
+
+
+class AssistantMessage(_Message, tag="assistant", kw_only=True):
+    """What the assistant said; what it thought is not shown to the model again."""
+
+    content: str | list[Text | Refusal] | None = None
+    refusal: str | None = None
+    tool_calls: list[Call] | None = None
+    # refused
+    audio: object = None
+    function_call: object = None
+    # parts of an answer, OpenAI's and others', which clients send back
+    annotations: object = None
+    parsed: object = None
+    reasoning: object = None
+    reasoning_content: object = None
+    provider_specific_fields: object = None
+
+
+InputMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class _Definition(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that the client runs."""
+
+    function: _Definition | None = None
+    type: str = "function"
+    custom: object = None
+    cache_control: object = None  # as in a message
+
+    def tool(self, where: str) -> Tool:
+        """As backends take it; raises `RequestError` for one that is no function."""
+        refuse(self, _REFUSED_TOOL, f"{where}.")
+        if self.function is None:
+            raise RequestError(f"{where} needs its function, with a name", param=f"{where}.function")
+        said = self.function
+        return Tool(FunctionDefinition(said.name, said.description or "", said.parameters or {}, said.strict or None))
+
+
+class _Schema(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = "answer"
+    schema: JsonObject = {}
+    strict: bool | None = None
+    description: str | None = None
+
+
+class InputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema", "choice"] = "text"
+    json_schema: _Schema | None = None
+    choice: list[str] | None = None
+
+    def form(self) -> ResponseFormat:
+        """As backends take it; raises `RequestError` for one without its schema or its choices."""
+        said = self.json_schema
+        if self.type == "json_schema" and said is None:
+            raise RequestError("response_format json_schema needs its json_schema", param="response_format.json_schema")
+        if self.type == "choice" and not self.choice:
+            text = "response_format choice needs its choice, a list of texts"
+            raise RequestError(text, param="response_format.choice")
+        schema = said and JsonSchemaFormat(said.name, said.schema, said.strict, said.description or "")
+        return ResponseFormat(self.type, schema, self.choice)
+
+
+def read_messages(said: Sequence[InputMessage]) -> list[Message]:
+    """The messages as backends take them. Raises `RequestError` naming the field at fault."""
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(said)]
+
+
+def read_tools(said: Sequence[InputTool]) -> list[Tool]:
+    """The tools as backends take them. Raises `RequestError` naming the field at fault."""
+    return [tool.tool(f"tools[{number}]") for number, tool in enumerate(said)]
+
+
+def _message(said: InputMessage, where: str) -> Message:
+    match said:
+        case SystemMessage():
+            return Message("system", _content(said.content), said.name)
+        case DeveloperMessage():
+            return Message("developer", _content(said.content), said.name)
+        case UserMessage():
+            return Message("user", _content(said.content), said.name)
+        case ToolMessage():
+            return Message("tool", _content(said.content), said.name, tool_call_id=said.tool_call_id)
+        case AssistantMessage():
+            refuse(said, _REFUSED, f"{where}.")
+            calls = [call.call(f"{where}.tool_calls[{index}]") for index, call in enumerate(said.tool_calls or ())]
+            content = said.refusal if said.content is None else _content(said.content)
+            return Message("assistant", content, said.name, tool_calls=calls or None)
+
+
+def _content(said: str | Sequence[Text | Image | Refusal]) -> str | list[TextPart | ImagePart]:
+    if isinstance(said, str):
+        return said
+    return [_part(part) for part in said]
+
+
+def _part(part: Text | Image | Refusal) -> TextPart | ImagePart:
+    match part:
+        case Text():
+            return TextPart(part.text)
+        case Refusal():
+            return TextPart(part.refusal)
+        case Image():
+            return ImagePart(ImageUrl(part.image_url.url, part.image_url.detail or "auto"))
