@@ -7,22 +7,15 @@ name. Knows no backend.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-
-import msgspec
+from operator import attrgetter
 
 from pyagent.core.messages import ChatRequest, SamplingParams, TextPart
 
 Abilities = frozenset[str]
 
-_PLAIN = SamplingParams()
-
 
 def _needs_form(kind: str) -> Callable[[ChatRequest], bool]:
     return lambda request: request.response_format is not None and request.response_format.type == kind
-
-
-def _differs(name: str) -> Callable[[ChatRequest], bool]:
-    return lambda request: getattr(request.sampling, name) != getattr(_PLAIN, name)
 
 
 def _has_images(request: ChatRequest) -> bool:
@@ -46,15 +39,20 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "n": lambda request: request.n > 1,
     "best_of": lambda request: request.best_of is not None,
     "beam": lambda request: request.beam is not None,
-    **{name: _differs(name) for name in msgspec.structs.asdict(_PLAIN)},
     # a greedy draw is the same for every seed
     "seed": lambda request: request.sampling.seed is not None and request.sampling.temperature > 0,
 }
 
-ABILITIES: Abilities = frozenset(_NEEDS)
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NEEDS)
+_sampling_values = attrgetter(*_SAMPLING)
+_PLAIN_VALUES = _sampling_values(SamplingParams())
+
+ABILITIES: Abilities = frozenset([*_NEEDS, *_SAMPLING])
 """Everything a request can ask for."""
 
 
 def needs(request: ChatRequest) -> Abilities:
     """What a backend must be able to do to serve the request as it stands."""
-    return frozenset(name for name, asks in _NEEDS.items() if asks(request))
+    said = zip(_SAMPLING, _sampling_values(request.sampling), _PLAIN_VALUES, strict=True)
+    drawn = [name for name, value, plain in said if value != plain]
+    return frozenset([*drawn, *(name for name, asks in _NEEDS.items() if asks(request))])

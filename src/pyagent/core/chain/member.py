@@ -80,9 +80,11 @@ class Member:
     figures: LinkFigures = field(default_factory=LinkFigures, init=False)
     rest_until: float = field(default=float("-inf"), init=False)
     _gatherer: Gatherer | None = field(default=None, init=False)
+    _absent: Absent | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.scheme = Link.parse(self.backend.name).scheme
+        self._absent = self.backend if isinstance(self.backend, Absent) else None
         self.breaker = Breaker(self.breaker_policy, self.clock)
         wanted = self.settings.concurrency
         fixed = None if wanted == "auto" else wanted
@@ -119,7 +121,7 @@ class Member:
 
     def absence(self) -> str:
         """Why it is not there; empty when it is."""
-        return self.backend.absence() if isinstance(self.backend, Absent) else ""
+        return "" if self._absent is None else self._absent.absence()
 
     def embed(self, request: EmbedRequest) -> Awaitable[EmbedResult]:
         """The link's vectors, asked for together with others' where the settings say so."""

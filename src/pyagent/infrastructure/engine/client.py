@@ -249,8 +249,10 @@ async def _prepare(
 
 async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _T:
     """Wait until a moment of `time.perf_counter`; raises `DeadlineError` naming who was waited for."""
+    if deadline is None:
+        return await waiting
     try:
-        async with asyncio.timeout(None if deadline is None else deadline - time.perf_counter()):
+        async with asyncio.timeout(deadline - time.perf_counter()):
             return await waiting
     except TimeoutError as error:
         raise DeadlineError(f"{name} did not finish before the deadline") from error

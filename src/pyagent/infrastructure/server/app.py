@@ -1,9 +1,9 @@
 """The ASGI application: the table of routes, and those that belong to no API.
 
-A request's hops: `measured.Measured` (counts) -> `guards.Guard` (id, key, host) -> a route, in the folder of its API
--> that API's `requests` (JSON to `ChatRequest`) -> `service` (the backend's stream) -> `answer` and the API's `replies`
-(deltas to JSON) -> `streaming` (watches the client). An API's modules are imported by its first request: a server
-should answer before it has read what nobody may ask for.
+A request's hops: `measured.Measured` (counts) -> `guards.Guard` (id, key, host) -> `endpoints` (errors) -> a route, in
+the folder of its API -> its `requests` (JSON to `ChatRequest`) -> `service` (the backend's stream) -> `answer` and its
+`replies` (deltas to JSON) -> `streaming` (watches the client). An API's modules are imported by its first
+request: a server should answer before it has read what nobody may ask for.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from starlette.exceptions import HTTPException
-from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
@@ -28,13 +26,11 @@ from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.apis import APIS, Api
-from pyagent.infrastructure.server.bodies import RefusedError
+from pyagent.infrastructure.server.endpoints import Routed, route
 from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
-from pyagent.infrastructure.server.errors import logged_error, refusal
 from pyagent.infrastructure.server.guards import Guard
 from pyagent.infrastructure.server.measured import Measured
 from pyagent.infrastructure.server.service import Service, json_response
-from pyagent.infrastructure.server.streaming import ClientLeftError
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.models.store import ModelStore
@@ -43,11 +39,16 @@ _Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 
 def _api_route(service: Service, api: Api) -> Route:
-    async def endpoint(request: Request) -> Response:
-        routes = import_module(f"pyagent.infrastructure.server.{api.module}")
-        return await cast("_Endpoint", getattr(routes, api.function))(service, request)
+    answer: _Endpoint | None = None
 
-    return Route(api.path, endpoint, methods=[api.method])
+    async def endpoint(request: Request) -> Response:
+        nonlocal answer
+        if answer is None:
+            module = import_module(f"pyagent.infrastructure.server.{api.module}")
+            answer = cast("_Endpoint", getattr(module, api.function))
+        return await answer(service, request)
+
+    return route(api.method, api.path, endpoint)
 
 
 async def _health(service: Service, _request: Request) -> Response:
@@ -109,25 +110,7 @@ def _own_route(service: Service, path: str, function: _Endpoint) -> Route:
     async def endpoint(request: Request) -> Response:
         return await function(service, request)
 
-    return Route(path, endpoint, methods=["GET"])
-
-
-async def _answer_error(request: Request, error: Exception) -> Response:
-    """Whatever a route raised, as the API that was called would say it."""
-    headers: dict[str, str] = {}
-    match error:
-        case ClientLeftError() | ClientDisconnect():
-            return Response(status_code=499)  # nobody reads it; the access log does
-        case RefusedError():
-            told = error.error
-            headers["connection"] = "close"  # part of the body may not have been read
-        case HTTPException():
-            what, code = ("no such path", "not_found") if error.status_code == 404 else (error.detail, "wrong_method")
-            told = refusal(error.status_code, f"{what}: {request.method} {request.url.path}", code)
-            headers = dict(error.headers or {})
-        case _:
-            told = logged_error(error, str(request.state.request_id))
-    return json_response(told.body_at(request.url.path), told.status, headers | told.headers)
+    return route("GET", path, endpoint)
 
 
 def create_app(
@@ -145,13 +128,12 @@ def create_app(
         *EngineRoutes(backend, settings).routes(),
         *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]
-    handlers = dict.fromkeys((HTTPException, Exception), _answer_error)
-    app: ASGIApp = ExceptionMiddleware(Router(routes), handlers)
+    app: ASGIApp = Routed(Router(routes))
     if settings.requests_per_minute or settings.tokens_per_minute:
         from pyagent.infrastructure.server.limits import Limited
 
         app = Limited(app, settings.requests_per_minute, settings.tokens_per_minute)
-    paths = frozenset(route.path for route in routes)
+    paths = frozenset(one.path for one in routes)
     guarded: ASGIApp = Guard(app, tuple(api_keys))
     if settings.otlp_endpoint is not None:
         guarded = _traced(guarded, settings.otlp_endpoint, paths)

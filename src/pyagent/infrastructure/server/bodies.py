@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.errors import refusal
@@ -39,8 +39,12 @@ async def read_body(request: Request, settings: Server) -> bytes:
 
 async def _read(request: Request, limit: int) -> bytes | None:
     """The body, None when it is longer. Some of the rest is read and dropped, so that the client hears the answer."""
-    body, num_bytes = bytearray(), 0
-    async for chunk in request.stream():
+    body, num_bytes, has_more = bytearray(), 0, True
+    while has_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk, has_more = message.get("body", b""), message.get("more_body", False)
         num_bytes += len(chunk)
         if num_bytes <= limit:
             body += chunk

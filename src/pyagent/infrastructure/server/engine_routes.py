@@ -5,7 +5,7 @@ They speak to whichever links of the chain have what is asked for; a server whos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
@@ -28,6 +28,7 @@ from pyagent.core.prompt_cache import (
 )
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.bodies import read_body
+from pyagent.infrastructure.server.endpoints import Function, route
 from pyagent.infrastructure.server.fields import decode
 from pyagent.infrastructure.server.openai.messages import InputMessage
 from pyagent.infrastructure.server.openai.requests import read_chat
@@ -98,7 +99,7 @@ class EngineRoutes:
 
     def routes(self) -> list[Route]:
         """Where they are."""
-        paths: dict[str, tuple[str, Callable[[Request], object]]] = {
+        paths: dict[str, tuple[str, Function]] = {
             "/pyagent/cache": ("GET", self.show),
             "/pyagent/cache/explain": ("POST", self.explain),
             "/pyagent/cache/pin": ("POST", self.pin),
@@ -110,7 +111,7 @@ class EngineRoutes:
             "/pyagent/engine/wake": ("POST", self.wake),
             "/pyagent/engine/drain": ("POST", self.drain),
         }
-        return [Route(path, route, methods=[method]) for path, (method, route) in paths.items()]
+        return [route(method, path, function) for path, (method, function) in paths.items()]
 
     # -- the prompt cache ---------------------------------------------------------------------------------------------
 

@@ -41,10 +41,9 @@ def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
 
 def refuse(said: msgspec.Struct, refused: Refused, prefix: str = "") -> None:
     """Raise `RequestError` for the first field of `said` that is not supported and asks for something."""
-    for name in said.__struct_fields__:
-        accepted, why = refused.get(name, ((), ""))
-        value: object = getattr(said, name)
-        if why and value is not None and not any(value == other for other in accepted):
+    for name, (accepted, why) in refused.items():
+        value: object = getattr(said, name, None)
+        if value is not None and not any(value == other for other in accepted):
             shown = msgspec.json.encode(value)[:40].decode(errors="replace")
             param = prefix + name
             raise RequestError(f"{param}={shown} is not supported: {why}", param=param, code="unsupported_parameter")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import os
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,7 +44,7 @@ class Guard:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         said = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = said if _REQUEST_ID.fullmatch(said) else uuid.uuid4().hex
+        request_id = said if _REQUEST_ID.fullmatch(said) else os.urandom(16).hex()
         scope.setdefault("state", {})["request_id"] = request_id
         scope["app"] = self  # tells the router that wrong paths and methods are to be raised, not answered
 
@@ -97,6 +98,7 @@ async def send_error(path: str, send: Send, error: HttpError) -> None:
     await send({"type": "http.response.body", "body": error.body_at(path)})
 
 
+@lru_cache(64)
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine's own."""
     try:

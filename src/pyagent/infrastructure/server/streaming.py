@@ -7,9 +7,9 @@ and when it goes the backend's stream is closed at once. Knows ASGI, and nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,24 +23,32 @@ class ClientLeftError(Exception):
     """The client closed its connection before its answer was ready."""
 
 
-async def unless_gone(work: Coroutine[object, object, T], receive: Receive) -> T:
-    """Do `work`; when the client leaves first, cancel it, wait for its clean-up and raise `ClientLeftError`."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_until_gone(receive))
+async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
+    """Do `work`; when the client leaves first, cancel it, wait for its clean-up and raise `ClientLeftError`.
+
+    The work is done in the caller's own task, so that it begins at once. The watcher runs only while that waits for
+    something, so its cancellation always meets the work, and is taken back here.
+    """
+    worker, is_gone = cast("asyncio.Task[object]", asyncio.current_task()), False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        worker.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return await working
-        raise ClientLeftError
+        return await work
+    except asyncio.CancelledError:
+        if is_gone:
+            raise ClientLeftError from None
+        raise
     finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
+        if is_gone:
+            worker.uncancel()
 
 
 class EventStream(Response):
