@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.native import engine_of, run
 from support.tiny_model import write_tiny_model
@@ -186,6 +187,35 @@ def test_conversations_go_on_over_a_kill(tiny_model_path: Path, session: str | N
         async with engine_of(tiny_model_path) as backend:
             assert await talk(backend, {1, 3}) == expected
             assert (await backend.engine_state()).num_restarts == 2
+
+    run(work())
+
+
+def test_begun_answers_go_on_over_a_kill(tiny_model_path: Path) -> None:
+    """Answers with a `prefill` go on over a kill in mid-stream, and so does their conversation after the next one."""
+
+    async def talk(backend: NativeBackend, num_pieces: int | None) -> list[object]:
+        chats = [request for request in eight(60) if request.messages]
+        asked = [msgspec.structs.replace(request, prefill="the user is") for request in chats]
+        if num_pieces is None:
+            answers = [await collect(backend.chat(request)) for request in asked]
+        else:
+            answers = await killed_in_mid_stream(backend, asked, num_pieces)
+            await kill(backend, is_noticed=True)
+        said = [told(answer) for answer in answers]
+        for request, answer in zip(asked, answers, strict=True):
+            begun = Message("assistant", "the user is" + answer.text)
+            messages = [*request.messages, begun, Message("user", "and then?")]
+            sampling = SamplingParams(temperature=0, max_tokens=9)
+            following = await collect(backend.chat(ChatRequest(messages=messages, sampling=sampling)))
+            said.append((following.text, following.usage.prompt_tokens))
+        return said
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            expected = await talk(backend, None)
+        async with engine_of(tiny_model_path) as backend:
+            assert await talk(backend, 30) == expected
 
     run(work())
 

@@ -15,6 +15,7 @@ import pytest
 from support.native import native_server
 from support.server import HI, KEY, Model, words
 
+from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError, CapacityError, RequestError
 from pyagent.core.messages import ChatDelta, FunctionCall, ImagePart, PromptTokensDetails, ToolCall, Usage
 from pyagent.infrastructure.server.anthropic.requests import IGNORED, REFUSED, MessagesBody, read_messages
@@ -40,6 +41,10 @@ def url(tiny_model_path: Path) -> Iterator[str]:
 
 def client_of(url: str, key: str = KEY) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+
+
+def text_of(message: anthropic.types.Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
 
 
 @contextmanager
@@ -77,6 +82,30 @@ def test_anthropic_client_whole_and_streamed(url: str) -> None:
         total = final.usage.cache_read_input_tokens + final.usage.input_tokens
         assert total == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
         assert final.stop_reason == "max_tokens"
+
+
+def test_anthropic_prefill(url: str) -> None:
+    """An answer that the client began goes on from there, whole and streamed; the beginning is counted, not told."""
+    asked: Any = {"model": "tiny", "messages": HI, "max_tokens": 6} | GREEDY
+    begun: Any = asked | {"messages": [*HI, {"role": "assistant", "content": "The user is"}]}
+    with client_of(url) as client:
+        plain, whole = client.messages.create(**asked), client.messages.create(**begun)
+        assert text_of(whole) != text_of(plain)
+        assert whole.usage.output_tokens == 6
+        with client.messages.stream(**begun) as stream:
+            assert stream.get_final_text() == text_of(whole)
+        counted = client.messages.count_tokens(model="tiny", messages=begun["messages"]).input_tokens
+        assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+        assert counted > plain.usage.input_tokens + (plain.usage.cache_read_input_tokens or 0)
+        empty: Any = asked | {"messages": [*HI, {"role": "assistant", "content": []}]}
+        assert text_of(client.messages.create(**empty)) == text_of(plain)
+
+
+def test_anthropic_prefill_needs_a_link_that_can() -> None:
+    """Where nobody can go on from a beginning, that is a 400 which says so."""
+    for backend in (Model(), Chain([Model()])):
+        with asked(backend) as client, pytest.raises(anthropic.BadRequestError, match="cannot go on from an answer's"):
+            client.messages.create(model="m", max_tokens=5, messages=[*HI, {"role": "assistant", "content": "So"}])
 
 
 def test_anthropic_async_client_and_count(url: str) -> None:
@@ -212,7 +241,18 @@ def test_anthropic_keys_come_in_their_own_header() -> None:
     ("change", "param", "says"),
     [
         ({"messages": []}, "messages", "empty"),
-        ({"messages": [*HI, {"role": "assistant", "content": "So"}]}, "messages", "cannot be begun"),
+        ({"messages": [*HI, {"role": "assistant", "content": "So "}]}, "messages[1]", "white space"),
+        ({"messages": [{"role": "assistant", "content": "So"}]}, "messages", "only the answer's beginning"),
+        (
+            {"messages": [*HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}]},
+            "messages[1]",
+            "text only",
+        ),
+        (
+            {"messages": [*HI, {"role": "assistant", "content": "So"}], "thinking": {"type": "adaptive"}},
+            "thinking",
+            "no room for thinking",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
             "messages[0].content[0].type",

@@ -68,6 +68,18 @@ def test_server_honours_every_field() -> None:
     assert (asked.priority, asked.request_class) == (-2, "batch")
 
 
+def test_server_continues_the_final_message_in_vllms_words() -> None:
+    """`continue_final_message` makes the last message the answer's beginning, which else is a message like any."""
+    messages = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "So "}]}]
+    for more in ({}, {"add_generation_prompt": False}):
+        body = {"messages": messages, "continue_final_message": True} | more
+        asked = read_chat(json.dumps(body).encode()).request
+        assert ([message.text for message in asked.messages], asked.prefill) == (["hi"], "So ")
+    for more in ({}, {"add_generation_prompt": True, "continue_final_message": False}):
+        asked = read_chat(json.dumps({"messages": messages} | more).encode()).request
+        assert (len(asked.messages), asked.prefill) == (2, "")
+
+
 def test_server_tells_clients_apart_by_key_then_by_name() -> None:
     """With keys, a client is its key's place in the file and what it calls itself; keys are not passed on."""
     backend = Model()
@@ -113,6 +125,9 @@ def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
         ({"priority": 2**40}, "priority", "lower goes first"),
         ({"user": {"a": 1}}, "user", "Expected `str | null`"),
         ({"n": 0}, "n", "at least 1"),
+        ({"continue_final_message": True}, "continue_final_message", "last message of the assistant"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "exclude"),
+        ({"add_generation_prompt": False}, "add_generation_prompt", "needs continue_final_message"),
         ({"n": "two"}, "n", "Expected `int | null`"),
         ({"beam_width": 2}, "beam_width", "needs use_beam_search: true"),
         ({"audio": {"voice": "x"}}, "audio", "no audio"),

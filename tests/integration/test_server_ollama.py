@@ -80,6 +80,24 @@ def test_ollama_client_chats_and_streams(url: str) -> None:
         assert (stopped.message.content, stopped.done_reason) == ((whole.message.content or "")[:2], "stop")
 
 
+def test_ollama_client_has_an_answer_gone_on_with(url: str) -> None:
+    """A last message of the assistant is the answer's beginning, as in Ollama; it needs a link that can go on."""
+    begun = [*HI, {"role": "assistant", "content": "The user is"}]
+    with ollama.Client(url) as client:
+        said = client.chat("tiny", begun, options=GREEDY)
+        body = {"model": "tiny", "messages": begun, "continue_final_message": True, "max_tokens": 6, "temperature": 0}
+        same = httpx.post(f"{url}/v1/chat/completions", json=body).json()
+        assert same["choices"][0]["message"]["content"] == said.message.content
+        assert said.eval_count == 6
+    with (
+        serve(create_app(Model())) as plain,
+        ollama.Client(plain) as client,
+        pytest.raises(ollama.ResponseError, match="cannot go on from an answer's beginning") as caught,
+    ):
+        client.chat("m", begun)
+    assert caught.value.status_code == 400
+
+
 def test_ollama_async_client_works(url: str) -> None:
     """The asynchronous client does the same."""
 

@@ -184,9 +184,11 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `unsupported` says what becomes of a field that the backend lacks: emulated where that is sound, or refused; None
     leaves it to the settings.
 
-    With `answer_prefix` the answer begins with that text, which is not told again: only backends that say they go on
-    from one (an attribute `continues`) are asked so. `whole` says that the caller reads the answer when it is over, so
-    that a chain may check it and begin it anew elsewhere: what was told before a `restart` is void.
+    With `prefill` the answer begins with that text, which the caller wrote, as a part of the prompt; with
+    `answer_prefix` it begins, after that, with text that was drawn elsewhere, as a part of the answer. Neither is told
+    again, and only backends that say they go on from a beginning (an attribute `continues`) are asked so. `whole` says
+    that the caller reads the answer when it is over, so that a chain may check it and begin it anew elsewhere: what was
+    told before a `restart` is void.
     """
 
     model: str = ""
@@ -206,6 +208,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     request_class: str = ""
     unsupported: Unsupported | None = None
+    prefill: str = ""
     answer_prefix: str = ""
     whole: bool = False
 

@@ -228,7 +228,8 @@ class Chain:
                 param="private",
             )
         said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise RequestError(f"no link of the chain takes this request: {said}", param="model")
+        param = "messages" if request.prefill else "model"
+        raise RequestError(f"no link of the chain takes this request: {said}", param=param)
 
     def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Member]]:
         named = [member for member in self._members if member.name == request.model] if request.model else []

@@ -52,7 +52,8 @@ class Condition(msgspec.Struct, frozen=True):
 
 def estimated_tokens(request: ChatRequest) -> int:
     """Tokens of a request's prompt, about, tools and images included. Counts no text twice and tokenises nothing."""
-    num_bytes, num_tokens = len((request.prompt or "").encode(errors="surrogatepass")), 0
+    begun = (request.prompt or "") + request.prefill
+    num_bytes, num_tokens = len(begun.encode(errors="surrogatepass")), 0
     for message in request.messages:
         num_bytes += len(message.text.encode(errors="surrogatepass"))
         num_tokens += _TOKENS_PER_MESSAGE + _TOKENS_PER_IMAGE * _num_images(message.content)

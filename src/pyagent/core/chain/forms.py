@@ -27,7 +27,8 @@ def fault_of_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
             return ""  # no link can be blamed for it
     if deltas[-1].finish_reason != "stop":
         return ""
-    return fault_in("".join(delta.content for delta in deltas), request.response_format)
+    begun = request.prefill + request.answer_prefix
+    return fault_in(begun + "".join(delta.content for delta in deltas), request.response_format)
 
 
 def fault_in(text: str, wanted: ResponseFormat | None) -> str:

@@ -85,7 +85,7 @@ class Told:
         """What a link is asked: the request, or the rest of its answer."""
         request = self.request
         if not self.text:
-            return request
+            return request if member.takes_prefix else _with_message(request)
         if request.messages and member.counts_prefix:
             return msgspec.structs.replace(request, answer_prefix=request.answer_prefix + self.text)
         most = request.sampling.max_tokens
@@ -94,12 +94,10 @@ class Told:
         sampling = msgspec.structs.replace(request.sampling, max_tokens=most)
         if not request.messages:
             return msgspec.structs.replace(request, prompt=(request.prompt or "") + self.text, sampling=sampling)
-        if member.continues and member.takes_prefix:
-            prefix = request.answer_prefix + self.text
-            return msgspec.structs.replace(request, answer_prefix=prefix, sampling=sampling)
         if member.continues:
-            messages = [*request.messages, Message("assistant", self.text)]
-            return msgspec.structs.replace(request, messages=messages, sampling=sampling)
+            prefix = request.answer_prefix + self.text
+            begun = msgspec.structs.replace(request, answer_prefix=prefix, sampling=sampling)
+            return begun if member.takes_prefix else _with_message(begun)
         ask = Message("user", _ASK.format(anchor=anchor_of(self.text)))
         messages = [*request.messages, Message("assistant", self.text), ask]
         return msgspec.structs.replace(request, messages=messages, sampling=sampling)
@@ -128,6 +126,15 @@ class Told:
             self.num_pieces += 1
         if delta.tool_calls:
             self.has_calls = True
+
+
+def _with_message(request: ChatRequest) -> ChatRequest:
+    """The request with its answer's beginning as a last message."""
+    begun = request.prefill + request.answer_prefix
+    if not begun:
+        return request
+    messages = [*request.messages, Message("assistant", begun)]
+    return msgspec.structs.replace(request, messages=messages, prefill="", answer_prefix="")
 
 
 def anchor_of(text: str) -> str:

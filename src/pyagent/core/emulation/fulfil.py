@@ -166,16 +166,22 @@ class _Plan:
             raise FaultyAnswer(fault)
         if self.needs_call and not calls:
             raise FaultyAnswer("it calls no function, and a call was asked for")
-        return (text if calls or self.form is None else forms.read(text, self.form)), calls
+        if calls or self.form is None:
+            return text, calls
+        found, begun = forms.read(text, self.form), self.request.prefill + self.request.answer_prefix
+        if not found.startswith(begun):
+            raise FaultyAnswer(f"it does not begin with {begun[:80]!r}")
+        return found, calls
 
 
 async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerator[ChatDelta, None]:
     """Hold the answer back, check it, and let the model repair it once."""
     request, faults, usage = plan.request, list[str](), list[Usage | None]()
     deadline = Deadline.after(request.timeout_seconds)
-    num_shown = 0
+    begun = request.prefill + request.answer_prefix
+    num_shown = len(begun)
     for _ in range(_NUM_ROUNDS):
-        text, held, calls, last = "", list[ChatDelta](), list[ToolCall](), ChatDelta()
+        text, held, calls, last = begun, list[ChatDelta](), list[ToolCall](), ChatDelta()
         async with aclosing(answer(_with_time(request, deadline))) as deltas:
             async for delta in deltas:
                 text += delta.content
@@ -195,7 +201,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
             continue
         for delta in held:
             yield _of(delta, reasoning=delta.reasoning)
-        if len(shown) > num_shown and not (faults and num_shown):
+        if len(shown) > num_shown and not (faults and num_shown > len(begun)):
             yield _of(last, content=shown[num_shown:])
         reason = "tool_calls" if calls else last.finish_reason
         yield msgspec.structs.replace(last, content="", tool_calls=calls, finish_reason=reason, usage=summed(usage))

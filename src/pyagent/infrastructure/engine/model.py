@@ -36,6 +36,7 @@ from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.ledger import Reservation
 from pyagent.infrastructure.engine.model_memory import ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.prefill import Prefill
 from pyagent.infrastructure.engine.process_memory import heap_bytes
 from pyagent.infrastructure.engine.prompt_cache import ModelPrompts
 from pyagent.infrastructure.engine.request import Output, PastTurn, Request, Status, TokenLog
@@ -105,10 +106,11 @@ class LoadedModel:
             check_beam(request, request.beam)
         count = 1 if request.beam is not None else num_samples(request)
         prompt = self._tokenise(request)
+        prefill = Prefill.of(request.prefill, self.tokenizer)
         prefix = self._prefix(request, count)
         if log is not None:  # the conversation it continued may be lost, or have gone on
-            prompt = replace(prompt, tokens=array("I", log.prompt).tolist(), num_log_tokens=0, turn=None)
-        tokens = list(prompt.tokens)
+            prompt = _of_log(prompt, log.prompt, prefill)
+        tokens = [*prompt.tokens, *prefill.tokens]
         room = self.context_length - len(tokens)
         if room <= len(prefix):
             raise ContextOverflowError(
@@ -128,8 +130,8 @@ class LoadedModel:
                 max_tokens=min(request.sampling.max_tokens or room, room),
                 sampler=self._sampler(request, tokens, index),
                 tokenizer=self.tokenizer,
-                detokenizer=self.tokenizer.detokenizer(),
-                grammar=self._grammar(request),
+                detokenizer=prefill.detokenizer(self.tokenizer),
+                grammar=prefill.accepted(self._grammar(request)),
                 on_output=on_output,
                 origin=request.origin,
                 priority=request.priority,
@@ -152,7 +154,7 @@ class LoadedModel:
         told = _resumed(members[0], log) if log is not None and count == 1 and request.beam is None else None
         if told is not None and prefix:
             on_output = _after_prefix(on_output, len(request.answer_prefix) - len(told.text))
-        tell = members[0].on_output = self._logging(prompt, on_output, told)
+        tell = members[0].on_output = self._logging(prompt, on_output, prefill, told)
         if count > 1:
             Samples(members, request.n, tell)
         return members[0]
@@ -163,7 +165,7 @@ class LoadedModel:
             return ()
         if count > 1 or request.beam is not None:
             raise RequestError("answer_prefix begins one answer, and several are asked for", param="answer_prefix")
-        return tuple(self.tokenizer.encode_continuation(self.tokenizer.parted(request.answer_prefix)))
+        return Prefill.of(request.answer_prefix, self.tokenizer).tokens
 
     def _sampler(self, request: ChatRequest, tokens: list[int], index: int) -> _rust.SamplerState:
         """The sampler of one answer. The likelihoods of draws are needed where the best are told."""
@@ -196,7 +198,8 @@ class LoadedModel:
 
     def explain(self, request: ChatRequest) -> CacheReport:
         """What a request would find computed now; computes nothing. Raises `RequestError`."""
-        return self.prompts.explain(self._tokenise(request))
+        prompt, prefill = self._tokenise(request), Prefill.of(request.prefill, self.tokenizer)
+        return self.prompts.explain(replace(prompt, tokens=[*prompt.tokens, *prefill.tokens]))
 
     def remember(self, request: ChatRequest, past: PastTurn) -> None:
         """Take over a turn of the request's conversation that another engine computed."""
@@ -205,14 +208,18 @@ class LoadedModel:
             prompt = self.sessions.prompt(settled, request.tools, request.session or "")
         except RequestError:
             return  # the request itself says so
-        prompt = replace(prompt, tokens=array("I", past.prompt).tolist(), num_log_tokens=0, turn=None)
-        self.sessions.record(prompt, past.answer, past.tokens)
+        prefill = Prefill.of(past.prefill, self.tokenizer)
+        prompt = _of_log(prompt, past.prompt, prefill)
+        prefix = Prefill.of(past.answer_prefix, self.tokenizer)
+        self.sessions.record(prompt, past.answer, (*prefill.tokens, *prefix.tokens, *past.tokens))
 
     def _logging(
-        self, prompt: Prompt, on_output: Callable[[Output], None], told: Output | None
+        self, prompt: Prompt, on_output: Callable[[Output], None], prefill: Prefill, told: Output | None
     ) -> Callable[[Output], None]:
         """`on_output`, and before an answer's last news the conversation's log has it, after what was `told`."""
-        said: defaultdict[int, list[Output]] = defaultdict(list, {} if told is None else {0: [told]})
+        said = defaultdict[int, list[Output]](lambda: [prefill.told])
+        if told is not None:
+            said[0].append(told)
 
         def tell(output: Output) -> None:
             said[output.index].append(output)
@@ -241,6 +248,8 @@ class LoadedModel:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")
             return self.sessions.prompt(self._settle(request.messages), request.tools, request.session or "")
+        if request.prefill:
+            raise RequestError("an answer is begun for a conversation; write it into the prompt", param="prompt")
         tokens = self.tokenizer.encode_text(request.prompt or "")
         if not request.prompt or not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
@@ -249,6 +258,12 @@ class LoadedModel:
     def _grammar(self, request: ChatRequest) -> Grammar | None:
         wanted = request.response_format
         return None if wanted is None or wanted.type == "text" else self.grammars.compile(wanted)
+
+
+def _of_log(prompt: Prompt, logged: bytes, prefill: Prefill) -> Prompt:
+    """The prompt by the tokens it had elsewhere, which end with the answer's beginning."""
+    tokens = array("I", logged).tolist()
+    return replace(prompt, tokens=tokens[: len(tokens) - len(prefill.tokens)], num_log_tokens=0, turn=None)
 
 
 def _resumed(request: Request, log: TokenLog) -> Output:

@@ -39,11 +39,15 @@ class PastTurns:
         """A request was answered in a process."""
         if not request.messages:
             return
+        answer = request.prefill + request.answer_prefix + answer
         key = _key(
             request, next_key(conversation_keys(request.messages, request.tools)[-1], Message("assistant", answer))
         )
         before = self._turns.pop(key, None)
-        kept = _Kept(PastTurn(len(request.messages) + 1, prompt, tokens, answer), process_id)
+        kept = _Kept(
+            PastTurn(len(request.messages) + 1, prompt, tokens, answer, request.prefill, request.answer_prefix),
+            process_id,
+        )
         self._turns[key] = kept
         self.num_bytes += kept.num_bytes - (0 if before is None else before.num_bytes)
         while self.num_bytes > self._max_bytes:

@@ -81,14 +81,17 @@ class TokenLog(msgspec.Struct, frozen=True):
 class PastTurn(msgspec.Struct, frozen=True):
     """The last turn of a request's conversation, as an earlier engine computed it.
 
-    Its first `num_messages` messages, the answer included, are the turn's; `prompt` has 32 bits a token, `tokens` are
-    those drawn for `answer`.
+    Its first `num_messages` messages, the answer included, are the turn's; `prompt` has 32 bits a token, those of the
+    `prefill` that the answer began with included. `tokens` are those drawn for the rest of `answer`, after those of
+    `answer_prefix`.
     """
 
     num_messages: int
     prompt: bytes
     tokens: tuple[int, ...]
     answer: str
+    prefill: str = ""
+    answer_prefix: str = ""
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):

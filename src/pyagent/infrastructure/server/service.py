@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent.core.backends import Backend
+from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, ModelInfo
 from pyagent.core.settings import Server
@@ -50,6 +51,8 @@ class Service:
     async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
         """Ask whoever has the model; the first delta is awaited before any status goes out."""
         backend = await self.backend_of(asked.model)
+        if asked.prefill and not isinstance(backend, Chain) and not getattr(backend, "continues", False):
+            raise RequestError(f"{backend.name} cannot go on from an answer's beginning", param="messages")
         if not self.settings.private_images:
             await check_images(asked.messages)
         asked = asked if is_streamed else msgspec.structs.replace(asked, whole=True)

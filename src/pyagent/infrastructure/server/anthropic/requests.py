@@ -203,19 +203,37 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """What the backend is asked."""
         if not self.messages:
             raise RequestError("messages is empty; send at least one message", param="messages")
-        if self.messages[-1].role == "assistant":
-            text = "the last message is the assistant's; an answer cannot be begun for the model"
-            raise RequestError(text, param="messages", code="unsupported_parameter")
+        said, prefill = self._begun()
         tools = [_tool(tool) for tool in self.tools or []]
         return ChatRequest(
             model="" if self.model in DEFAULT_MODELS else self.model,
-            messages=_messages(self.system, self.messages),
+            messages=_messages(self.system, said),
+            prefill=prefill,
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
             response_format=_format(self.output_config),
             sampling=sampling,
             origin=Origin(client=client),
         )
+
+    def _begun(self) -> tuple[list[InputMessage], str]:
+        """The messages without the last one where that is the assistant's: the answer's beginning."""
+        *said, last = self.messages
+        if last.role != "assistant":
+            return self.messages, ""
+        where = f"messages[{len(said)}]"
+        blocks = [TextBlock(text=last.content)] if isinstance(last.content, str) else last.content
+        texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+        if len(texts) < len(blocks):
+            raise RequestError(f"{where} begins the answer, and can hold text only", param=where)
+        text = "\n".join(texts)  # as texts of other messages are joined
+        if text != text.rstrip():
+            raise RequestError(f"{where} begins the answer, and cannot end with white space", param=where)
+        if text and self.thinking is not None and self.thinking.type != "disabled":
+            raise RequestError(f"{where} begins the answer, which leaves no room for thinking", param="thinking")
+        if not said:
+            raise RequestError("messages has only the answer's beginning; send a user's message", param="messages")
+        return said, text
 
 
 class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):

@@ -145,7 +145,14 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    def ask(self, messages: list[Message], *, prompt: str | None = None, tools: list[Tool] | None = None) -> Asked:
+    def ask(
+        self,
+        messages: list[Message],
+        *,
+        prompt: str | None = None,
+        prefill: str = "",
+        tools: list[Tool] | None = None,
+    ) -> Asked:
         """The request understood."""
         if isinstance(self.think, str):
             text = f"think={self.think!r} is not supported: how long to think cannot be set; use true or false"
@@ -157,6 +164,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         request = ChatRequest(
             messages=messages,
             prompt=prompt,
+            prefill=prefill,
             tools=tools or [],
             response_format=_format(self.format),
             sampling=sampling,
@@ -237,7 +245,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def read_chat(body: bytes) -> Asked:
     """Understand the body of POST /api/chat; raises `RequestError` naming the field at fault."""
     said = decode(body, ChatBody, REFUSED)
-    return said.ask(read_messages(said.messages or []), tools=[tool.tool() for tool in said.tools or ()])
+    messages, prefill = read_messages(said.messages or []), ""
+    if len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].tool_calls:
+        prefill = messages.pop().text  # Ollama goes on with it
+    return said.ask(messages, prefill=prefill, tools=[tool.tool() for tool in said.tools or ()])
 
 
 def read_generate(body: bytes) -> Asked:

@@ -16,6 +16,7 @@ from pyagent.core.messages import (
     BeamSearch,
     ChatRequest,
     JsonObject,
+    Message,
     Origin,
     SamplingParams,
     Unsupported,
@@ -176,6 +177,9 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     tools: list[InputTool] | None = None
     tool_choice: str | JsonObject | None = None
+    # vLLM's
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     # refused
     audio: object = None
     modalities: object = None
@@ -226,7 +230,8 @@ def read_chat(body: bytes) -> Asked:
     )
     tools = read_tools(said.tools or [])
     choice = checked_choice(tools, said.tool_choice)
-    request = said.chat_request(sampling, messages=messages, tools=tools, tool_choice=choice)
+    messages, prefill = _begun(said, messages)
+    request = said.chat_request(sampling, messages=messages, prefill=prefill, tools=tools, tool_choice=choice)
     return _asked(said, request, is_chat=True)
 
 
@@ -240,6 +245,23 @@ def read_completion(body: bytes) -> Asked:
         raise RequestError("prompt is empty; send some text", param="prompt")
     sampling = said.sampling(said.max_tokens if said.max_tokens is not None else 16, said.logprobs)  # 16 is OpenAI's
     return _asked(said, said.chat_request(sampling, prompt=prompt), is_chat=False)
+
+
+def _begun(said: ChatBody, messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages, without the last one where that is to be continued: the answer's beginning."""
+    if not said.continue_final_message:
+        if said.add_generation_prompt is False:
+            text = "add_generation_prompt=false needs continue_final_message: true"
+            raise RequestError(text, param="add_generation_prompt")
+        return messages, ""
+    if said.add_generation_prompt:
+        text = "continue_final_message and add_generation_prompt exclude each other; set one of them"
+        raise RequestError(text, param="add_generation_prompt")
+    *before, last = messages
+    if last.role != "assistant" or last.tool_calls or not last.text or not before:
+        text = "continue_final_message needs a last message of the assistant with text and no calls, after others"
+        raise RequestError(text, param="continue_final_message")
+    return before, last.text
 
 
 def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> Asked:
