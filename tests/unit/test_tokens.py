@@ -6,10 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.chat_templates import encode_chat
 from support.tiny_model import CONTROL_TOKENS, metadata, vocabulary, write_tiny_model
+from tokenizers import AddedToken, Tokenizer
 
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import FunctionCall, FunctionDefinition, Message, TextPart, Tool, ToolCall
@@ -144,6 +145,35 @@ def test_control_tokens_in_calls_and_tools_stay_text_when_a_template_prints_them
     ids = encode_chat(tokenizer, [Message("assistant", "x", tool_calls=[call])], [tool])
     assert not {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS} & set(ids)
     assert '"arguments": {"a": "<|im_end|>"}' in tokenizer.decode(ids)
+
+
+HOSTILE = [
+    AddedToken("<|im_", special=True),
+    AddedToken("x<|im", special=True),
+    AddedToken("<|strips|>", special=True, lstrip=True, rstrip=True),
+    AddedToken("<|right|>", special=True, rstrip=True),
+    AddedToken("<|word|>", special=True, single_word=True),
+    AddedToken("<|normal|>", special=True, normalized=True),
+    AddedToken("\n\n<|", special=True),
+    AddedToken("plain", special=False),
+]
+PIECES = [*CONTROL_TOKENS, *(token.content for token in HOSTILE), " ", "\n", "x", "<|", "<|im", "hello", "a user\n"]
+
+
+@example(" <|strips|><|strips|>")
+@example("<|word|>x<|im")
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_prompts_encoded_part_by_part_are_those_encoded_whole(
+    tiny: ModelTokenizer, sentencepiece: ModelTokenizer, text: str
+) -> None:
+    """Parts that are kept change no token, whatever tokens a vocabulary adds; the second time neither."""
+    for built in (tiny.tokenizer, sentencepiece.tokenizer):
+        for added in ([], HOSTILE):
+            changed = Tokenizer.from_str(built.to_str())
+            changed.add_tokens(added)
+            tokenizer = ModelTokenizer(changed, template=None, declared_end_ids=[], begin_id=None, name="m")
+            whole = changed.encode(text, add_special_tokens=False).ids
+            assert [tokenizer.encode_rendered(text) for _ in range(2)] == [whole, whole]
 
 
 def test_words_a_model_has_whole_are_not_parted() -> None:

@@ -29,7 +29,6 @@ class ChatTemplate:
         """`texts` are the model's `bos_token` and `eos_token`. Raises `ModelError` when it cannot be compiled."""
         self.source = source
         self._name = name
-        self._texts = dict(texts)
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelError(
                 f"{name}: a chat template of {len(source)} characters; the limit is {MAX_TEMPLATE_CHARS}", model=name
@@ -38,6 +37,7 @@ class ChatTemplate:
             self._template = TemplateSandbox().from_string(source)
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
             raise ModelError(f"{name}: the chat template is not valid: {error}", model=name) from error
+        self._known = {**self._template.globals, **texts, "add_generation_prompt": True}
 
     def render(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> str:
         """The conversation as text, up to where the model's answer begins.
@@ -45,7 +45,7 @@ class ChatTemplate:
         Raises `RequestError` with the template's own words when it refuses the conversation, `ModelError` when it
         breaks its bounds.
         """
-        variables = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": True, **self._texts}
+        variables: dict[str, object] = {**self._known, "messages": messages, "tools": list(tools) or None}
         try:
             with spending():
                 return self._render(variables)
@@ -58,10 +58,11 @@ class ChatTemplate:
             text = f"the model's chat template refuses this conversation: {error}"
             raise RequestError(text, param="messages") from error
 
-    def _render(self, variables: Mapping[str, object]) -> str:
+    def _render(self, variables: dict[str, object]) -> str:
         pieces: list[str] = []
         length = 0
-        for piece in self._template.generate(variables):
+        context = self._template.new_context(variables, shared=True)
+        for piece in self._template.root_render_func(context):
             length += len(piece)
             if length > MAX_TEXT_CHARS:
                 raise TemplateLimitError(f"it writes more than {MAX_TEXT_CHARS} characters")

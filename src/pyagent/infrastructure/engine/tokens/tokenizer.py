@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar, cast
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError, RequestError
@@ -28,6 +32,9 @@ _T = TypeVar("_T")
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 # Parts a control token that somebody wrote in a message; a private-use character no vocabulary has.
 _BREAK = "\ue0ff"
+# Parts of rendered prompts whose tokens are kept: many prompts begin with the same system message.
+_NUM_KEPT_PARTS = 64
+_MAX_KEPT_CHARS = 32_768
 # Letters put before a text that continues another one; one of them does not melt into what follows.
 _ANCHORS = "a.0"
 
@@ -54,6 +61,8 @@ class ModelTokenizer:
         # Only control tokens: words a model merely has whole (Gemma's "\n\n") are text like any other.
         controls = (token.content for token in added.values() if token.special and len(token.content) > 1)
         self._control_texts = sorted(controls, key=len, reverse=True)
+        self._cuts = _cuts(added.values())
+        self._kept_part = lru_cache(_NUM_KEPT_PARTS)(self._part)
         ends = (tokenizer.token_to_id(text) for text in _END_TOKENS)
         self.end_ids = frozenset(declared_end_ids) | {token for token in ends if token is not None and token in added}
 
@@ -137,10 +146,21 @@ class ModelTokenizer:
     def encode_rendered(self, rendered: str) -> list[int]:
         """The tokens of a text that `render_chat` made."""
         first, *others = rendered.split(_BREAK)
-        ids = self.tokenizer.encode(first, add_special_tokens=False).ids
+        ids = self._in_parts(first)
         for piece in others:
             ids.extend(self._encode_further(piece))
         return ids
+
+    def _in_parts(self, text: str) -> list[int]:
+        """As the tokenizer encodes it whole; parts that earlier texts had too are not encoded again."""
+        cuts = [match.start() for match in self._cuts.finditer(text)] if self._cuts else []
+        ids: list[int] = []
+        for start, end in pairwise(sorted({0, *cuts, len(text)})):
+            ids.extend((self._kept_part if end - start <= _MAX_KEPT_CHARS else self._part)(text[start:end]))
+        return ids
+
+    def _part(self, text: str) -> array[int]:
+        return array("I", self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_continuation(self, rendered: str) -> list[int]:
         """The tokens of a part of such a text that follows other tokens: no space is put before it."""
@@ -196,6 +216,25 @@ class ModelTokenizer:
             items = cast("dict[object, object]", value).items()
             return cast("_T", {self.parted(key): self.parted(item) for key, item in items})
         return value
+
+
+def _cuts(added: Collection[AddedToken]) -> re.Pattern[str] | None:
+    """The control tokens before which a text can be cut, and its parts encoded one by one.
+
+    The tokenizer itself cuts a text there before anything else, and what is left of the token does not change the rest.
+    Left out are tokens that take the space before them, look at the letter before them, may be the end of another, or
+    begin with what another before them looks at.
+    """
+    plain = [t.content for t in added if t.special and not (t.normalized or t.lstrip or t.single_word)]
+    apart = [text for text in plain if re.match(r"[^\w\s]", text)]
+    sound = [text for text in apart if not any(_may_cover(other.content, text) for other in added)]
+    return re.compile("|".join(map(re.escape, sorted(sound, key=len, reverse=True)))) if sound else None
+
+
+def _may_cover(other: str, text: str) -> bool:
+    """Whether `other`, found further left, can reach over the beginning of `text`."""
+    ends = (other[place:] for place in range(1, len(other)))
+    return any(end.startswith(text) or text.startswith(end) for end in ends)
 
 
 def _plain(message: Message) -> dict[str, object]:
