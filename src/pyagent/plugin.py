@@ -20,6 +20,7 @@ from pyagent.core.errors import (
     PluginError,
     PyAgentError,
     RequestError,
+    UnsupportedError,
 )
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import (
@@ -142,6 +143,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Unsupported",
+    "UnsupportedError",
     "Usage",
     "collect",
     "estimated_tokens",

@@ -49,5 +49,4 @@ class TestNative(BackendConformance):
 
     @contextmanager
     def subject(self) -> Iterator[Subject]:
-        lacks = frozenset({"images"})
-        yield Subject(lambda: NativeBackend.of("tiny", lambda: self.path, options()), scheme="native", lacks=lacks)
+        yield Subject(lambda: NativeBackend.of("tiny", lambda: self.path, options()), scheme="native")

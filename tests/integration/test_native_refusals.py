@@ -25,6 +25,7 @@ from pyagent.core.errors import (
     ModelError,
     PyAgentError,
     RequestError,
+    UnsupportedError,
 )
 from pyagent.core.messages import (
     ChatRequest,
@@ -50,8 +51,8 @@ from pyagent.core.messages import (
         (chat("a", logit_bias={1: float("nan")}), RequestError, "bias"),
         (
             ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])]),
-            RequestError,
-            "reads text only; send no images",
+            UnsupportedError,
+            "tiny cannot do images",
         ),
     ],
 )

@@ -10,6 +10,7 @@
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
     ├── BackendError       a backend failed: names it and whether trying again can help
+    │   └── UnsupportedError   it cannot do what the request asks; another may
     └── AgentError         an agent failed: names it
 
 Every message says what was wrong, what was expected and what to do. Facts are attributes. Foreign errors are
@@ -17,6 +18,8 @@ mapped once, at the border, with ``raise ... from``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class PyAgentError(Exception):
@@ -94,6 +97,20 @@ class BackendError(PyAgentError):
         self.backend = backend
         self.retryable = retryable
         self.status = status
+
+
+class UnsupportedError(BackendError):
+    """A backend, or its model, cannot do what a request asks, by the names of `core.abilities`; another may."""
+
+    def __init__(self, message: str, *, backend: str, fields: Sequence[str]) -> None:
+        super().__init__(message, backend=backend, retryable=False)
+        self.fields = tuple(fields)
+
+    @property
+    def param(self) -> str | None:
+        """The field of a request that asks for it: images stand in messages."""
+        first = self.fields[0] if self.fields else None
+        return "messages" if first == "images" else first
 
 
 class AgentError(PyAgentError):

@@ -29,12 +29,13 @@ class OpenAIServer:
     """A running fake. Change its fields between requests; read what came in `requests`.
 
     `answer` None means: JSON of the schema asked for, a call of the first tool, or a greeting. With `api_key`, others
-    are refused. `status` and `retry_after` refuse every request.
+    are refused. `status` and `retry_after` refuse every request; without `reads_images`, those with images are refused.
     """
 
     models: tuple[str, ...] = ("fake-1",)
     answer: str | None = None
     reasoning: str = ""
+    reads_images: bool = True
     fault: Fault | None = None
     delay_seconds: float = 0.0
     api_key: str = ""
@@ -85,6 +86,8 @@ class OpenAIServer:
         self.requests.append(body)
         if body.get("model") not in self.models:
             return _error(404, f"The model `{body.get('model')}` does not exist", "model_not_found")
+        if not self.reads_images and b'"image_url"' in await request.body():
+            return _error(400, "this model does not support image input", None)
         reply = _Reply(self, body, is_chat=request.url.path.endswith("chat/completions"))
         if body.get("stream"):
             return StreamingResponse(self._stream(reply), media_type="text/event-stream")

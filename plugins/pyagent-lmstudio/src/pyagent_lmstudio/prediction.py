@@ -26,6 +26,7 @@ from pyagent.plugin import (
     ResponseFormat,
     Timings,
     ToolCall,
+    UnsupportedError,
     Usage,
 )
 
@@ -80,7 +81,8 @@ def image_bytes(url: str, backend: str) -> bytes:
     """The image in a data URL. Raises `BackendError` for one elsewhere, `RequestError` for one that is broken."""
     header, comma, data = url.partition(",")
     if not header.startswith("data:") or not header.endswith(";base64") or not comma:
-        raise BackendError(f"{backend} takes images as base64 data URLs only", backend=backend, retryable=False)
+        text = f"{backend} takes images as base64 data URLs only"
+        raise UnsupportedError(text, backend=backend, fields=["images"])
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:

@@ -29,6 +29,7 @@ from pyagent.plugin import (
     Timings,
     TokenLogprob,
     ToolCall,
+    UnsupportedError,
     Usage,
 )
 from pyagent_ollama.options import LinkOptions
@@ -233,7 +234,8 @@ def _called_name(call_id: str | None, conversation: list[Message]) -> str:
 def _image(part: ImagePart, backend: str) -> str:
     header, comma, data = part.image_url.url.partition(",")
     if not header.startswith("data:") or not header.endswith(";base64") or not comma:
-        raise BackendError(f"{backend} takes images as base64 data URLs only", backend=backend, retryable=False)
+        text = f"{backend} takes images as base64 data URLs only"
+        raise UnsupportedError(text, backend=backend, fields=["images"])
     try:
         base64.b64decode(data, validate=True)
     except binascii.Error as error:
@@ -265,7 +267,7 @@ def delta_of(chunk: Chunk, request: ChatRequest, backend: str) -> ChatDelta | No
     content, reasoning = message.content or chunk.response, message.thinking or chunk.thinking
     if content and request.sampling.top_logprobs is not None and chunk.logprobs is None:
         text = f"{backend} cannot do top_logprobs in this version; Ollama 0.12.11 can"
-        raise BackendError(text, backend=backend, retryable=False)
+        raise UnsupportedError(text, backend=backend, fields=["top_logprobs"])
     if not (content or reasoning or calls):
         return None
     return ChatDelta(

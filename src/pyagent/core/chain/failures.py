@@ -13,12 +13,13 @@ from pyagent.core.errors import (
     ModelError,
     PyAgentError,
     RequestError,
+    UnsupportedError,
 )
 from pyagent.core.messages import ChatDelta
 
 Failure = Literal[
-    "open", "resting", "full", "rate", "money", "timeout", "context", "capacity", "model", "request", "filtered",
-    "invalid", "broken_off", "backend", "bug",
+    "open", "resting", "full", "rate", "money", "timeout", "context", "capacity", "model", "request", "unsupported",
+    "filtered", "invalid", "broken_off", "backend", "bug",
 ]  # fmt: skip
 """Why a link did not answer: it was not asked (the first five), or what it did instead."""
 
@@ -64,6 +65,7 @@ _KINDS: tuple[tuple[type[Exception], Failure], ...] = (
     (CapacityError, "capacity"),
     (DeadlineError, "timeout"),
     (ModelError, "model"),
+    (UnsupportedError, "unsupported"),
     (PyAgentError, "backend"),
 )
 

@@ -20,6 +20,7 @@ from pyagent.core.errors import (
     ContextOverflowError,
     PyAgentError,
     RequestError,
+    UnsupportedError,
 )
 from pyagent.core.messages import Attempt, ChatDelta, ChatRequest
 from pyagent.core.resilience.deadline import Deadline
@@ -136,6 +137,9 @@ class Tries:
             return CapacityError(message, retry_after_seconds=min(filter(None, waits), default=None))
         if errors and all(isinstance(error, RequestError) for error in errors):
             return RequestError(message, param="model", code=cast("RequestError", errors[-1]).code)
+        unsupported = [error.fields for error in errors if isinstance(error, UnsupportedError)]
+        if unsupported and len(unsupported) == len(errors):
+            return UnsupportedError(message, backend="chain", fields=[name for names in unsupported for name in names])
         wrapped = BackendError(message, backend="chain", retryable=any(getattr(e, "retryable", False) for e in errors))
         wrapped.__cause__ = errors[-1] if errors else None
         return wrapped

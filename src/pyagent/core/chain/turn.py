@@ -16,7 +16,14 @@ import msgspec
 from pyagent.core.chain.conditions import estimated_tokens
 from pyagent.core.chain.failures import BrokenOffError, FilteredError, LateError, reason_of
 from pyagent.core.chain.member import Admission, Member
-from pyagent.core.errors import BackendError, CapacityError, DeadlineError, ModelError, RequestError
+from pyagent.core.errors import (
+    BackendError,
+    CapacityError,
+    DeadlineError,
+    ModelError,
+    RequestError,
+    UnsupportedError,
+)
 from pyagent.core.messages import (
     Attempt,
     ChatDelta,
@@ -33,6 +40,7 @@ T = TypeVar("T")
 _FAIR_SHARE_SECONDS = 1.0
 """A link that got less time than this is not blamed for using it up: the caller was in a hurry."""
 _NUM_AHEAD = 64
+_SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, UnsupportedError)
 
 
 @dataclass(slots=True)
@@ -152,7 +160,7 @@ class Turn:
             return
         self._is_judged = True
         member, permit = self.member, self.admission.permit
-        is_alive = error is None or isinstance(error, (RequestError, CapacityError, ModelError, FilteredError))
+        is_alive = error is None or isinstance(error, _SIGNS_OF_LIFE)
         if is_alive:
             member.breaker.succeed(permit)
         else:

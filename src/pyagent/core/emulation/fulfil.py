@@ -17,7 +17,7 @@ from pyagent.core.abilities import Abilities, needs
 from pyagent.core.emulation import dialect, forms
 from pyagent.core.emulation.cutting import cut
 from pyagent.core.emulation.forms import FaultyAnswer
-from pyagent.core.errors import BackendError
+from pyagent.core.errors import BackendError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -49,8 +49,8 @@ async def fulfil(
 ) -> AsyncGenerator[ChatDelta, None]:
     """Stream the answer of `answer`, which serves requests that need no more than `abilities`.
 
-    `unsupported` is the setting, which the request's own word overrides. Raises `BackendError` naming the fields that
-    can be neither served nor emulated, before anything is asked.
+    `unsupported` is the setting, which the request's own word overrides. Raises `UnsupportedError` naming the fields
+    that can be neither served nor emulated, before anything is asked.
     """
     missing = needs(request) - abilities
     if "json_schema" in abilities:  # a choice in the form of a schema loses nothing
@@ -58,8 +58,8 @@ async def fulfil(
     is_emulating = (request.unsupported or unsupported) == "emulate"
     refused = missing - EMULATED if is_emulating else missing
     if refused:
-        named = ", ".join(sorted(refused))
-        raise BackendError(f"{backend} cannot do {named}", backend=backend, retryable=False)
+        named = sorted(refused)
+        raise UnsupportedError(f"{backend} cannot do {', '.join(named)}", backend=backend, fields=named)
     async with aclosing(_several(request, answer, abilities, missing, backend)) as deltas:
         async for delta in deltas:
             yield delta

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyagent.core.errors import BackendError, CapacityError, ContextOverflowError, PyAgentError, RequestError
+from pyagent.core.errors import (
+    BackendError,
+    CapacityError,
+    ContextOverflowError,
+    PyAgentError,
+    RequestError,
+    UnsupportedError,
+)
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -168,6 +175,10 @@ def decode_embeddings(body: bytes, backend: str, count: int) -> EmbedResult:
 
 # in the words of vLLM and OpenAI, of litellm, and of llama.cpp
 _TOO_LONG = re.compile(r"maximum context length is (\d+)|ContextWindowExceeded()|exceeds? the available context size()")
+# in the words of vLLM, OpenAI, llama.cpp, Ollama and LM Studio
+_NO_IMAGES = re.compile(
+    r"(image|vision)[^.]* (not|only) supported|not support[^.]* (image|vision)|not a multi-?modal", re.IGNORECASE
+)
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _FINISHES: dict[str, FinishReason] = {
     "stop": "stop",
@@ -367,6 +378,8 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
     """The one place where an HTTP status becomes an error of ours."""
     fault = _fault(body)
     text = f"{backend}: {fault.message or 'no reason given'} (HTTP {status})"
+    if status in {400, 415, 422, 500, 501} and _NO_IMAGES.search(fault.message):
+        return UnsupportedError(text, backend=backend, fields=["images"])
     if status in {400, 404, 413, 415, 422}:
         return _refusal(fault, status, text)
     if status in {401, 403}:
@@ -374,8 +387,7 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
         return BackendError(f"{text}; {hint}", backend=backend, retryable=False, status=status)
     if status == 429 or (status == 503 and retry_after):
         return CapacityError(text, retry_after_seconds=retry_after_seconds(retry_after))
-    is_lasting = "not support" in text  # llama.cpp's 500 for an image that its model cannot see
-    retryable = (status >= 500 and not is_lasting) or status in {408, 409, 425}
+    retryable = status >= 500 or status in {408, 409, 425}
     return BackendError(text, backend=backend, retryable=retryable, status=status)
 
 

@@ -43,7 +43,7 @@ class NativeBackend:
 
     gives_several = True
     continues = True
-    abilities: Abilities = ABILITIES - {"tools", "tool_choice", "strict"}
+    abilities: Abilities = ABILITIES - {"tools", "tool_choice", "strict", "images"}
 
     def __init__(
         self,

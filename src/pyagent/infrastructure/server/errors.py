@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyagent.core.errors import AgentError, BackendError, CapacityError, DeadlineError, PyAgentError, RequestError
+from pyagent.core.errors import (
+    AgentError,
+    BackendError,
+    CapacityError,
+    DeadlineError,
+    PyAgentError,
+    RequestError,
+    UnsupportedError,
+)
 from pyagent.core.messages import JsonObject
 
 logger = logging.getLogger("pyagent.server")
@@ -76,6 +84,7 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (RequestError, 400, "invalid_request_error"),
     (CapacityError, 503, "capacity_error"),
     (DeadlineError, 504, "timeout_error"),
+    (UnsupportedError, 400, "invalid_request_error"),
     (BackendError, 502, "backend_error"),
     (AgentError, 502, "agent_error"),
     (PyAgentError, 500, "server_error"),
@@ -90,6 +99,7 @@ def http_error(error: Exception) -> HttpError:
     status, kind = found
     retry_after = error.retry_after_seconds if isinstance(error, CapacityError) else None
     code = error.code if isinstance(error, RequestError) else kind.removesuffix("_error")
+    code = "unsupported_parameter" if isinstance(error, UnsupportedError) else code
     if code.endswith("_not_found"):
         status = 404
     elif retry_after is not None:

@@ -1,0 +1,84 @@
+"""Images in a chain: links that cannot read them are passed by, and only a chain without one that can says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.config import load_settings
+from pyagent.infrastructure.backends.openai_wire import map_error
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import openai_server, serve
+
+PIXEL: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+SEEN: Any = {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, PIXEL]}]}
+HI: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+@contextmanager
+def served(*chain: str) -> Iterator[httpx.Client]:
+    """A client of a server over an explicit chain, as `--chain` makes it."""
+    settings = load_settings(overrides={"chain": list(chain), "engine.threads": 1}).settings
+    backend = make_chain(settings, make_host(settings), chain)
+    with serve(create_app(backend)) as url, httpx.Client(base_url=url, timeout=30) as http:
+        yield http
+
+
+def post(http: httpx.Client, body: Any) -> httpx.Response:
+    return http.post("/v1/chat/completions", json=body)
+
+
+def test_image_goes_past_the_embedded_engine(tiny_model_path: Path) -> None:
+    """`--chain native:FILE,openai:URL`: images are the second link's, text stays the first one's."""
+    native = f"native:{tiny_model_path}"
+    with openai_server(answer="a cat") as server, served(native, f"openai:{server.url}") as http:
+        for _ in range(5):
+            answer = post(http, SEEN).json()
+            assert answer["choices"][0]["message"]["content"] == "a cat"
+            assert answer["attempts"] == [{"backend": native, "reason": f"{native} cannot do images"}]
+        assert post(http, HI).json()["backend"] == native
+        states = {state["backend"]: state for state in http.get("/pyagent/chain").json()}
+    assert (states[native]["breaker"], states[native]["failures"]) == ("closed", {"unsupported": 5})
+    (message,) = cast("Any", server.requests[-1]["messages"])
+    assert message["content"][1]["image_url"]["url"] == PIXEL["image_url"]["url"]
+
+
+def test_chain_without_eyes_says_so(tiny_model_path: Path) -> None:
+    """Where no link can read images, the request is refused by name, as one that cannot be served: a 400."""
+    native = f"native:{tiny_model_path}"
+    with served(native) as http:
+        alone = post(http, SEEN)
+    with openai_server(reads_images=False) as server, served(native, f"openai:{server.url}") as http:
+        both = post(http, SEEN)
+    for answer in (alone, both):
+        assert answer.status_code == 400
+        assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (
+            "messages",
+            "unsupported_parameter",
+        )
+    assert "cannot do images" in both.json()["error"]["message"]
+    assert "does not support image input" in both.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "smol is not a multimodal model"),
+        (400, "Invalid content type. image_url is only supported by certain models."),
+        (400, "this model does not support image input"),
+        (400, "Model does not support images. Please use a model that does."),
+        (500, "image input is not supported - hint: you may need to provide the mmproj"),
+    ],
+)
+def test_servers_say_in_many_words_that_a_model_is_blind(status: int, message: str) -> None:
+    """Each is the link's lack, by which the chain passes, and neither the caller's fault nor the link's failure."""
+    body = httpx.Response(status, json={"error": {"message": message}}).content
+    assert type(map_error("b", status, body, None)).__name__ == "UnsupportedError"
+    other = httpx.Response(status, json={"error": {"message": "the image is broken"}}).content
+    assert type(map_error("b", status, other, None)).__name__ != "UnsupportedError"
