@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import pytest
+from support.server import serving
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.config import load_settings
 from pyagent.infrastructure.backends.openai_wire import map_error
-from pyagent.infrastructure.server.app import create_app
-from pyagent.testing import openai_server, serve
+from pyagent.testing import openai_server
 
 PIXEL: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 SEEN: Any = {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, PIXEL]}]}
 HI: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
-@contextmanager
-def served(*chain: str) -> Iterator[httpx.Client]:
-    """A client of a server over an explicit chain, as `--chain` makes it."""
+async def ask(chain: Sequence[str], *bodies: Any) -> tuple[list[httpx.Response], Any]:
+    """What a server over an explicit chain, as `--chain` makes it, answers in turn, and how its links stand then."""
     settings = load_settings(overrides={"chain": list(chain), "engine.threads": 1}).settings
     backend = make_chain(settings, make_host(settings), chain)
-    with serve(create_app(backend)) as url, httpx.Client(base_url=url, timeout=30) as http:
-        yield http
-
-
-def post(http: httpx.Client, body: Any) -> httpx.Response:
-    return http.post("/v1/chat/completions", json=body)
+    async with serving(backend) as url, httpx.AsyncClient(base_url=url, timeout=30, verify=False) as http:
+        answers = [await http.post("/v1/chat/completions", json=body) for body in bodies]
+        states = {state["backend"]: state for state in (await http.get("/pyagent/chain")).json()}
+        await backend.close()
+        return answers, states
 
 
 def test_image_goes_past_the_embedded_engine(tiny_model_path: Path) -> None:
     """`--chain native:FILE,openai:URL`: images are the second link's, text stays the first one's."""
     native = f"native:{tiny_model_path}"
-    with openai_server(answer="a cat") as server, served(native, f"openai:{server.url}") as http:
-        for _ in range(5):
-            answer = post(http, SEEN).json()
-            assert answer["choices"][0]["message"]["content"] == "a cat"
-            assert answer["attempts"] == [{"backend": native, "reason": f"{native} cannot do images"}]
-        assert post(http, HI).json()["backend"] == native
-        states = {state["backend"]: state for state in http.get("/pyagent/chain").json()}
+    with openai_server(answer="a cat") as server:
+        answers, states = asyncio.run(ask([native, f"openai:{server.url}"], *[SEEN] * 5, HI))
+    for answer in (answer.json() for answer in answers[:5]):
+        assert answer["choices"][0]["message"]["content"] == "a cat"
+        assert answer["attempts"] == [{"backend": native, "reason": f"{native} cannot do images"}]
+    assert answers[5].json()["backend"] == native
     assert (states[native]["breaker"], states[native]["failures"]) == ("closed", {"unsupported": 5})
     (message,) = cast("Any", server.requests[-1]["messages"])
     assert message["content"][1]["image_url"]["url"] == PIXEL["image_url"]["url"]
@@ -52,10 +49,9 @@ def test_image_goes_past_the_embedded_engine(tiny_model_path: Path) -> None:
 def test_chain_without_eyes_says_so(tiny_model_path: Path) -> None:
     """Where no link can read images, the request is refused by name, as one that cannot be served: a 400."""
     native = f"native:{tiny_model_path}"
-    with served(native) as http:
-        alone = post(http, SEEN)
-    with openai_server(reads_images=False) as server, served(native, f"openai:{server.url}") as http:
-        both = post(http, SEEN)
+    (alone,), _ = asyncio.run(ask([native], SEEN))
+    with openai_server(reads_images=False) as server:
+        (both,), _ = asyncio.run(ask([native, f"openai:{server.url}"], SEEN))
     for answer in (alone, both):
         assert answer.status_code == 400
         assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (
