@@ -151,7 +151,7 @@ def test_ollama_loads_lists_and_unloads(url: str) -> None:
         assert running.size
         shown = client.show("tiny")
         assert (shown.modelinfo or {})["llama.context_length"] == 512
-        assert shown.capabilities == ["completion"]
+        assert shown.capabilities == ["completion", "tools"], "told to the model in words"
         assert shown.details
         assert shown.details.family == "llama"
         assert client.generate("tiny", keep_alive=0).done_reason == "unload"

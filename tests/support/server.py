@@ -92,7 +92,7 @@ class QuietServer(uvicorn.Server):
 
 def _app(backend: Any, **options: Any) -> ASGIApp:
     """The application; what is no part of it itself is a setting of the server."""
-    parts = {name: options.pop(name) for name in ("agents", "store", "api_keys") if name in options}
+    parts = {name: options.pop(name) for name in ("agents", "store", "api_keys", "emulates") if name in options}
     return create_app(backend, settings=Server(**options), **parts)
 
 

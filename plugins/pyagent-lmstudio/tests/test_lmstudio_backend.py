@@ -271,6 +271,10 @@ def test_images_are_uploaded() -> None:
     with lmstudio_server() as server:
         ask(server, ChatRequest(messages=[Message("user", [image])]))
         assert server.files == ["image-0"]
+        server.reads_images = False
+        with pytest.raises(BackendError, match="cannot do images: qwen3-4b reads text only"):
+            ask(server, ChatRequest(messages=[Message("user", [image])]))
+        server.reads_images = True
         parts = server.requests[0]["history"]["messages"][0]["content"]  # type: ignore[index]
         assert parts[-1]["identifier"] == "file-1"  # type: ignore[index]
         with pytest.raises(BackendError, match="data URLs only"):

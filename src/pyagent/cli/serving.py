@@ -83,6 +83,7 @@ def serve(
                 agents=agents,
                 store=ModelStore(settings.paths.models),
                 api_keys=keys,
+                emulates=settings.backends.unsupported == "emulate",
                 settings=settings.server,
             )
             names = ", ".join(backend.names)

@@ -7,11 +7,12 @@ embedded model from a remote one. Nothing here opens a socket.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from pyagent.core.abilities import Abilities
 from pyagent.core.errors import BackendError, ConfigError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo, Usage
 
@@ -59,6 +60,24 @@ class Hintable(Protocol):
     def hint(self, hint: Hint) -> None:
         """Take a hint: returns at once, in the order given, and never raises; one that says nothing to it is lost."""
         ...
+
+
+@runtime_checkable
+class ModelsDiffer(Protocol):
+    """A backend whose models can do less than it says in `abilities`."""
+
+    async def abilities_of(self, model: str) -> Abilities:
+        """What a model of it can be asked for; raises as `chat` does."""
+        ...
+
+
+async def abilities_of(backend: Backend, model: ModelInfo) -> Abilities:
+    """What a backend's model can be asked for without emulation, as far as the backend knows."""
+    if isinstance(backend, ModelsDiffer):
+        found = await backend.abilities_of(model.id)
+    else:
+        found = cast("Abilities", getattr(backend, "abilities", frozenset[str]()))
+    return found if model.reads_images is not False else found - {"images"}
 
 
 class Link(msgspec.Struct, frozen=True):

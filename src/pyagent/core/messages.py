@@ -348,7 +348,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A model a backend offers."""
+    """A model a backend offers. `reads_images` is None where only an image would tell."""
 
     id: str
     backend: str = ""
@@ -357,6 +357,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     quantization: str | None = None
     size_bytes: int | None = None
     is_loaded: bool | None = None
+    reads_images: bool | None = None
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -40,6 +40,7 @@ class LMStudioServer:
     loaded: list[str] = field(default_factory=list[str])
     answer: str | None = None
     reasoning: str = ""
+    reads_images: bool = True
     context_length: int = 4096
     load_error: str = ""
     load_seconds: float = 0.0
@@ -132,7 +133,7 @@ class _Session:
         result: object
         match frame["endpoint"]:
             case "listDownloadedModels":
-                result = [_model_info(key) for key in server.models]
+                result = [_model_info(key, server.reads_images) for key in server.models]
                 result += [_embedding_info(key) for key in server.embedding_models]
             case "listLoaded":
                 result = [self._instance(key) for key in server.loaded if key in self._own_models()]
@@ -168,7 +169,8 @@ class _Session:
         return self._server.embedding_models if self._namespace == "embedding" else self._server.models
 
     def _instance(self, key: str) -> Frame:
-        info = _embedding_info(key) if key in self._server.embedding_models else _model_info(key)
+        is_embedding, reads_images = key in self._server.embedding_models, self._server.reads_images
+        info = _embedding_info(key) if is_embedding else _model_info(key, reads_images)
         told: Frame = {
             "identifier": key,
             "instanceReference": f"ref-{key}",
@@ -353,7 +355,7 @@ def _wanted(specifier: Frame) -> str:
     return str(query.get("identifier") or "")
 
 
-def _model_info(key: str) -> Frame:
+def _model_info(key: str, reads_images: bool = False) -> Frame:
     return {
         "type": "llm",
         "modelKey": key,
@@ -363,7 +365,7 @@ def _model_info(key: str) -> Frame:
         "sizeBytes": 2_497_281_120,
         "paramsString": "4B",
         "architecture": "qwen3",
-        "vision": False,
+        "vision": reads_images,
         "trainedForToolUse": True,
         "maxContextLength": 32768,
     }

@@ -31,6 +31,7 @@ from pyagent.plugin import (
     PyAgentError,
     RequestError,
     Unsupported,
+    UnsupportedError,
     Usage,
     fulfil,
 )
@@ -110,6 +111,7 @@ class LMStudioBackend:
                 architecture=model.info.architecture,
                 size_bytes=model.info.size_bytes,
                 is_loaded=model.model_key in loaded,
+                reads_images=getattr(model.info, "vision", False),  # an embedding model's has no such field
             )
             for model in downloaded
         ]
@@ -286,7 +288,11 @@ class LMStudioBackend:
             if not request.messages:
                 return await model.complete_stream(request.prompt or "", response_format=schema, config=config)
             images: dict[str, dict[str, object]] = {}
-            for url in [url for message in request.messages for url in image_urls(message)]:
+            urls = [url for message in request.messages for url in image_urls(message)]
+            if urls and not cast("lmstudio.LlmInstanceInfo", await model.get_info()).vision:
+                text = f"{self.name} cannot do images: {model.identifier} reads text only"
+                raise UnsupportedError(text, backend=self.name, fields=["images"])
+            for url in urls:
                 handle = await client.prepare_image(image_bytes(url, self.name), f"image-{len(images)}")
                 images[url] = cast("dict[str, object]", handle.to_dict())
             history = cast("Any", history_of(request, images))

@@ -93,14 +93,21 @@ class OllamaBackend:
         deadline = Deadline.after(request.timeout_seconds)
         model = await deadline.bound(self._pick_model(request.model), self.name)
         shown = await deadline.bound(self._show(model), self.name)
-        lacking = {field for field, ability in _MODEL_ABILITIES.items() if not shown.can(ability)}
         if request.timeout_seconds is not None:
             request = msgspec.structs.replace(request, timeout_seconds=deadline.remaining_seconds)
         named = msgspec.structs.replace(request, model=model)
-        answer = fulfil(named, self._answer, self.abilities - lacking, backend=self.name, unsupported=self._unsupported)
+        can = self._abilities_of(shown)
+        answer = fulfil(named, self._answer, can, backend=self.name, unsupported=self._unsupported)
         async with aclosing(answer) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def abilities_of(self, model: str) -> Abilities:
+        """What a model can be asked for, by what Ollama shows of it."""
+        return self._abilities_of(await self._show(await self._pick_model(model)))
+
+    def _abilities_of(self, shown: ShownModel) -> Abilities:
+        return self.abilities - {field for field, ability in _MODEL_ABILITIES.items() if not shown.can(ability)}
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """The answer in a context that the prompt fits; held back until its end where it may not fit any."""

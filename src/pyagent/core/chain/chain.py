@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from pyagent.core.backends import Backend, Hintable
+from pyagent.core.backends import Backend, Hintable, Link
 from pyagent.core.chain import hedging
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failures import InvalidAnswerError
@@ -249,6 +249,13 @@ class Chain:
                 continue
             found += [msgspec.structs.replace(model, backend=model.backend or member.name) for model in answer]
         return found
+
+    def link_of(self, model: ModelInfo) -> Backend | None:
+        """The link that offers a model: the one it names, or else one of the same kind."""
+        exact = (member for member in self._members if member.name == model.backend)
+        alike = (member for member in self._members if member.scheme == Link.parse(model.backend or "-").scheme)
+        member = next(exact, None) or next(alike, None)
+        return member.backend if member else None
 
     async def health(self) -> Health:
         """Ready when one link is."""

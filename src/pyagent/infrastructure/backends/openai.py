@@ -101,7 +101,7 @@ class OpenAIBackend:
             if response.status_code != 200:
                 raise self._mapped(response, response.content)
         return [
-            ModelInfo(id=model.id, backend=self.name, context_length=model.context)
+            ModelInfo(id=model.id, backend=self.name, context_length=model.context, reads_images=model.reads_images)
             for model in decode_models(response.content, self.name)
         ]
 

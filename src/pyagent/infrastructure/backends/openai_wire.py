@@ -121,6 +121,10 @@ class _Limits(msgspec.Struct):
     max_input_tokens: int | None = None
 
 
+class _Architecture(msgspec.Struct):
+    input_modalities: list[str] | None = None
+
+
 class ListedModel(msgspec.Struct):
     """One entry of GET /models. Context lengths have no agreed name; these are the ones servers use."""
 
@@ -128,6 +132,15 @@ class ListedModel(msgspec.Struct):
     max_model_len: int | None = None
     context_length: int | None = None
     limits: _Limits | None = None
+    supported_input_modalities: list[str] | None = None
+    architecture: _Architecture | str | None = None
+
+    @property
+    def reads_images(self) -> bool | None:
+        """Whether it reads images, where the server says: GitHub and OpenRouter do."""
+        about = self.architecture if isinstance(self.architecture, _Architecture) else _Architecture()
+        said = self.supported_input_modalities or about.input_modalities
+        return None if said is None else "image" in said
 
     @property
     def context(self) -> int | None:

@@ -113,16 +113,20 @@ def _own_route(service: Service, path: str, function: _Endpoint) -> Route:
     return route("GET", path, endpoint)
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - each is a part of its own
     backend: Backend,
     *,
     agents: Backend | None = None,
     store: ModelStore | None = None,
     api_keys: Sequence[bytes] = (),
+    emulates: bool = True,
     settings: Server = Server(),  # noqa: B008 - frozen
 ) -> Measured:
-    """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet."""
-    service = Service(backend, agents, store, settings)
+    """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet.
+
+    `emulates` is whether backends emulate what they lack, as far as that can be (`backends.unsupported`).
+    """
+    service = Service(backend, agents, store, settings, emulates=emulates)
     routes = [
         *(_api_route(service, api) for api in APIS),
         *EngineRoutes(backend, settings).routes(),

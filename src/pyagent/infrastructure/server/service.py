@@ -39,6 +39,7 @@ class Service:
     agents: Backend | None
     store: ModelStore | None
     settings: Server
+    emulates: bool = True
     figures: ServerFigures = field(default_factory=ServerFigures)
     kept_responses: KeptResponses | None = None
     created: int = field(default_factory=lambda: int(time.time()))

@@ -10,6 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyagent.core.backends import abilities_of
+from pyagent.core.chain.chain import Chain
+from pyagent.core.emulation.fulfil import EMULATED
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
 from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
@@ -22,6 +25,7 @@ from pyagent.infrastructure.server.streaming import EventStream
 _LATEST = ":latest"
 _NEVER = "2318-01-01T00:00:00Z"
 """When a model that stays until memory is needed is unloaded."""
+_CAPABILITIES = {"tools": "tools", "images": "vision"}
 _MEDIA_TYPE = "application/x-ndjson"
 
 
@@ -60,7 +64,11 @@ async def show(service: Service, request: Request) -> Response:
         facts[f"{architecture}.context_length"] = model.context_length
     stored = _stored(service, model)
     body: JsonObject = {"modelfile": "", "parameters": "", "template": "", "details": _details(model)}
-    body |= {"model_info": facts, "capabilities": _capabilities(model), "modified_at": _modified(service, stored)}
+    body |= {
+        "model_info": facts,
+        "capabilities": await _capabilities(service, model),
+        "modified_at": _modified(service, stored),
+    }
     return json_response(body | ({"license": stored.manifest.licence} if stored else {}))
 
 
@@ -149,7 +157,11 @@ def _window(model: ModelInfo) -> JsonObject:
     return {"context_length": model.context_length} if model.context_length else {}
 
 
-def _capabilities(model: ModelInfo) -> list[str]:
-    """What is known to work: the embedded engine and agents make no tool calls."""
-    is_own = model.id.startswith(AGENT_PREFIX) or model.backend.startswith("native")
-    return ["completion"] if is_own else ["completion", "tools"]
+async def _capabilities(service: Service, model: ModelInfo) -> list[str]:
+    """What the model can be asked for, in Ollama's words; what is emulated for it, too. Agents take tasks alone."""
+    link = service.backend.link_of(model) if isinstance(service.backend, Chain) else service.backend
+    if link is None or model.id.startswith(AGENT_PREFIX):
+        return ["completion"]
+    can = await abilities_of(link, model)
+    can |= EMULATED if service.emulates else frozenset()
+    return ["completion", *(word for field, word in _CAPABILITIES.items() if field in can)]
