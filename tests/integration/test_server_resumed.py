@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import anthropic
+import httpx
 import ollama
 import openai
 import pytest
@@ -42,3 +43,25 @@ def test_a_takeover_is_told_and_void_text_is_dropped(kind: Any) -> None:
                 assert streamed.get_final_response().output_text == text
     told = [event for event in events if "resumed" in event.to_dict()]
     assert [json.loads(event.to_json())["resumed"]["kind"] for event in told] == [kind]
+
+
+def test_a_takeover_is_told_in_whole_answers() -> None:
+    """Whole, an answer says that it was begun anew elsewhere, in a field that the clients hand through or pass over."""
+    resumed = Resumption("restart", "gpu", "on fire")
+    backend = Model(lambda _: [ChatDelta(content="Old"), ChatDelta(resumed=resumed), *words("New")])
+    messages: Any = HI
+    with serve(create_app(backend)) as url:
+        with ollama.Client(url) as client:
+            assert client.chat("m", HI).message.content == "New"
+            assert client.generate("m", "x").response == "New"
+        with anthropic.Anthropic(base_url=url, api_key=KEY) as client:
+            said: Any = client.messages.create(model="m", messages=messages, max_tokens=5).to_dict()
+            assert (said["content"][0]["text"], said["resumed"]["backend"]) == ("New", "gpu")
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
+            answer: Any = client.responses.create(model="m", input="x")
+            assert (answer.output_text, answer.to_dict()["resumed"]["kind"]) == ("New", "restart")
+            chat: Any = client.chat.completions.create(model="m", messages=messages).to_dict()
+            assert chat["resumed"]["reason"] == "on fire"
+        for path, body in (("chat", {"messages": HI}), ("generate", {"prompt": "x"})):
+            whole = httpx.post(f"{url}/api/{path}", json={"model": "m", "stream": False} | body).json()
+            assert whole["resumed"] == {"kind": "restart", "backend": "gpu", "reason": "on fire"}

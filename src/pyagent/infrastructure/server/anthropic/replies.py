@@ -39,7 +39,8 @@ class Reply:
             for call in delta.tool_calls:
                 arguments = _arguments(call, delta.backend)
                 blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
-        return msgspec.json.encode(self._message(blocks, self._usage()) | self._ending())
+        resumed: JsonObject = {"resumed": deltas[0].resumed} if deltas[0].resumed else {}  # ours
+        return msgspec.json.encode(self._message(blocks, self._usage()) | self._ending() | resumed)
 
     def piece(self, delta: ChatDelta) -> bytes:
         """The events of one delta of a streamed answer."""

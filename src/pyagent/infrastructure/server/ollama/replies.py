@@ -43,7 +43,7 @@ class Reply:
             tool_calls=[call for delta in deltas for call in delta.tool_calls],
             logprobs=[entry for delta in deltas for entry in delta.logprobs],
         )
-        return msgspec.json.encode(self._line(joined) | self._end())
+        return msgspec.json.encode(self._line(joined) | self._end() | _resumed(deltas[0]))
 
     def piece(self, delta: ChatDelta) -> bytes:
         """A line of a streamed answer, or nothing when the delta has no text."""
@@ -51,8 +51,7 @@ class Reply:
         has_thinking = bool(delta.reasoning) and self.has_thinking
         if not (delta.content or has_thinking or delta.tool_calls or delta.logprobs or delta.resumed):
             return b""
-        resumed: JsonObject = {"resumed": delta.resumed} if delta.resumed else {}
-        return msgspec.json.encode(self._line(delta) | {"done": False} | resumed) + b"\n"
+        return msgspec.json.encode(self._line(delta) | {"done": False} | _resumed(delta)) + b"\n"
 
     def end(self) -> bytes:
         """The last line."""
@@ -111,6 +110,11 @@ class Reply:
             "eval_count": usage.completion_tokens,
             "eval_duration": max(1, nanoseconds(drawing)),  # clients divide by it
         }
+
+
+def _resumed(delta: ChatDelta) -> JsonObject:
+    """That another link took the answer over (ours)."""
+    return {"resumed": delta.resumed} if delta.resumed else {}
 
 
 def loaded(model: str, reason: str, *, is_chat: bool) -> JsonObject:

@@ -37,7 +37,8 @@ class Reply:
         for delta in deltas:
             self.piece(delta)
         self._closed()
-        return msgspec.json.encode(self._finished())
+        resumed: JsonObject = {"resumed": deltas[0].resumed} if deltas[0].resumed else {}
+        return msgspec.json.encode(self._finished() | resumed)
 
     def piece(self, delta: ChatDelta) -> bytes:
         """The events of one delta of a streamed answer."""
