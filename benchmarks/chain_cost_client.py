@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 from fake_upstream import answer_to
 
@@ -67,6 +68,26 @@ def by_litellm(url: str) -> Ask:
     return ask
 
 
+def by_sockets(url: str, model: str) -> Ask:
+    """With next to no cost of its own, for servers: connections that stay open, and an answer taken apart by hand."""
+    split = urlsplit(url)
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    body = json.dumps({"model": model, "messages": MESSAGES, "stream": True})
+    head = f"POST {split.path}/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def ask() -> str:
+        reader, writer = idle.pop() if idle else await asyncio.open_connection(split.hostname, split.port)
+        writer.write(request)
+        answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+        idle.append((reader, writer))
+        events = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+        deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+        return "".join(delta.get("content") or "" for delta in deltas)
+
+    return ask
+
+
 async def alone(ask: Ask, seconds: float) -> dict[str, float]:
     """One request at a time."""
     for _ in range(20):
@@ -97,6 +118,19 @@ async def rate(ask: Ask, seconds: float) -> float:
     return num_done / (time.perf_counter() - started)
 
 
+async def both(ask: Ask, seconds: float) -> dict[str, float]:
+    """One at a time, then 50 at once; `requests` are all that were asked."""
+    num_asked = 0
+
+    async def counted() -> str:
+        nonlocal num_asked
+        num_asked += 1
+        return await ask()
+
+    figures = await alone(counted, seconds) | {"rate": await rate(counted, seconds)}
+    return figures | {"requests": num_asked}
+
+
 async def crowd(ask: Ask, number: int) -> dict[str, float]:
     """That many streams at once."""
     started = time.perf_counter()
@@ -108,9 +142,11 @@ async def crowd(ask: Ask, number: int) -> dict[str, float]:
 async def main() -> None:
     client, url, seconds, streams = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
     makers = {"httpx": by_httpx, "litellm": by_litellm}
-    ask = makers[client](url) if client in makers else by_backend(url, is_chain=client == "chain")
-    figures = await crowd(ask, streams) if streams else await alone(ask, seconds) | {"rate": await rate(ask, seconds)}
-    print(json.dumps(figures))
+    if client.startswith("sockets:"):
+        ask = by_sockets(url, client.removeprefix("sockets:"))
+    else:
+        ask = makers[client](url) if client in makers else by_backend(url, is_chain=client == "chain")
+    print(json.dumps(await crowd(ask, streams) if streams else await both(ask, seconds)))
 
 
 if __name__ == "__main__":

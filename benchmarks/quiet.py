@@ -52,12 +52,12 @@ def tree(pid: int) -> list[int]:
     return pids
 
 
-def own_seconds() -> float:
-    """CPU time of this process and its descendants, finished ones included."""
+def seconds_of(pid: int) -> float:
+    """CPU time of a process and its descendants, finished ones included."""
     ticks = 0
-    for pid in tree(os.getpid()):
+    for each in tree(pid):
         try:
-            ticks += sum(int(text) for text in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15])
+            ticks += sum(int(text) for text in Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()[11:15])
         except OSError:
             continue
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -65,10 +65,10 @@ def own_seconds() -> float:
 
 def foreign_cores(work: Callable[[], float]) -> tuple[float, float]:
     """What `work` returned, and how many cores others used meanwhile."""
-    start, busy, own = time.perf_counter(), busy_seconds(), own_seconds()
+    start, busy, own = time.perf_counter(), busy_seconds(), seconds_of(os.getpid())
     value = work()
     seconds = max(time.perf_counter() - start, 0.05)
-    return value, (busy_seconds() - busy - (own_seconds() - own)) / seconds
+    return value, (busy_seconds() - busy - (seconds_of(os.getpid()) - own)) / seconds
 
 
 def wait_quiet() -> None:
