@@ -35,8 +35,8 @@ def make_host(settings: Settings) -> PluginHost:
     return PluginHost.discover(settings.plugins)
 
 
-def make_backend(entry: str, settings: Settings, host: PluginHost) -> Backend:
-    """The backend of one chain entry.
+def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict[str, str] | None = None) -> Backend:
+    """The backend of one chain entry, with headers of the link's own where its table has some.
 
     Raises `ConfigError` naming the schemes there are, `PluginError` when the plugin that brings it is broken.
     """
@@ -49,7 +49,12 @@ def make_backend(entry: str, settings: Settings, host: PluginHost) -> Backend:
         nearest = get_close_matches(link.scheme, factories, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(sorted(factories)) or 'none'}"
         raise ConfigError(f"no plugin brings the backend {link.scheme!r} (chain entry {entry!r}); {hint}", key="chain")
-    return factories[link.scheme](link, settings)
+    if not headers:
+        return factories[link.scheme](link, settings)
+    backend = factories[link.scheme](msgspec.structs.replace(link, headers=headers), settings)
+    if not getattr(backend, "sends_headers", False):
+        raise ConfigError(f"{entry} sends no headers of yours; take `headers` out of its table", key="chain")
+    return backend
 
 
 def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | None = None) -> Chain:
@@ -125,7 +130,7 @@ def _found(link: LinkSettings, look: Look, settings: Settings, host: PluginHost)
 
 def make_link(link: LinkSettings, settings: Settings, host: PluginHost) -> Backend:
     """The backend of one link, with the link's own key. Raises as `make_backend` does."""
-    return make_backend(link.use, _with_key(settings, link), host)
+    return make_backend(link.use, _with_key(settings, link), host, link.headers)
 
 
 def _with_key(settings: Settings, link: LinkSettings) -> Settings:

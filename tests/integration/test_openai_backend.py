@@ -6,15 +6,18 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyagent.assembly import make_host, make_link
 from pyagent.core.backends import Answer, Backend, Link, collect
+from pyagent.core.chain import LinkSettings
 from pyagent.core.errors import (
     BackendError,
     CapacityError,
@@ -415,6 +418,43 @@ def test_openai_backend_is_made_from_a_chain_entry(monkeypatch: pytest.MonkeyPat
     assert backend._api_key == "k"  # type: ignore[attr-defined]
     assert pyagent_register_backends() == {"openai": make_backend, "github": make_github}
     assert make_backend(Link.parse("openai:http://other/v1"), settings)._api_key is None  # type: ignore[attr-defined]
+
+
+def test_openai_backend_sends_a_links_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of a link's table go with every request, their secrets read where they are; the key stays beside them."""
+    monkeypatch.setenv("GATE", "let-me-in")
+
+    async def main() -> list[dict[str, str]]:
+        async with serving(*answered({"data": [{"id": "m"}]})) as wire:
+            entry = LinkSettings(use=f"openai:{wire.url}", key="env:GATE", headers={"x-a": "b", "x-gate": "env:GATE"})
+            backend = make_link(entry, Settings(), make_host(Settings()))
+            await backend.models()
+            with suppress(BackendError):
+                await collect(backend.chat(ChatRequest(messages=[Message("user", "hi")])))
+            await backend.close()
+            return [headers for _, headers, _ in wire.requests]
+
+    sent = asyncio.run(main())
+    assert len(sent) > 1
+    for one in sent:
+        assert (one["x-a"], one["x-gate"], one["authorization"]) == ("b", "let-me-in", "Bearer let-me-in")
+
+
+def test_header_without_its_value_is_told_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A variable that is not set, or a file of two lines, is an error that shows no value."""
+    (tmp_path / "secret").write_text("very\nsecret")
+    for place in ("env:NOT_SET", f"file:{tmp_path / 'secret'}"):
+        link = Link("openai", "http://h/v1", {"x-gate": place})
+        with pytest.raises(ConfigError, match=r"the header x-gate of openai:http://h/v1 is to be") as caught:
+            make_backend(link, Settings())
+        assert "very" not in str(caught.value)
+
+
+def test_headers_of_a_link_that_sends_none_are_refused() -> None:
+    """Ollama's link would pass over headers, so it says that it takes none."""
+    entry = LinkSettings(use="ollama:http://127.0.0.1:9#m", headers={"x-a": "b"})
+    with pytest.raises(ConfigError, match="sends no headers of yours"):
+        make_link(entry, Settings(), make_host(Settings()))
 
 
 @pytest.mark.parametrize(

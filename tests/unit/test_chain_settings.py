@@ -34,6 +34,7 @@ chain = [
   { use = "openai:http://gpu-b:8000/v1", weight = 1, rate = ["60/min", "10/s burst 20", "500/h window per client"] },
   { use = "github", when = ["tools or vision", "context > 8_000"], price = { input = 0.15, output = 0.6 } },
   { use = "ollama:llama3.2", hedge = "p95", context = 8192, concurrency = 4, continues = true, gather_ms = 5 },
+  { use = "openai:http://gate:1/v1", headers = { X-Provider = "openai", x-secret = "env:GPU" } },
   "native",
 ]
 [rules]
@@ -51,10 +52,11 @@ def loaded(tmp_path: Path, text: str):
 def test_links_read_as_they_are_written(tmp_path: Path) -> None:
     """Each key of a link's table is what it says, and a text is a link without any."""
     found = loaded(tmp_path, CHAIN).settings
-    first, weighted, rated, priced, hedged, plain = found.links
+    first, weighted, rated, priced, hedged, gate, plain = found.links
     assert plain == LinkSettings(use="native")
     assert [condition.text for condition in first.when] == ["not private"]
     assert (weighted.weight, weighted.timeout_seconds, weighted.concurrency, weighted.key) == (2, 20, "auto", "env:GPU")
+    assert gate.headers == {"x-provider": "openai", "x-secret": "env:GPU"}
     assert [(rate.count, rate.seconds, rate.burst, rate.kind, rate.is_per_client) for rate in rated.rates] == [
         (60, 60, 60, "bucket", False),
         (10, 1, 20, "bucket", False),
@@ -103,6 +105,14 @@ def test_chain_of_tables_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         ("{ use = 'native', timeout_seconds = 'soon' }", "expected a valid number, as timeout_seconds of link 1"),
         ("{ use = 'openai:http://h/v1', key = 'sk-secret' }", "never the key itself, as key of link 1"),
         ("{ use = 'native', key = 'env:KEY' }", "a link with a URL for the key of link 1"),
+        ("{ use = 'github', headers = { x-a = 'b' } }", "a link with a URL for the headers of link 1"),
+        ("{ use = 'openai:http://h/v1', headers = 'x-a: b' }", "expected a valid table, as headers of link 1"),
+        ("{ use = 'openai:http://h/v1', headers = { 'x a' = 'b' } }", "letters, digits and dashes, got 'x a'"),
+        ("{ use = 'openai:http://h/v1', headers = { x-a = '1', X-A = '2' } }", "each header's name once"),
+        ("{ use = 'openai:http://h/v1', headers = { Authorization = 'x' } }", "a key stands in `key`"),
+        ("{ use = 'openai:http://h/v1', headers = { Host = 'x' } }", "that are not set anyway, got 'Host'"),
+        ('{ use = "openai:http://h/v1", headers = { x-a = "b\\r\\nx-c: d" } }', "a line of printable ASCII"),
+        ("{ use = 'openai:http://h/v1', headers = { x-a = 'env:a b' } }", "expected env:NAME or file:PATH for 'x-a'"),
     ],
 )
 def test_mistake_in_a_link_is_one_sentence(tmp_path: Path, link: str, fault: str) -> None:

@@ -83,11 +83,14 @@ async def abilities_of(backend: Backend, model: ModelInfo) -> Abilities:
 class Link(msgspec.Struct, frozen=True):
     """One entry of a chain as a user writes it: `scheme[:target]`.
 
-    `native:smollm2:135m`, `openai:http://gpu-box:8000/v1`, `openai:http://host/v1#model`, `ollama:llama3.2`.
+    `native:smollm2:135m`, `openai:http://gpu-box:8000/v1`, `openai:http://host/v1#model`, `ollama:llama3.2`. `headers`
+    go with each of its HTTP requests, values as written: texts, or where they are (`env:NAME`, `file:PATH`). A backend
+    that sends them says so by an attribute `sends_headers`.
     """
 
     scheme: str
     target: str = ""
+    headers: dict[str, str] = {}
 
     @classmethod
     def parse(cls, text: str) -> Link:

@@ -15,13 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import platformdirs
 
 from pyagent.core.errors import ConfigError
 from pyagent.core.settings import ENV_PREFIX, Section, Setting, Settings, sections_in, settings_in
+
+if TYPE_CHECKING:
+    from pyagent.core.backends import Link
 
 __all__ = [
     "Loaded",
@@ -109,6 +112,18 @@ def read_secret(reference: str) -> str | None:
         return Path(name).expanduser().read_text(encoding="utf-8").strip() or None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of the key, {name}, cannot be read: {error}", key="backends.api_keys") from error
+
+
+def read_headers(link: Link) -> dict[str, str]:
+    """A link's headers with their values, read where they say; raises `ConfigError` without telling any."""
+    headers: dict[str, str] = {}
+    for name, given in link.headers.items():
+        value = read_secret(given) if given.startswith(("env:", "file:")) else given
+        if value is None or not (value.isascii() and value.isprintable()):
+            text = f"the header {name} of {link} is to be one printable line of {given}; set it, or correct it"
+            raise ConfigError(text, key="chain")
+        headers[name] = value
+    return headers
 
 
 def env_name(key: str) -> str:

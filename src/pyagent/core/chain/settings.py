@@ -22,6 +22,13 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
 _RATE = r"(\d+) ?/ ?(s|min|h|day)(?: burst (\d+))?( window)?( per client)?"
 _PERCENTILE = r"p(\d\d(?:\.\d)?)"
 _KEY = r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)"  # compiled when needed: most starts need none of these
+_HEADER_NAME = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}"  # RFC 9110, 5.6.2
+_HEADER_VALUE = r"[!-~]([ -~]{0,8000}[!-~])?"
+_OWN_HEADERS = (
+    *("accept", "accept-encoding", "authorization", "connection", "content-length", "content-type"),
+    *("host", "te", "trailer", "transfer-encoding", "upgrade", "user-agent"),
+)
+"""What the client of a link sets itself."""
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,6 +69,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     continues: bool | None = None
     gather_ms: float | None = None
     key: str | None = None
+    headers: dict[str, str] | None = None
 
 
 def read_links(value: object) -> list[str | LinkSettings]:
@@ -84,7 +92,7 @@ def written(link: LinkSettings) -> dict[str, object]:
     price = None if link.price is None else {"input": link.price.input, "output": link.price.output}
     table: dict[str, object] = {
         **{key: getattr(link, key) for key in ("use", "weight", "timeout_seconds", "concurrency", "context")},
-        **{key: getattr(link, key) for key in ("continues", "gather_ms", "key")},
+        **{key: getattr(link, key) for key in ("continues", "gather_ms", "key", "headers")},
         "when": [condition.text for condition in link.when] or None,
         "rate": [rate.text for rate in link.rates] or None,
         "price": price,
@@ -111,8 +119,9 @@ def _read_link(entry: object, number: int) -> str | LinkSettings:
             fields |= _READERS[key](given)
         except ValueError as error:
             raise ValueError(f"{error}, as {key} of link {number} ({table['use']})") from error
-    if "key" in fields and not urlsplit(cast("str", fields["use"]).partition(":")[2]).hostname:
-        raise ValueError(f"expected a link with a URL for the key of link {number} ({fields['use']})")
+    has_url = bool(urlsplit(cast("str", fields["use"]).partition(":")[2]).hostname)
+    if not has_url and (of_urls := [key for key in ("key", "headers") if key in fields]):
+        raise ValueError(f"expected a link with a URL for the {of_urls[0]} of link {number} ({fields['use']})")
     return LinkSettings(**fields)
 
 
@@ -191,6 +200,23 @@ def _read_key(value: object) -> dict[str, object]:
     return {"key": value}
 
 
+def _read_headers(value: object) -> dict[str, object]:
+    """Values are not echoed: one may be a secret that should not have been written there."""
+    headers: dict[str, str] = {}
+    for name, given in read_table(value).items():
+        if not re.fullmatch(_HEADER_NAME, name) or name.lower() in headers:
+            raise ValueError(f"expected each header's name once, letters, digits and dashes, got {name!r:.60}")
+        if name.lower() in _OWN_HEADERS:
+            hint = " (a key stands in `key`)" if name.lower() == "authorization" else ""
+            raise ValueError(f"expected headers that are not set anyway{hint}, got {name!r}")
+        if not isinstance(given, str) or not re.fullmatch(_HEADER_VALUE, given):
+            raise ValueError(f"expected a line of printable ASCII, env:NAME or file:PATH for {name!r}")
+        if given.startswith(("env:", "file:")) and not re.fullmatch(_KEY, given):
+            raise ValueError(f"expected env:NAME or file:PATH for {name!r}")
+        headers[name.lower()] = given
+    return {"headers": headers}
+
+
 def _plain(name: str, kind: Kind) -> Callable[[object], dict[str, object]]:
     return lambda value: {name: kind.read(value)}
 
@@ -208,5 +234,6 @@ _READERS: dict[str, Callable[[object], dict[str, object]]] = {
     "continues": _plain("continues", TRUTH),
     "gather_ms": _plain("gather_ms", number(1000)),
     "key": _read_key,
+    "headers": _read_headers,
 }
 """What may stand in a link's table, and how each is read."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pyagent.core.abilities import ABILITIES
 from pyagent.core.backends import Backend, BackendFactory, Link
-from pyagent.core.config import read_secret
+from pyagent.core.config import read_headers, read_secret
 from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError
 from pyagent.core.hooks import hookimpl
@@ -61,6 +61,7 @@ class OpenAIBackend:
 
     abilities = ABILITIES - {"beam", "best_of", "choice"}
     gives_several = True
+    sends_headers = True
     continues = False  # vLLM and llama.cpp go on from an answer's beginning, OpenAI does not: the link's table says so
 
     def __init__(  # noqa: PLR0913 - each is a setting of its own
@@ -73,6 +74,7 @@ class OpenAIBackend:
         read_seconds: float = 120.0,
         unsupported: Unsupported = "emulate",
         preset: Preset | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         parts = _split(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -87,6 +89,7 @@ class OpenAIBackend:
         self._seconds = (connect_seconds, read_seconds)
         self._unsupported: Unsupported = unsupported
         self._preset = preset
+        self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
         self._is_loopback = _is_loopback(parts.hostname)
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
         if preset is not None:
@@ -199,7 +202,7 @@ class OpenAIBackend:
         if self._client is None or self._client[0] is not loop:
             connect, read = self._seconds
             client = httpx.AsyncClient(
-                headers={"authorization": f"Bearer {self._api_key}"} if self._api_key else None,
+                headers=self._headers,
                 timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
                 verify=self._url.startswith("https:")
@@ -270,15 +273,21 @@ def _is_loopback(host: str) -> bool:
 def make_backend(link: Link, settings: Settings) -> Backend:
     """The backend of a chain entry `openai:URL[#model]`, with the key that `backends.api_keys` names for its host."""
     url, _, model = link.target.partition("#")
-    return _made(url, model, settings)
+    return _made(url, model, settings, headers=read_headers(link))
 
 
 def make_github(link: Link, settings: Settings) -> Backend:
     """GitHub Models: a chain entry `github` or `github:MODEL`, with the token in GITHUB_TOKEN."""
-    return _made(GITHUB.url, link.target, settings, GITHUB)
+    return _made(GITHUB.url, link.target, settings, GITHUB, headers=read_headers(link))
 
 
-def _made(url: str, model: str, settings: Settings, preset: Preset | None = None) -> Backend:
+def _made(
+    url: str,
+    model: str,
+    settings: Settings,
+    preset: Preset | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Backend:
     parts = _split(url)
     references = settings.backends.api_keys
     reference = references.get(parts.netloc) or references.get(parts.hostname or "")
@@ -292,6 +301,7 @@ def _made(url: str, model: str, settings: Settings, preset: Preset | None = None
         read_seconds=settings.backends.timeout_seconds,
         unsupported=settings.backends.unsupported,
         preset=preset,
+        headers=headers,
     )
 
 
