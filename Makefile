@@ -51,14 +51,15 @@ test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/coverage run -m pytest -q -n 2
 	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
-.peers/.installed: .venv/.dev
-	@echo "installing llama.cpp's server, litellm's proxy and npm's clients for the peer tests (once, about 1 GB, into .peers)"
+.peers/.installed: .venv/.dev tests/peers/package.json
+	@echo "installing llama.cpp's server, litellm's proxy, npm's gateway and clients for the peer tests (once, about 1 GB, into .peers)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .peers
 	@$(UV) pip install --quiet --python .peers/bin/python 'xllamacpp>=2026.10' 'litellm[proxy]>=1.106'
-	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix .peers/node @lmstudio/sdk@1.5.0 @github/copilot@1
+	@mkdir -p .peers/node && cp tests/peers/package.json .peers/node
+	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix .peers/node
 	@touch $@
 
-peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, LM Studio's and Copilot's
+peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's and Copilot's
 	@$(BIN)/python -m pytest -q -m peers tests/peers
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
