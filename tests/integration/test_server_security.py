@@ -16,7 +16,9 @@ import structlog
 import uvicorn
 from support.server import HI, KEY, Model, fault, post, words
 
+from pyagent.core.chain import Chain
 from pyagent.core.messages import ChatDelta
+from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.logging import configure_logging
 from pyagent.infrastructure.server.app import create_app
@@ -196,3 +198,13 @@ def test_browsers_get_no_permission() -> None:
             assert not any(name.startswith("access-control") for name in (*asked.headers, *answer.headers))
 
     asyncio.run(served(Server(), work))
+
+
+def test_a_hostile_pattern_holds_nobody_up() -> None:
+    """A schema whose pattern would take Python's `re` for years is decided at once, and the server goes on."""
+    backend = Chain([Model(lambda _: words('"' + "a" * 60 + '!"'))], retry_policy=RetryPolicy(num_retries=0))
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "^(a+)+$"}}}
+    begun = time.perf_counter()
+    answer = post({"messages": HI, "response_format": schema}, backend)
+    assert time.perf_counter() - begun < 5
+    assert (answer.status_code, "does not match" in fault(answer)["message"]) == (502, True)

@@ -25,7 +25,7 @@ import pytest
 
 from pyagent.core.abilities import ABILITIES, Abilities
 from pyagent.core.backends import Answer, Backend, Link, collect
-from pyagent.core.emulation.forms import fault_of
+from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import BackendError, DeadlineError, ModelError, PyAgentError, RequestError
 from pyagent.core.messages import (
     BeamSearch,

@@ -7,7 +7,8 @@ from typing import cast
 
 import msgspec
 
-from pyagent.core.emulation.forms import fault_of, fault_of_calls, schema_of
+from pyagent.core.emulation.forms import fault_of_calls, schema_of
+from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
 

@@ -13,7 +13,8 @@ from typing import cast
 
 import msgspec
 
-from pyagent.core.emulation.forms import FaultyAnswer, fault_of
+from pyagent.core.emulation.forms import FaultyAnswer
+from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.messages import ChatRequest, FunctionCall, JsonObject, Message, Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -1,6 +1,6 @@
 """Forms of answers (JSON, a JSON schema, a choice) asked for in words and checked afterwards.
 
-Pure: texts in, texts or a `FaultyAnswer` out. References in a schema to other documents are never fetched.
+Pure: texts in, texts or a `FaultyAnswer` out.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, cast  # Any: jsonschema's types are of no help
+from typing import cast
 
-from pyagent.core.errors import RequestError
+from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat, Tool, ToolCall
 
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
-_MAX_FAULT = 300
 
 
 class FaultyAnswer(Exception):  # noqa: N818 - not an error of the program: the model is told, and asked again
@@ -64,25 +63,6 @@ def read(text: str, wanted: ResponseFormat) -> str:
     if (fault := fault_of(json.loads(found), schema_of(wanted), "response_format")) is not None:
         raise FaultyAnswer(fault)
     return found
-
-
-def fault_of(value: object, schema: JsonObject, param: str) -> str | None:
-    """Why a value does not follow a schema; None when it does. Raises `RequestError` for a schema that is none."""
-    import jsonschema.validators
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    try:
-        kind = cast("Any", jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator))
-        kind.check_schema(schema)
-        error = cast("Any", next(iter(kind(schema, registry=cast("Any", Registry)()).iter_errors(value)), None))
-    except (jsonschema.SchemaError, Unresolvable, re.error, RecursionError) as wrong:
-        text = str(wrong).partition("\n")[0]
-        raise RequestError(f"the JSON schema cannot be checked: {text}", param=param) from wrong
-    if error is None:
-        return None
-    where = "".join(f"[{part!r}]" for part in error.absolute_path)
-    return f"{where or 'the value'}: {error.message[:_MAX_FAULT]}"
 
 
 def fault_of_calls(calls: Iterable[ToolCall], tools: Iterable[Tool]) -> str | None:
