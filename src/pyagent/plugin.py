@@ -53,6 +53,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.trace_context import trace_headers
 
 if TYPE_CHECKING:
     from pyagent.core.abilities import ABILITIES, Abilities
@@ -150,6 +151,7 @@ __all__ = [
     "estimated_usage",
     "fulfil",
     "hookimpl",
+    "trace_headers",
 ]
 
 

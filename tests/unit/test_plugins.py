@@ -489,7 +489,7 @@ API = (
     "FunctionDefinition Health Hint ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
     "RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
-    "ToolCall Unsupported UnsupportedError Usage collect estimated_tokens estimated_usage fulfil hookimpl"
+    "ToolCall Unsupported UnsupportedError Usage collect estimated_tokens estimated_usage fulfil hookimpl trace_headers"
 )
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from pyagent.plugin import BackendError, ConfigError
+from pyagent.plugin import BackendError, ConfigError, trace_headers
 from pyagent_ollama.wire import error_of
 
 _MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -50,16 +50,17 @@ class Transport:
     async def post(self, path: str, body: bytes) -> bytes:
         """The body of an answer to POST."""
         async with self._errors_mapped():
-            response = await self._http().post(f"{self._url}{path}", content=body, headers=_JSON)
+            response = await self._http().post(f"{self._url}{path}", content=body, headers=_JSON | trace_headers())
         if response.status_code != 200:
             raise error_of(response.status_code, response.content, self._name)
         return response.content
 
     async def lines(self, path: str, body: bytes) -> AsyncGenerator[bytes]:
         """The lines of a streamed answer to POST."""
+        headers = _JSON | trace_headers()
         async with (
             self._errors_mapped(),
-            self._http().stream("POST", f"{self._url}{path}", content=body, headers=_JSON) as response,
+            self._http().stream("POST", f"{self._url}{path}", content=body, headers=headers) as response,
         ):
             if response.status_code != 200:
                 raise error_of(response.status_code, await _head(response), self._name)

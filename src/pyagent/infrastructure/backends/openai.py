@@ -23,6 +23,7 @@ from pyagent.core.errors import BackendError, ConfigError, PyAgentError, Request
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.trace_context import trace_headers
 from pyagent.infrastructure.backends.openai_wire import (
     ChunkReader,
     decode_embeddings,
@@ -133,7 +134,7 @@ class OpenAIBackend:
         if not request.input:
             return EmbedResult(vectors=[], model=model)
         async with self._errors_mapped():
-            response = await self._http().post(f"{self._url}/embeddings", json=body)
+            response = await self._http().post(f"{self._url}/embeddings", json=body, headers=trace_headers())
         if response.status_code in {404, 405, 501}:
             text = f"{self.name} does not embed with {model!r} (HTTP {response.status_code}); name an embedding model"
             raise RequestError(text, param="model", code="model_not_found")
@@ -176,7 +177,7 @@ class OpenAIBackend:
 
     async def _events(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
         decoder = SseDecoder()
-        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        headers = {"content-type": "application/json", "accept": "text/event-stream", **trace_headers()}
         async with (
             self._errors_mapped(),
             self._http().stream("POST", f"{self._url}/{path}", content=body, headers=headers) as response,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, ModelInfo
 from pyagent.core.settings import Server
+from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
 from pyagent.infrastructure.server.answer import Answer, Reply
 from pyagent.infrastructure.server.bodies import read_body
@@ -57,6 +58,7 @@ class Service:
         if not self.settings.private_images:
             await check_images(asked.messages)
         asked = asked if is_streamed else msgspec.structs.replace(asked, whole=True)
+        _continue_trace(request)
         trace: AnswerTrace | None = request.scope["state"].get("trace")
         if trace is not None:
             trace.ask(asked)
@@ -91,6 +93,7 @@ class Service:
         if not asked.input or not all(asked.input):
             raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
         backend = await self.backend_of(asked.model)
+        _continue_trace(request)
         found = await unless_gone(backend.embed(asked), request.receive)
         request.state.num_tokens = found.usage.prompt_tokens
         return found
@@ -102,6 +105,11 @@ class Service:
             models = [*await self.backend.models(), *(await self.agents.models() if self.agents else ())]
             self._models = (time.monotonic(), models)
         return models
+
+
+def _continue_trace(request: Request) -> None:
+    """Have backends told of the request's trace: our own span, or else the caller's."""
+    continue_trace(cast("dict[str, str] | None", request.scope["state"].get("trace_headers")) or request.headers)
 
 
 def _of_client(asked: ChatRequest, key: str) -> ChatRequest:

@@ -78,7 +78,7 @@ class Traced:
         span = self.tracer.start_span(name, caller, SpanKind.SERVER, attributes)
         answer = AnswerTrace()
         state = scope.setdefault("state", {})
-        state["trace"] = answer
+        state["trace"], state["trace_headers"] = answer, _headers_of(span)
 
         async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -134,6 +134,13 @@ class Traced:
         for name, start, end in phases:
             self.tracer.start_span(name, set_span_in_context(engine), start_time=start).end(end)
         engine.end(ended)
+
+
+def _headers_of(span: Span) -> dict[str, str]:
+    """What tells a backend that it works for the span."""
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers, set_span_in_context(span))
+    return headers
 
 
 def _note_status(span: Span, status: int) -> None:
