@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,7 @@ class Outcome:
     """What came of the requests."""
 
     timeout_seconds: float = TIMEOUT_SECONDS
-    times: list[float] = field(default_factory=list[float])
+    times: array[float] = field(default_factory=lambda: array("d"))
     wrong: list[str] = field(default_factory=list[str])
     num_resumed: Counter[str] = field(default_factory=Counter[str])
     num_doubled_calls: int = 0
@@ -160,7 +161,7 @@ def faults_of(outcome: Outcome) -> list[str]:
         faults.append(f"{outcome.num_doubled_calls} answers had a tool call twice")
     memory = outcome.memory_mb
     settled = memory[len(memory) // 4 :]
-    if len(settled) > 8 and settled[-1] > settled[0] + 20:
+    if len(settled) > 8 and settled[-1] > settled[0] + 8:
         faults.append(f"memory grew from {settled[0]:.0f} to {settled[-1]:.0f} MB")
     return faults
 
