@@ -131,6 +131,9 @@ def test_openai_backend_works_in_one_event_loop_after_another() -> None:
     asyncio.run(first.close())
 
 
+LONG = "This model's maximum context length is 4096 tokens. However,"
+
+
 @pytest.mark.parametrize(
     ("error", "numbers"),
     [
@@ -138,7 +141,10 @@ def test_openai_backend_works_in_one_event_loop_after_another() -> None:
             {"type": "exceed_context_size_error", "n_prompt_tokens": 900, "n_ctx": 512, "message": "too long"},
             (900, 512),
         ),
-        ({"message": "This model's maximum context length is 4096 tokens. However, you requested 5000"}, (0, 4096)),
+        ({"message": f"{LONG} you requested 5000"}, (0, 4096)),
+        ({"message": f"{LONG} your prompt contains at least 4097 input tokens, which exceeds"}, (4097, 4096)),
+        ({"message": f"{LONG} your messages resulted in 5012 tokens. Please"}, (5012, 4096)),
+        ({"message": f"{LONG} you requested 5000 tokens (4200 in the messages, 800 in"}, (4200, 4096)),
         ({"message": "litellm.ContextWindowExceededError: x"}, (0, 0)),
     ],
 )

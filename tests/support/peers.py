@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".peers" / "bin" / "python"
 NODE_MODULES = ROOT / ".peers" / "node" / "node_modules"
-_START_SECONDS = 120.0
 
 
 def node_module(name: str) -> Path:
@@ -34,15 +33,22 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(url: str, words: list[str | Path], log: Path) -> Iterator[str]:
+def serving(
+    url: str,
+    words: list[str | Path],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    start_seconds: float = 120.0,
+) -> Iterator[str]:
     """A server of others as a process, from when `url` answers until the end of the block; it ends with its input."""
-    if not PYTHON.exists():
-        pytest.skip("no .peers here; `make peers` installs it")
+    if not Path(words[0]).exists():
+        pytest.skip(f"{words[0]} is not here; `make peers` installs .peers")
+    variables = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", **(environment or {})}  # nothing is fetched
     with log.open("wb") as output:
-        environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # nothing is fetched
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment)
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=variables)
     try:
-        _wait_for(url, process, log)
+        _wait_for(url, process, log, time.monotonic() + start_seconds)
         yield url
     finally:
         process.terminate()
@@ -55,8 +61,7 @@ def serving(url: str, words: list[str | Path], log: Path) -> Iterator[str]:
             process.stdin.close()
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended:\n{log.read_text(errors='replace')[-2000:]}")

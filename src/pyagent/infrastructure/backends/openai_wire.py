@@ -187,7 +187,13 @@ def decode_embeddings(body: bytes, backend: str, count: int) -> EmbedResult:
 
 
 # in the words of vLLM and OpenAI, of litellm, and of llama.cpp
-_TOO_LONG = re.compile(r"maximum context length is (\d+)|ContextWindowExceeded()|exceeds? the available context size()")
+_TOO_LONG = re.compile(
+    r"maximum context length is (\d{1,12})|ContextWindowExceeded()|exceeds? the available context size()"
+)
+# in the words of vLLM and OpenAI, newer and older
+_NUM_TOKENS = re.compile(
+    r"(?:contains (?:at least )?|resulted in )(\d{1,12})(?: input)? tokens|\((\d{1,12}) in the (?:messages|prompt)"
+)
 # in the words of vLLM, OpenAI, llama.cpp, Ollama and LM Studio
 _NO_IMAGES = re.compile(
     r"(image|vision)[^.]* (not|only) supported|not support[^.]* (image|vision)|not a multi-?modal", re.IGNORECASE
@@ -409,7 +415,9 @@ def _refusal(fault: _Error, status: int, text: str) -> RequestError:
     told = _TOO_LONG.search(fault.message)
     if told or "context_length_exceeded" in code or fault.type == "exceed_context_size_error":
         limit = fault.n_ctx or int((told and told[1]) or 0)
-        return ContextOverflowError(text, num_tokens=fault.n_prompt_tokens or 0, limit=limit)
+        counted = _NUM_TOKENS.search(fault.message)
+        num_tokens = fault.n_prompt_tokens or int((counted and (counted[1] or counted[2])) or 0)
+        return ContextOverflowError(text, num_tokens=num_tokens, limit=limit)
     if code == "model_not_found" or (status == 404 and fault.param in {None, "model"}):
         return RequestError(text, param="model", code="model_not_found")
     return RequestError(text, param=fault.param, code=code or "invalid_request")
