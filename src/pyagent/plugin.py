@@ -57,7 +57,7 @@ from pyagent.core.trace_context import trace_headers
 
 if TYPE_CHECKING:
     from pyagent.core.abilities import ABILITIES, Abilities
-    from pyagent.core.config import Settings
+    from pyagent.core.config import Settings, read_headers
     from pyagent.core.emulation.cutting import estimated_tokens, estimated_usage
     from pyagent.core.emulation.fulfil import fulfil
     from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
+    from pyagent.core.http_pool import HttpPool, error_body
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
 
 _LATER = {
@@ -75,6 +76,7 @@ _LATER = {
     "EvictionPolicy": "pyagent.core.eviction",
     "EvictionPolicyFactory": "pyagent.core.eviction",
     "FleetTool": "pyagent.core.fleet.tools",
+    "HttpPool": "pyagent.core.http_pool",
     "Parts": "pyagent.core.hooks",
     "PreemptingPolicy": "pyagent.core.scheduling",
     "QueuePolicy": "pyagent.core.scheduling",
@@ -82,9 +84,11 @@ _LATER = {
     "Queued": "pyagent.core.scheduling",
     "Settings": "pyagent.core.settings",
     "Task": "pyagent.core.fleet.agent",
+    "error_body": "pyagent.core.http_pool",
     "estimated_tokens": "pyagent.core.emulation.cutting",
     "estimated_usage": "pyagent.core.emulation.cutting",
     "fulfil": "pyagent.core.emulation.fulfil",
+    "read_headers": "pyagent.core.config",
 }
 
 __all__ = [
@@ -116,6 +120,7 @@ __all__ = [
     "FunctionDefinition",
     "Health",
     "Hint",
+    "HttpPool",
     "ImagePart",
     "ImageUrl",
     "JsonSchemaFormat",
@@ -147,10 +152,12 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "collect",
+    "error_body",
     "estimated_tokens",
     "estimated_usage",
     "fulfil",
     "hookimpl",
+    "read_headers",
     "trace_headers",
 ]
 

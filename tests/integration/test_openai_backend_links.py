@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.chains import Played, chain_of, says
 from support.wire import WHOLE, answered, ask, chat, head, serving
 
 from pyagent.assembly import make_host, make_link
@@ -86,13 +87,16 @@ def test_openai_backend_is_made_from_a_chain_entry(monkeypatch: pytest.MonkeyPat
     assert make_backend(Link.parse("openai:http://other/v1"), settings)._api_key is None  # type: ignore[attr-defined]
 
 
-def test_openai_backend_sends_a_links_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["openai", "ollama"])
+def test_links_headers_are_sent(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers of a link's table go with every request, their secrets read where they are; the key stays beside them."""
     monkeypatch.setenv("GATE", "let-me-in")
+    monkeypatch.setenv("OLLAMA_API_KEY", "let-me-in")
 
     async def main() -> list[dict[str, str]]:
-        async with serving(*answered({"data": [{"id": "m"}]})) as wire:
-            entry = LinkSettings(use=f"openai:{wire.url}", key="env:GATE", headers={"x-a": "b", "x-gate": "env:GATE"})
+        async with serving(*answered({"data": [{"id": "m"}], "models": []})) as wire:
+            headers = {"x-a": "b", "x-gate": "env:GATE"}
+            entry = LinkSettings(use=f"{scheme}:{wire.url}#m", key="env:GATE", headers=headers)
             backend = make_link(entry, Settings(), make_host(Settings()))
             await backend.models()
             with suppress(BackendError):
@@ -116,11 +120,11 @@ def test_header_without_its_value_is_told_by_name(monkeypatch: pytest.MonkeyPatc
         assert "very" not in str(caught.value)
 
 
-def test_headers_of_a_link_that_sends_none_are_refused() -> None:
-    """Ollama's link would pass over headers, so it says that it takes none."""
-    entry = LinkSettings(use="ollama:http://127.0.0.1:9#m", headers={"x-a": "b"})
-    with pytest.raises(ConfigError, match="sends no headers of yours"):
-        make_link(entry, Settings(), make_host(Settings()))
+def test_headers_of_a_link_that_sends_none_are_refused(tmp_path: Path) -> None:
+    """A backend that would pass over headers is not given any."""
+    text = 'chain = [{ use = "link:http://h", headers = { x-a = "b" } }]'
+    with pytest.raises(ConfigError, match="link:http://h sends no headers of yours"):
+        chain_of(tmp_path, text, Played("http://h", says("hi")))
 
 
 @pytest.mark.parametrize(

@@ -486,10 +486,11 @@ API = (
     "ABILITIES Abilities Agent AgentError Answer Attempt Backend BackendError BackendFactory BudgetError CapacityError "
     "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError EmbedRequest "
     "EmbedResult EvictionPolicy EvictionPolicyFactory FinishReason FleetTool FunctionCall "
-    "FunctionDefinition Health Hint ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
+    "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
     "RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
-    "ToolCall Unsupported UnsupportedError Usage collect estimated_tokens estimated_usage fulfil hookimpl trace_headers"
+    "ToolCall Unsupported UnsupportedError Usage collect error_body estimated_tokens estimated_usage fulfil hookimpl "
+    "read_headers trace_headers"
 )
 
 

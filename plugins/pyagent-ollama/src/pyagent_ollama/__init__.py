@@ -16,6 +16,7 @@ def make_backend(link: Link, settings: Settings) -> Backend:
 
     Without a URL the server is that of `OLLAMA_HOST`, as for Ollama's own tools; `OLLAMA_API_KEY` goes to it.
     """
+    from pyagent.plugin import read_headers
     from pyagent_ollama.backend import OllamaBackend
     from pyagent_ollama.options import read_options, url_of
 
@@ -31,6 +32,7 @@ def make_backend(link: Link, settings: Settings) -> Backend:
         connect_seconds=settings.backends.connect_timeout_seconds,
         read_seconds=settings.backends.timeout_seconds,
         unsupported=settings.backends.unsupported,
+        headers=read_headers(link),
     )
 
 

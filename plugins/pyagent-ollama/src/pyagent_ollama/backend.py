@@ -6,7 +6,7 @@ is set from its length and what the model allows, and what Ollama counted is com
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 import msgspec
@@ -55,6 +55,7 @@ class OllamaBackend:
     """One Ollama server. `read_seconds` bounds the silence between two pieces of an answer."""
 
     gives_several = True
+    sends_headers = True
     abilities: Abilities = ABILITIES - {
         "tool_choice",
         "strict",
@@ -77,12 +78,15 @@ class OllamaBackend:
         connect_seconds: float = 5.0,
         read_seconds: float = 120.0,
         unsupported: Unsupported = "emulate",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._model = model
         self._options = options
         self._unsupported: Unsupported = unsupported
-        self._wire = Transport(url, name, api_key, connect_seconds, read_seconds)
+        self._wire = Transport(
+            url, name, api_key=api_key, connect_seconds=connect_seconds, read_seconds=read_seconds, headers=headers
+        )
         self._shown: dict[str, ShownModel] = {}
         self._contexts: dict[str, int] = {}
 

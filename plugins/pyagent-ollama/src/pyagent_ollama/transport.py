@@ -5,26 +5,31 @@ Closing a stream closes its connection, which stops Ollama's work.
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import httpx
 
-from pyagent.plugin import BackendError, ConfigError, trace_headers
+from pyagent.plugin import BackendError, ConfigError, HttpPool, error_body, trace_headers
 from pyagent_ollama.wire import error_of
 
 _MAX_LINE_BYTES = 16 * 1024 * 1024
-_MAX_ERROR_BYTES = 64 * 1024
 
 
 class Transport:
     """Sends requests to one server; `name` is what errors call it."""
 
-    def __init__(self, url: str, name: str, api_key: str, connect_seconds: float, read_seconds: float) -> None:
+    def __init__(  # noqa: PLR0913 - each is a setting of its own
+        self,
+        url: str,
+        name: str,
+        *,
+        api_key: str,
+        connect_seconds: float,
+        read_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         try:
             parts = urlsplit(url)
             host = parts.hostname if parts.port is None or parts.port else ""
@@ -34,15 +39,14 @@ class Transport:
             raise ConfigError(f"ollama: takes ollama:MODEL or ollama:URL#MODEL, got the URL {url!r}", key="chain")
         self._url = url.rstrip("/")
         self._name = name
-        self._api_key = api_key
-        self._seconds = (connect_seconds, read_seconds)
-        self._is_loopback = _is_loopback(host)
-        self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+        self._pool = HttpPool(
+            url, api_key=api_key, headers=headers, connect_seconds=connect_seconds, read_seconds=read_seconds
+        )
 
     async def get(self, path: str) -> bytes:
         """The body of an answer to GET."""
         async with self._errors_mapped():
-            response = await self._http().get(f"{self._url}{path}")
+            response = await self._pool.client().get(f"{self._url}{path}")
         if response.status_code != 200:
             raise error_of(response.status_code, response.content, self._name)
         return response.content
@@ -50,7 +54,9 @@ class Transport:
     async def post(self, path: str, body: bytes) -> bytes:
         """The body of an answer to POST."""
         async with self._errors_mapped():
-            response = await self._http().post(f"{self._url}{path}", content=body, headers=_JSON | trace_headers())
+            response = await self._pool.client().post(
+                f"{self._url}{path}", content=body, headers=_JSON | trace_headers()
+            )
         if response.status_code != 200:
             raise error_of(response.status_code, response.content, self._name)
         return response.content
@@ -60,10 +66,10 @@ class Transport:
         headers = _JSON | trace_headers()
         async with (
             self._errors_mapped(),
-            self._http().stream("POST", f"{self._url}{path}", content=body, headers=headers) as response,
+            self._pool.client().stream("POST", f"{self._url}{path}", content=body, headers=headers) as response,
         ):
             if response.status_code != 200:
-                raise error_of(response.status_code, await _head(response), self._name)
+                raise error_of(response.status_code, await error_body(response), self._name)
             pending = b""
             async for piece in response.aiter_bytes():
                 *lines, pending = (pending + piece).split(b"\n")
@@ -75,25 +81,8 @@ class Transport:
                 yield pending
 
     async def close(self) -> None:
-        """Close the pool of the running event loop; a pool of an ended loop died with it."""
-        if self._client and self._client[0] is asyncio.get_running_loop():
-            await self._client[1].aclose()
-        self._client = None
-
-    def _http(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._client[0] is not loop:
-            connect, read = self._seconds
-            client = httpx.AsyncClient(
-                headers={"authorization": f"Bearer {self._api_key}"} if self._api_key else None,
-                timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
-                # reading the certificates takes 50 ms
-                verify=self._url.startswith("https:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-                trust_env=not self._is_loopback,  # a proxy from the environment must not see what stays on this machine
-            )
-            self._client = (loop, client)
-        return self._client[1]
+        """Close the connections of the running event loop."""
+        await self._pool.close()
 
     @asynccontextmanager
     async def _errors_mapped(self) -> AsyncGenerator[None]:
@@ -115,19 +104,3 @@ class Transport:
 
 
 _JSON = {"content-type": "application/json"}
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-async def _head(response: httpx.Response) -> bytes:
-    body = b""
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > _MAX_ERROR_BYTES:
-            break
-    return body

@@ -26,7 +26,7 @@ _HEADER_NAME = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}"  # RFC 9110, 5.6.2
 _HEADER_VALUE = r"[!-~]([ -~]{0,8000}[!-~])?"
 _OWN_HEADERS = (
     *("accept", "accept-encoding", "authorization", "connection", "content-length", "content-type"),
-    *("host", "te", "trailer", "transfer-encoding", "upgrade", "user-agent"),
+    *("host", "te", "traceparent", "tracestate", "trailer", "transfer-encoding", "upgrade", "user-agent"),
 )
 """What the client of a link sets itself."""
 

@@ -6,9 +6,6 @@ key goes into one header and nowhere else. Sockets open on the first call, one p
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from pyagent.core.config import read_headers, read_secret
 from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError
 from pyagent.core.hooks import hookimpl
+from pyagent.core.http_pool import HttpPool, error_body
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
     from pyagent.core.config import Settings
 
-_MAX_ERROR_BYTES = 64 * 1024
 _HEALTH_SECONDS = 3.0
 
 
@@ -87,12 +84,11 @@ class OpenAIBackend:
         self._url = url.rstrip("/")
         self._model = model
         self._api_key = api_key
-        self._seconds = (connect_seconds, read_seconds)
+        self._pool = HttpPool(
+            url, api_key=api_key, headers=headers, connect_seconds=connect_seconds, read_seconds=read_seconds
+        )
         self._unsupported: Unsupported = unsupported
         self._preset = preset
-        self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
-        self._is_loopback = _is_loopback(parts.hostname)
-        self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
         if preset is not None:
             self.name = f"{preset.name}:{model}" if model else preset.name
         else:
@@ -155,10 +151,8 @@ class OpenAIBackend:
         return Health(is_ready=True, models=models)
 
     async def close(self) -> None:
-        """Close the pool of the running event loop; a pool of an ended loop died with it."""
-        if self._client and self._client[0] is asyncio.get_running_loop():
-            await self._client[1].aclose()
-        self._client = None
+        """Close the connections of the running event loop."""
+        await self._pool.close()
 
     # -- the wire -------------------------------------------------------------------------------------------------
 
@@ -183,7 +177,7 @@ class OpenAIBackend:
             self._http().stream("POST", f"{self._url}/{path}", content=body, headers=headers) as response,
         ):
             if response.status_code != 200:
-                raise self._mapped(response, await _head(response))
+                raise self._mapped(response, await error_body(response))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 raise BackendError(
@@ -194,24 +188,10 @@ class OpenAIBackend:
                     yield data
 
     def _http(self) -> httpx.AsyncClient:
-        import httpx
-
         if self._preset is not None and not self._api_key:
             text = f"{self.name} needs a token; set {self._preset.key_variable} in the environment"
             raise BackendError(text, backend=self.name, retryable=False)
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._client[0] is not loop:
-            connect, read = self._seconds
-            client = httpx.AsyncClient(
-                headers=self._headers,
-                timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
-                verify=self._url.startswith("https:")
-                or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # reading certificates takes 50 ms
-                trust_env=not self._is_loopback,  # a proxy from the environment must not see what stays on this machine
-            )
-            self._client = (loop, client)
-        return self._client[1]
+        return self._pool.client()
 
     @asynccontextmanager
     async def _errors_mapped(self) -> AsyncGenerator[None]:
@@ -245,16 +225,6 @@ async def _next(events: AsyncIterator[bytes]) -> bytes | None:
     return await anext(events, None)
 
 
-async def _head(response: httpx.Response) -> bytes:
-    """The beginning of an error's body, enough to say what it says."""
-    body = b""
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > _MAX_ERROR_BYTES:
-            break
-    return body
-
-
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
@@ -262,13 +232,6 @@ def _split(url: str) -> SplitResult:
     except ValueError as error:
         raise ConfigError(f"openai: {url!r} is not a URL: {error}", key="chain") from error
     return parts
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def make_backend(link: Link, settings: Settings) -> Backend:

@@ -1,0 +1,80 @@
+"""The HTTP connections of one backend to one server: a pool for each event loop, opened on its first call.
+
+Knows no API. httpx is imported when it is needed: a program whose links are asked nothing never pays for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import httpx
+
+_MAX_ERROR_BYTES = 64 * 1024
+
+
+class HttpPool:
+    """Connections to the server of `url`, with its key and `headers` in each request.
+
+    `read_seconds` bounds the silence between two pieces of an answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        connect_seconds: float = 5.0,
+        read_seconds: float = 120.0,
+    ) -> None:
+        self._is_secure = url.startswith("https:")
+        self._is_loopback = _is_loopback(urlsplit(url).hostname or "")
+        self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
+        self._seconds = (connect_seconds, read_seconds)
+        self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+
+    def client(self) -> httpx.AsyncClient:
+        """The running event loop's client."""
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            connect, read = self._seconds
+            client = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+                verify=self._is_secure or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # reading certificates takes 50 ms
+                trust_env=not self._is_loopback,  # a proxy from the environment must not see what stays on this machine
+            )
+            self._client = (loop, client)
+        return self._client[1]
+
+    async def close(self) -> None:
+        """Close the pool of the running event loop; a pool of an ended loop died with it. Safe to call twice."""
+        if self._client and self._client[0] is asyncio.get_running_loop():
+            await self._client[1].aclose()
+        self._client = None
+
+
+async def error_body(response: httpx.Response) -> bytes:
+    """The beginning of an error's body, enough to say what it says."""
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _MAX_ERROR_BYTES:
+            break
+    return body
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
