@@ -75,6 +75,8 @@ def test_chain_without_eyes_says_so(tiny_model_path: Path) -> None:
 def test_servers_say_in_many_words_that_a_model_is_blind(status: int, message: str) -> None:
     """Each is the link's lack, by which the chain passes, and neither the caller's fault nor the link's failure."""
     body = httpx.Response(status, json={"error": {"message": message}}).content
-    assert type(map_error("b", status, body, None)).__name__ == "UnsupportedError"
+    error = map_error("b", status, body, None)
+    assert type(error).__name__ == "UnsupportedError"
+    assert "cannot do images" in str(error)
     other = httpx.Response(status, json={"error": {"message": "the image is broken"}}).content
     assert type(map_error("b", status, other, None)).__name__ != "UnsupportedError"

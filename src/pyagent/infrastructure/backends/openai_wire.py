@@ -398,6 +398,7 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
     fault = _fault(body)
     text = f"{backend}: {fault.message or 'no reason given'} (HTTP {status})"
     if status in {400, 415, 422, 500, 501} and _NO_IMAGES.search(fault.message):
+        text = f"{backend} cannot do images: {fault.message} (HTTP {status})"
         return UnsupportedError(text, backend=backend, fields=["images"])
     if status in {400, 404, 413, 415, 422}:
         return _refusal(fault, status, text)
