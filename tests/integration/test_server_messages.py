@@ -66,6 +66,7 @@ def part(**fields: Any) -> Any:
         (said(HI[0], tools=[{"type": "function"}]), "tools[0].function"),
         (said(HI[0], tools=[{"function": FUNCTION | {"returns": 1}}]), "tools[0].function.returns"),
         (said(HI[0], tools=[{"function": FUNCTION}], tool_choice={"type": "allowed_tools"}), "tool_choice"),
+        (said(HI[0], tools=[{"function": FUNCTION}], tool_choice={"type": "custom", "custom": {}}), "tool_choice"),
         (said(HI[0], response_format={"type": "json_object", "size": 1}), "response_format.size"),
         (
             said(HI[0], response_format={"type": "json_schema", "json_schema": {"name": "n", "shema": {}}}),

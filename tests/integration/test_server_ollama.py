@@ -28,6 +28,7 @@ from pyagent.core.messages import (
     ImagePart,
     Message,
     ModelInfo,
+    Timings,
     TokenLogprob,
     ToolCall,
     Usage,
@@ -153,7 +154,7 @@ def test_ollama_loads_lists_and_unloads(url: str) -> None:
         assert (shown.modelinfo or {})["llama.context_length"] == 512
         assert shown.capabilities == ["completion", "tools"], "told to the model in words"
         assert shown.details
-        assert shown.details.family == "llama"
+        assert (shown.details.family, shown.details.format) == ("llama", ""), "`tiny` says nothing of its file"
         assert client.generate("tiny", keep_alive=0).done_reason == "unload"
         assert client.ps().models == []
         answer = client.chat("tiny", HI, options=GREEDY, keep_alive=0)
@@ -253,6 +254,17 @@ def test_ollama_thinking_images_and_logprobs() -> None:
     assert backend.requests[0].sampling.top_logprobs == 2
 
 
+def test_ollama_durations_are_the_backends_or_measured() -> None:
+    """A backend that tells no whole time does not make its answer look instant; names of speakers arrive."""
+    usage = Usage(3, 2, 5, timings=Timings(first_token_seconds=0.5))
+    backend = Model(lambda _: [ChatDelta(content="a"), 0.05, ChatDelta(finish_reason="stop", usage=usage)])
+    with asked(backend) as served:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi", "name": "ann"}], "stream": False}
+        said = httpx.post(f"{served}/api/chat", json=body).json()
+    assert 40_000_000 < said["eval_duration"] <= said["total_duration"]
+    assert backend.requests[0].messages[0].name == "ann"
+
+
 def test_ollama_errors_have_its_shape() -> None:
     """Before the first token an error has its status; after it, it is a line, and no line says `done`."""
     broken = Model(lambda _: [ChatDelta(content="Hel"), BackendError("gpu on fire", backend="gpu")])
@@ -288,6 +300,7 @@ def test_ollama_embeds() -> None:
         assert many.prompt_eval_count == 7
         assert client.embed("m", "a", dimensions=2).embeddings == [[0.6, 0.8]]
         assert client.embeddings("m", "ab").embedding == [3.0, 4.0, 2.0]
+        assert client.embeddings("m", "").embedding == []
         with pytest.raises(ollama.ResponseError, match="dimensions is from 1 to the 3"):
             client.embed("m", "a", dimensions=4)
         with pytest.raises(ollama.ResponseError, match="nothing to embed"):

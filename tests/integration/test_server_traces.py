@@ -13,10 +13,11 @@ from support.server import HI, Model, words
 
 from pyagent.core.config import load_settings
 from pyagent.core.errors import BackendError
-from pyagent.core.messages import Attempt, ChatDelta
+from pyagent.core.messages import Attempt, ChatDelta, Resumption
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
+TAKEN = Resumption("continue", "one:1", "gone")
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -79,3 +80,19 @@ def test_the_standard_variable_sets_the_endpoint(monkeypatch: pytest.MonkeyPatch
     assert loaded.sources["server.otlp_endpoint"] == "env OTEL_EXPORTER_OTLP_ENDPOINT"
     monkeypatch.setenv("PYAGENT_SERVER__OTLP_ENDPOINT", "http://two:4318")
     assert load_settings().settings.server.otlp_endpoint == "http://two:4318"
+
+
+def test_takeovers_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that another link took over is the last link's span; both failures and the takeover are events."""
+    script = [
+        ChatDelta(content="a", backend="one:1", attempts=[Attempt("zero", "off")]),
+        ChatDelta(content="b", backend="two:2", attempts=[Attempt("one:1", "gone")], resumed=TAKEN),
+        *words("c", backend="two:2", model="m"),
+    ]
+    backend = Model(lambda _: script)
+    with collecting(monkeypatch) as (collector, settings), serve(create_app(backend, settings=settings)) as url:
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": HI, "stream": True})
+        request, link = collector.named("POST /v1/chat/completions", "chat m")
+    assert [event.name for event in request.events] == ["pyagent.link_failed"] * 2 + ["pyagent.resumed"]
+    assert attributes(link)["pyagent.backend"] == "two:2"
+    assert attributes(link)["gen_ai.provider.name"] == "two"

@@ -66,6 +66,8 @@ def test_chat_loads_the_model_and_streams() -> None:
     assert len(answer.deltas) == 7
     assert answer.last.finish_reason == "stop"
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 3)
+    assert answer.usage.timings is not None
+    assert answer.usage.timings.total_seconds == pytest.approx(0.05 + 3 / 100)
 
 
 def test_sampling_is_spelt_out() -> None:

@@ -80,7 +80,10 @@ def test_chat_streams_the_answer() -> None:
     assert answer.last.finish_reason == "stop"
     assert answer.usage.completion_tokens == 3
     assert answer.usage.timings is not None
-    assert answer.usage.timings.total_seconds == 0.25
+    timings = answer.usage.timings
+    assert timings.total_seconds == 0.25
+    assert timings.queue_seconds + timings.prefill_seconds == pytest.approx(timings.first_token_seconds)
+    assert timings.first_token_seconds + 2 * timings.inter_token_seconds <= timings.total_seconds
     assert {delta.backend for delta in answer.deltas} == {"ollama"}
 
 
@@ -96,6 +99,7 @@ def test_options_are_spelt_out() -> None:
         "top_k": 5,
         "min_p": 0.0,
         "repeat_penalty": 1.1,
+        "repeat_last_n": -1,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "num_predict": 2,

@@ -140,6 +140,19 @@ def delta_of(event: object, model: str, backend: str) -> ChatDelta | None:
             return None
 
 
+def _timings(stats: lmstudio.LlmPredictionStats, num_drawn: int) -> Timings | None:
+    """Where the time went; None where LM Studio does not say all of it."""
+    first, rate = stats.time_to_first_token_sec, stats.tokens_per_second
+    if first is None or not rate:
+        return None
+    return Timings(
+        prefill_seconds=first,
+        first_token_seconds=first,
+        inter_token_seconds=1 / rate,
+        total_seconds=first + num_drawn / rate,
+    )
+
+
 def last_delta(stats: lmstudio.LlmPredictionStats, model: str, backend: str, *, has_calls: bool) -> ChatDelta:
     """The end of an answer; raises `BackendError` when the model failed or was unloaded meanwhile."""
     reason = _STOP_REASONS.get(stats.stop_reason)
@@ -154,7 +167,7 @@ def last_delta(stats: lmstudio.LlmPredictionStats, model: str, backend: str, *, 
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
-        timings=Timings(first_token_seconds=stats.time_to_first_token_sec or 0.0),
+        timings=_timings(stats, num_completion),
     )
     reason = "tool_calls" if has_calls else reason
     return ChatDelta(finish_reason=reason, usage=usage, model=model, backend=backend)

@@ -83,6 +83,7 @@ class Chunk(msgspec.Struct):
     total_duration: int = 0
     load_duration: int = 0
     prompt_eval_duration: int = 0
+    eval_duration: int = 0
     prompt_eval_count: int = 0
     eval_count: int = 0
 
@@ -188,7 +189,13 @@ def _options(sampling: SamplingParams) -> JsonObject:
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
     }
-    optional = {"num_predict": sampling.max_tokens, "seed": sampling.seed, "stop": list(sampling.stop) or None}
+    has_penalty = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+    optional: JsonObject = {
+        "num_predict": sampling.max_tokens,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+        "repeat_last_n": -1 if has_penalty else None,  # Ollama's own penalties see 64 tokens only
+    }
     return options | {key: value for key, value in optional.items() if value is not None}
 
 
@@ -287,7 +294,10 @@ def last_delta(chunk: Chunk, model: str, backend: str, *, has_calls: bool) -> Ch
     """The end of an answer: why it ended, and the tokens counted."""
     reason: Literal["tool_calls", "length", "stop"] = "length" if chunk.done_reason == "length" else "stop"
     timings = Timings(
+        queue_seconds=chunk.load_duration / 1e9,
+        prefill_seconds=chunk.prompt_eval_duration / 1e9,
         first_token_seconds=(chunk.load_duration + chunk.prompt_eval_duration) / 1e9,
+        inter_token_seconds=chunk.eval_duration / max(1, chunk.eval_count - 1) / 1e9,
         total_seconds=chunk.total_duration / 1e9,
     )
     usage = Usage(

@@ -55,6 +55,10 @@ def checked_choice(tools: Sequence[Tool], choice: str | JsonObject | None) -> st
         raise RequestError(f"tool_choice is none, auto, required or a function, got {choice!r}", param="tool_choice")
     if (isinstance(choice, dict) or choice == "required") and not tools:
         raise RequestError("tool_choice needs tools", param="tool_choice")
+    if isinstance(choice, dict) and choice.get("type", "function") != "function":
+        shown = str(choice["type"])[:40]
+        text = f"tool_choice.type={shown!r} is not supported; name a function, or send only the tools that are allowed"
+        raise RequestError(text, param="tool_choice", code="unsupported_parameter")
     if isinstance(choice, dict):
         function = choice.get("function")
         name = cast("JsonObject", function).get("name") if isinstance(function, dict) else None

@@ -22,7 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyagent import __version__
-from pyagent.core.messages import ChatDelta, ChatRequest, Timings, Usage
+from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, Resumption, Timings, Usage
 
 
 def make_tracer(endpoint: str) -> Tracer:
@@ -44,6 +44,8 @@ class AnswerTrace:
     last: ChatDelta | None = None
     ended: int = 0
     finish_reasons: list[str] = field(default_factory=list[str])
+    attempts: list[tuple[int, Attempt]] = field(default_factory=list[tuple[int, Attempt]])
+    resumptions: list[tuple[int, Resumption]] = field(default_factory=list[tuple[int, Resumption]])
 
     def ask(self, asked: ChatRequest) -> None:
         """A backend is asked now."""
@@ -53,6 +55,9 @@ class AnswerTrace:
         """A piece of its answer came."""
         self.first = self.first or delta
         self.last, self.ended = delta, time.time_ns()
+        self.attempts += [(self.ended, attempt) for attempt in delta.attempts]
+        if delta.resumed:
+            self.resumptions.append((self.ended, delta.resumed))
         if delta.finish_reason:
             self.finish_reasons.append(delta.finish_reason)
 
@@ -100,18 +105,21 @@ class Traced:
         self, span: Span, answer: AnswerTrace, asked: ChatRequest, first: ChatDelta, last: ChatDelta
     ) -> None:
         """The span of the link that answered; those that did not are events of the request's."""
-        for attempt in first.attempts:
+        for moment, attempt in answer.attempts:
             attributes = {"pyagent.backend": attempt.backend, "pyagent.reason": attempt.reason}
-            span.add_event("pyagent.link_failed", attributes, answer.started)
-        operation = "chat" if asked.messages else "text_completion"
+            span.add_event("pyagent.link_failed", attributes, moment)
+        for moment, resumed in answer.resumptions:
+            attributes = {"pyagent.kind": resumed.kind, "pyagent.backend": resumed.backend}
+            span.add_event("pyagent.resumed", attributes, moment)
+        operation, backend = "chat" if asked.messages else "text_completion", last.backend or first.backend
         link = self.tracer.start_span(
             f"{operation} {last.model or asked.model}".strip(),
             set_span_in_context(span),
             SpanKind.CLIENT,
             {
                 "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": first.backend.partition(":")[0] or "pyagent",
-                "pyagent.backend": first.backend,
+                "gen_ai.provider.name": backend.partition(":")[0] or "pyagent",
+                "pyagent.backend": backend,
                 "gen_ai.response.model": last.model,
                 "gen_ai.response.finish_reasons": answer.finish_reasons,
                 **_asked_attributes(asked),
@@ -119,7 +127,7 @@ class Traced:
             },
             start_time=answer.started,
         )
-        if last.usage is not None and last.usage.timings is not None:
+        if last.usage is not None and last.usage.timings is not None and last.usage.timings.total_seconds:
             self._tell_engine(set_span_in_context(link), last.usage.timings, answer.ended)
         link.end(answer.ended)
 

@@ -86,7 +86,7 @@ def read_messages(said: list[ChatMessage]) -> list[Message]:
         ]
         unanswered += calls
         content = content_of(message.content or "", message.images)
-        messages.append(Message(message.role, content, tool_calls=calls or None))
+        messages.append(Message(message.role, content, message.name, tool_calls=calls or None))
     return messages
 
 

@@ -63,7 +63,7 @@ async def show(service: Service, request: Request) -> Response:
     if model.context_length is not None:
         facts[f"{architecture}.context_length"] = model.context_length
     stored = _stored(service, model)
-    body: JsonObject = {"modelfile": "", "parameters": "", "template": "", "details": _details(model)}
+    body: JsonObject = {"modelfile": "", "parameters": "", "template": "", "details": _details(model, stored)}
     body |= {
         "model_info": facts,
         "capabilities": await _capabilities(service, model),
@@ -97,7 +97,13 @@ async def _pulled(store: ModelStore, name: str, request_id: str) -> AsyncGenerat
 
     watching = ModelStore(store.folder, store.catalog, watch=watch)
     fetching = asyncio.ensure_future(asyncio.to_thread(watching.pull, name))
-    fetching.add_done_callback(lambda _: news.put_nowait(None))
+
+    def end(task: asyncio.Future[StoredModel]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen, also when the client has left
+        news.put_nowait(None)
+
+    fetching.add_done_callback(end)
     yield _line({"status": "pulling manifest"})
     source = store.catalog.get(name)
     digest = source.sha256 if source else ""
@@ -129,7 +135,7 @@ def _listed(service: Service, model: ModelInfo) -> JsonObject:
         "modified_at": _modified(service, stored),
         "size": model.size_bytes or (stored.size_bytes if stored else 0),
         "digest": digest,
-        "details": _details(model),
+        "details": _details(model, stored),
     }
 
 
@@ -141,11 +147,11 @@ def _modified(service: Service, stored: StoredModel | None) -> str:
     return timestamp(stored.path.stat().st_mtime if stored else service.created)
 
 
-def _details(model: ModelInfo) -> JsonObject:
-    family = model.architecture or ""
+def _details(model: ModelInfo, stored: StoredModel | None) -> JsonObject:
+    family, file = model.architecture or "", str(stored.path) if stored else model.id
     return {
         "parent_model": "",
-        "format": "gguf" if model.architecture else "",
+        "format": "gguf" if file.endswith(".gguf") else "",
         "family": family,
         "families": [family] if family else [],
         "parameter_size": "",

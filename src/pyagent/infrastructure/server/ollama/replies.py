@@ -35,6 +35,7 @@ class Reply:
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
         """The body of an answer that is not streamed, from all of its deltas."""
+        self._first = self._asked  # when they came is not known here: without timings all is drawing
         for delta in deltas:
             self._saw(delta)
         joined = ChatDelta(
@@ -98,7 +99,7 @@ class Reply:
         total = time.perf_counter() - self._asked
         prompt, load = (self._first or self._asked) - self._asked, 0.0
         drawing = total - prompt
-        if usage.timings is not None:
+        if usage.timings is not None and usage.timings.total_seconds:
             prompt = usage.timings.prefill_seconds
             drawing = usage.timings.total_seconds - usage.timings.first_token_seconds
             load = max(0.0, total - usage.timings.total_seconds)
@@ -106,7 +107,7 @@ class Reply:
             "total_duration": nanoseconds(total),
             "load_duration": nanoseconds(load),
             "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(prompt),
+            "prompt_eval_duration": max(1, nanoseconds(prompt)),
             "eval_count": usage.completion_tokens,
             "eval_duration": max(1, nanoseconds(drawing)),  # clients divide by it
         }

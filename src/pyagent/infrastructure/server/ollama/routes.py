@@ -94,10 +94,12 @@ async def embed(service: Service, request: Request) -> Response:
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """POST /api/embeddings, the older form."""
+    """POST /api/embeddings, the older form; without a prompt there is no vector."""
     said = decode(await service.body(request), EmbeddingsBody, {})
-    found = await _embedded(service, request, said.model, [said.prompt] if said.prompt else [])
-    return json_response({"embedding": found.vectors[0] if found.vectors else []})
+    if not said.prompt:
+        await find_model(service, said.model)
+        return json_response({"embedding": list[float]()})
+    return json_response({"embedding": (await _embedded(service, request, said.model, [said.prompt])).vectors[0]})
 
 
 async def _embedded(service: Service, request: Request, name: str, texts: list[str]) -> EmbedResult:
