@@ -214,7 +214,7 @@ class CpuModel:
         *,
         threads: int,
         kv_bytes: int,
-        kv_type: str = "f16",
+        kv_type: str = "bf16",
         isa: str | None = None,
         swap_dir: str | PathLike[str] | None = None,
     ) -> CpuModel: ...
@@ -252,7 +252,7 @@ class ModelShape(TypedDict):
     kv_groups: list[tuple[str, int, int]]
     page_bytes: int
 
-def describe_model(path: str | PathLike[str], kv_type: str = "f16") -> ModelShape: ...
+def describe_model(path: str | PathLike[str], kv_type: str = "bf16") -> ModelShape: ...
 def most_step_bytes(
     path: str | PathLike[str], num_threads: int, num_tokens: int, num_outputs: int, num_positions: int
 ) -> int: ...

@@ -22,7 +22,9 @@ NO_PAGE = 0xFFFFFFFF
 Groups = list[tuple[str, int, int]]
 
 
-def load(path: Path, *, kv_bytes: int = 32 << 20, kv_type: str = "f16", swap_dir: Path | None = None) -> _rust.CpuModel:
+def load(
+    path: Path, *, kv_bytes: int = 32 << 20, kv_type: str = "bf16", swap_dir: Path | None = None
+) -> _rust.CpuModel:
     return _rust.CpuModel.load(path, threads=1, kv_bytes=kv_bytes, kv_type=kv_type, swap_dir=swap_dir)
 
 
@@ -107,7 +109,7 @@ def test_sliding_layers_hold_few_pages(tiny_gemma_path: Path) -> None:
     assert pool.stats().active < pages_of_full_attention(model, 4000) / 4
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+@pytest.mark.parametrize("kv_type", ["f16", "bf16", "int8"])
 def test_swapped_and_forked_sequences_go_on_with_the_same_bits(
     tiny_gemma_path: Path, tmp_path: Path, kv_type: str
 ) -> None:

@@ -56,7 +56,7 @@ def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant
     run(work())
 
 
-@pytest.mark.parametrize(("kv_type", "eighths"), [("f32", 16), ("bf16", 8), ("int8", 5)])
+@pytest.mark.parametrize(("kv_type", "eighths"), [("f32", 16), ("f16", 8), ("int8", 5)])
 def test_answers_of_every_kv_format_are_those_given_alone(tiny_model_path: Path, kv_type: KvType, eighths: int) -> None:
     """However keys and values are kept, chunks, cached prefixes, preemption and neighbours change no bit."""
 

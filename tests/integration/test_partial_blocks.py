@@ -99,7 +99,7 @@ def runners(
     """Two runners of one model: one with little memory, one to compare with."""
     name, *_, kind = request.param.split()
     path = tiny_gemma_path if name == "gemma" else tiny_model_path
-    kv_type: KvType = "int8" if kind == "int8" else "f16"
+    kv_type: KvType = "int8" if kind == "int8" else "bf16"
     cold = CpuRunner(path, CpuOptions(threads=1, kv_type=kv_type))
     kv_bytes = 40 * cold.pages_per_block * cold.info["page_bytes"]
     options = CpuOptions(threads=1, kv_bytes=kv_bytes, kv_type=kv_type)

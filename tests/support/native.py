@@ -41,7 +41,7 @@ def options(
     blocks: int = 1024,
     threads: int = 1,
     isa: str | None = None,
-    kv_type: KvType = "f16",
+    kv_type: KvType = "bf16",
     token_budget: int = 1024,
     max_context: int | None = None,
 ) -> EngineOptions:
@@ -103,7 +103,7 @@ async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[A
     return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
 
 
-async def alone(path: Path, requests: list[ChatRequest], kv_type: KvType = "f16") -> list[str]:
+async def alone(path: Path, requests: list[ChatRequest], kv_type: KvType = "bf16") -> list[str]:
     """Each answer from an engine that has seen nothing else."""
     texts: list[str] = []
     async with running(path, options(kv_type=kv_type)) as backend:

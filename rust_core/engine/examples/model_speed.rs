@@ -1,4 +1,4 @@
-//! Prefill and decode speed of a model file: `model_speed FILE [threads] [isa]`.
+//! Prefill and decode speed of a model file: `model_speed FILE [threads] [isa] [kv]`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,13 +11,18 @@ use pyagent_kernels::isa::Isa;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let path = args.next().ok_or("usage: model_speed FILE [threads] [isa]")?;
+    let path = args.next().ok_or("usage: model_speed FILE [threads] [isa] [kv]")?;
     let threads = args.next().map_or(Ok(2), |text| text.parse())?;
     let isa = args.next().and_then(|name| Isa::from_name(&name));
+    let kv = args.next().unwrap_or_else(|| "bf16".to_owned());
+    let kv_type = KvType::ALL
+        .into_iter()
+        .find(|kind| kind.name() == kv)
+        .ok_or("no such kv type")?;
     let options = LoadOptions {
         threads,
         isa,
-        kv_type: KvType::F16,
+        kv_type,
         kv_bytes: 1 << 30,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;

@@ -170,7 +170,7 @@ type StepOutput = (Vec<u32>, HashMap<usize, (f32, Vec<(u32, f32)>)>, HashMap<usi
 impl CpuModel {
     /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`.
     #[staticmethod]
-    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "f16", isa = None, swap_dir = None))]
+    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None))]
     fn load(
         py: Python<'_>,
         path: PathBuf,
@@ -383,7 +383,7 @@ pub fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 
 /// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token.
 #[pyfunction]
-#[pyo3(signature = (path, kv_type = "f16"))]
+#[pyo3(signature = (path, kv_type = "bf16"))]
 pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyResult<Bound<'py, PyDict>> {
     let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {

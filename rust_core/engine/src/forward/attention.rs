@@ -117,8 +117,9 @@ impl Part<'_> {
         let heads_per_unit = kv_heads_per_unit(config);
         let num_units = config.num_kv_heads / heads_per_unit;
         self.worker.share(plan.pieces.len() * num_units, |piece| {
-            let (tile, chunk) = plan.pieces[piece / num_units];
-            let unit = piece % num_units;
+            // One unit's pieces follow each other, so that what their sequences share of it is still in the caches.
+            let (tile, chunk) = plan.pieces[piece % plan.pieces.len()];
+            let unit = piece / plan.pieces.len();
             let done = &plan.done[tile * config.num_kv_heads + unit];
             let tile = &plan.tiles[tile];
             let kv_heads = unit * heads_per_unit..(unit + 1) * heads_per_unit;

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use super::kernel::{Group, MAX_ROWS};
 use super::partial::Partials;
-use super::{AttentionScratch, BLOCK_TOKENS, CHUNK_TOKENS, KvLayout, LayerBlocks, chunk_len, reserve};
+use super::{
+    AttentionScratch, BLOCK_TOKENS, CHUNK_TOKENS, KvLayout, KvType, LayerBlocks, chunk_len, multiplies_pairs, reserve,
+};
+use crate::elementwise::f32_to_bf16;
 use crate::isa::Isa;
 
 /// One call's worth of attention: a run of query tokens of one sequence against one key-value head.
@@ -97,18 +100,28 @@ impl AttentionArgs<'_> {
         whole
     }
 
-    /// Lays the queries out as `[head_dim][row]` for each group, so that one pointer serves all rows of a dimension.
-    pub(super) unsafe fn transpose_queries(&self, layout: &KvLayout, limit: usize, scratch: &mut AttentionScratch) {
-        let (heads, head_dim) = (self.num_query_heads_per_kv, layout.head_dim);
-        let queries = reserve(&mut scratch.queries, self.num_rows() * head_dim);
+    /// Lays the queries out as `[head_dim][row]` for each group, so that one pointer serves all rows of a dimension, or as
+    /// `[head_dim / 2][row]` where pairs are multiplied at once.
+    pub(super) unsafe fn transpose_queries(
+        &self,
+        isa: Isa,
+        layout: &KvLayout,
+        limit: usize,
+        scratch: &mut AttentionScratch,
+    ) {
+        let (heads, row_len) = (self.num_query_heads_per_kv, query_len(layout));
+        let queries = reserve(&mut scratch.queries, self.num_rows() * row_len);
         for row in 0..self.num_rows() {
             let (first, width) = (row / limit * limit, limit.min(self.num_rows() - row / limit * limit));
             // SAFETY: the caller promises the query rows; the scratch was reserved.
             unsafe {
-                let source = self.q.add(row / heads * self.q_stride + row % heads * head_dim);
-                let target = queries.add(first * head_dim + row - first);
-                for d in 0..head_dim {
-                    *target.add(d * width) = *source.add(d);
+                let source = self.q.add(row / heads * self.q_stride + row % heads * layout.head_dim);
+                let source = std::slice::from_raw_parts(source, layout.head_dim);
+                let target = queries.add(first * row_len + row - first);
+                let put = |index: usize, factor: f32| *target.add(index * width) = factor;
+                match layout.dtype {
+                    KvType::Bf16 => put_bf16(isa, source, put),
+                    _ => source.iter().enumerate().for_each(|(d, x)| put(d, *x)),
                 }
             }
         }
@@ -137,8 +150,9 @@ impl AttentionArgs<'_> {
                 num_rows,
                 visible,
                 scores: reserve(&mut scratch.scores, blocks.len() * num_rows * BLOCK_TOKENS),
-                queries: queries.wrapping_add(first_row * layout.head_dim),
+                queries: queries.wrapping_add(first_row * query_len(layout)),
                 blocks,
+                last_block: (self.first_position + self.num_tokens - 1) / BLOCK_TOKENS,
                 partials: Partials::new(std::ptr::null_mut(), layout.head_dim),
             };
             work(&mut group, first_row, seeing);
@@ -157,6 +171,32 @@ impl AttentionArgs<'_> {
             }
             visible
         })
+    }
+}
+
+/// Numbers that a row's queries take, at most.
+const fn query_len(layout: &KvLayout) -> usize {
+    layout.head_dim.next_multiple_of(layout.dtype.width())
+}
+
+/// Calls `put` with queries rounded to bfloat16: one by one, or two as the bits of one where these are multiplied at once.
+/// An odd number's neighbour is 0.
+fn put_bf16(isa: Isa, row: &[f32], put: impl Fn(usize, f32)) {
+    const RUN: usize = 128;
+    let at_once = multiplies_pairs(isa);
+    for (run, numbers) in row.chunks(RUN).enumerate() {
+        let mut halves = [0_u16; RUN];
+        f32_to_bf16(isa, numbers, &mut halves[..numbers.len()]);
+        for (i, pair) in halves[..numbers.len().next_multiple_of(2)].chunks_exact(2).enumerate() {
+            let (first, second) = (u32::from(pair[0]), u32::from(pair[1]));
+            let index = run * RUN / 2 + i;
+            if at_once {
+                put(index, f32::from_bits(first | second << 16));
+            } else {
+                put(2 * index, f32::from_bits(first << 16));
+                put(2 * index + 1, f32::from_bits(second << 16));
+            }
+        }
     }
 }
 

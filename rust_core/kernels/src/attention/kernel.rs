@@ -10,10 +10,10 @@ use std::ops::Range;
 use super::partial::Partials;
 use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType};
 use crate::elementwise::functions;
-use crate::lanes::{Bf16, F16, LANES, Lanes};
+use crate::lanes::{Bf16, F16, LANES, Lanes, SMALLEST_BF16};
 
-/// Values are fetched so many blocks before they are added: one block is computed in less time than memory takes.
-const VALUE_BLOCKS_AHEAD: usize = 2;
+/// Keys and values are fetched so many blocks before they are read: one is computed in less time than memory takes.
+const BLOCKS_AHEAD: usize = 8;
 
 /// The most rows of a group, on any set.
 pub(super) const MAX_ROWS: usize = 8;
@@ -28,6 +28,8 @@ pub(super) struct Group<'a> {
     pub(super) visible: [Range<usize>; MAX_ROWS],
     /// The blocks that any of the rows sees in the chunk.
     pub(super) blocks: Range<usize>,
+    /// The last block that any row of the call sees.
+    pub(super) last_block: usize,
     /// Scratch on a cache-line border, `[block][row][16]`.
     pub(super) scores: *mut f32,
     /// `[head_dim][row]`.
@@ -36,14 +38,120 @@ pub(super) struct Group<'a> {
     pub(super) partials: Partials,
 }
 
-/// A number as it lies in key-value memory.
-trait Stored: Copy {
-    /// Registers of sixteen numbers in a cache line.
+/// What lies in key-value memory at one dimension of a key, or of a value: a number, or two neighbours in one.
+pub(super) trait Stored: Copy {
+    /// Numbers in one: neighbouring dimensions of a key, or positions of a value.
+    const WIDTH: usize = 1;
+    /// Factors with which they are taken into a chain, one after the other.
+    const PARTS: usize = 1;
+    /// Registers of sixteen in a cache line.
     const PER_LINE: usize = 64 / (LANES * size_of::<Self>());
     /// Whether each token's numbers are to be multiplied by a scale.
     const IS_SCALED: bool = false;
-    unsafe fn load<L: Lanes>(source: *const Self) -> L;
-    fn widen(self) -> f32;
+    /// Part `part` of sixteen.
+    unsafe fn load<L: Lanes>(source: *const Self, part: usize) -> L;
+    /// Takes a part of sixteen, with its factor, into a chain.
+    #[inline(always)]
+    unsafe fn add<L: Lanes>(sum: L, factor: L, line: L) -> L {
+        factor.fma(line, sum)
+    }
+    /// Writes a block's weights as factors of the values; gives what was written.
+    #[inline(always)]
+    unsafe fn store_weights<L: Lanes>(weights: L, target: *mut f32) -> L {
+        // SAFETY: the caller promises sixteen writable numbers.
+        unsafe { weights.store(target) };
+        weights
+    }
+    /// A slot's weight among those that were written.
+    #[inline(always)]
+    unsafe fn weight(weights: *const f32, slot: usize) -> f32 {
+        // SAFETY: the caller promises a block's weights.
+        unsafe { *weights.add(slot) }
+    }
+    /// Number `which` of it.
+    fn widen(self, which: usize) -> f32;
+}
+
+/// Two bfloat16 numbers that the CPU multiplies at once.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Bf16Pair(u32);
+
+/// Two bfloat16 numbers of which each is widened and multiplied by itself, in the order of [`Bf16Pair`]'s product.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Bf16Halves(u32);
+
+impl Stored for Bf16Pair {
+    const WIDTH: usize = 2;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(source: *const Self, _: usize) -> L {
+        // SAFETY: the caller promises sixteen and the set of `L`.
+        unsafe { L::load(source.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add<L: Lanes>(sum: L, factor: L, line: L) -> L {
+        // SAFETY: the caller promises a CPU that has the products.
+        unsafe { factor.fma_bf16_pairs(line, sum) }
+    }
+    #[inline(always)]
+    unsafe fn store_weights<L: Lanes>(weights: L, target: *mut f32) -> L {
+        // SAFETY: the caller promises room for sixteen numbers twice as wide; the value proves the set of `L`.
+        unsafe {
+            without_tiny(weights).store_normal_bf16(target.cast());
+            L::load_bf16(target.cast())
+        }
+    }
+    #[inline(always)]
+    unsafe fn weight(weights: *const f32, slot: usize) -> f32 {
+        // SAFETY: the caller promises a block's weights.
+        unsafe { (*weights.cast::<Bf16>().add(slot)).to_f32() }
+    }
+    #[inline(always)]
+    fn widen(self, which: usize) -> f32 {
+        Bf16((self.0 >> (16 * which)) as u16).to_f32()
+    }
+}
+
+impl Stored for Bf16Halves {
+    const WIDTH: usize = 2;
+    const PARTS: usize = 2;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(source: *const Self, part: usize) -> L {
+        // SAFETY: the caller promises sixteen and the set of `L`.
+        let pairs = unsafe { L::load(source.cast()) };
+        if part == 0 {
+            pairs.upper_bf16()
+        } else {
+            pairs.lower_bf16()
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_weights<L: Lanes>(weights: L, target: *mut f32) -> L {
+        // SAFETY: the caller promises room for sixteen numbers twice as wide; the value proves the set of `L`.
+        unsafe {
+            without_tiny(weights).store_bf16(target.cast());
+            let rounded = L::load_bf16(target.cast());
+            rounded.store(target);
+            rounded
+        }
+    }
+    #[inline(always)]
+    fn widen(self, which: usize) -> f32 {
+        Bf16Pair(self.0).widen(which)
+    }
+}
+
+/// [`Lanes::without_tiny`], of numbers that are not negative.
+#[inline(always)]
+fn without_tiny<L: Lanes>(weights: L) -> L {
+    weights.select_less(weights.all(SMALLEST_BF16), weights.all(0.0), weights)
+}
+
+/// Which of a block's or a row's factors goes with part `part` of what is at `index`: the last number's comes first.
+#[inline(always)]
+fn factor_index<S: Stored>(index: usize, part: usize) -> usize {
+    index * S::PARTS + S::PARTS - 1 - part
 }
 
 /// How a type of [`KvType`] is read.
@@ -52,12 +160,12 @@ macro_rules! stored {
         impl Stored for $number {
             $(const IS_SCALED: bool = $is_scaled;)?
             #[inline(always)]
-            unsafe fn load<L: Lanes>(source: *const Self) -> L {
+            unsafe fn load<L: Lanes>(source: *const Self, _: usize) -> L {
                 // SAFETY: the caller promises sixteen numbers and the set of `L`.
                 unsafe { L::$load(source) }
             }
             #[inline(always)]
-            fn widen(self) -> f32 {
+            fn widen(self, _: usize) -> f32 {
                 $widen(self)
             }
         }
@@ -66,7 +174,6 @@ macro_rules! stored {
 
 stored!(f32, load, std::convert::identity);
 stored!(F16, load_f16, F16::to_f32);
-stored!(Bf16, load_bf16, Bf16::to_f32);
 stored!(i8, load_i8, f32::from, true);
 
 impl Group<'_> {
@@ -96,14 +203,15 @@ pub(super) unsafe fn attend<L: Lanes, const ROWS: usize, const KEYS: usize, cons
         match group.layout.dtype {
             KvType::F32 => attend_stored::<L, f32, ROWS, KEYS, DIMS>(group),
             KvType::F16 => attend_stored::<L, F16, ROWS, KEYS, DIMS>(group),
-            KvType::Bf16 => attend_stored::<L, Bf16, ROWS, KEYS, DIMS>(group),
+            KvType::Bf16 => attend_stored::<L, Bf16Halves, ROWS, KEYS, DIMS>(group),
             KvType::Int8 => attend_stored::<L, i8, ROWS, KEYS, DIMS>(group),
         }
     }
 }
 
+/// [`attend`], of numbers that are known to be `S`.
 #[inline(always)]
-unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize, const DIMS: usize>(
+pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize, const DIMS: usize>(
     group: &Group<'_>,
 ) {
     // SAFETY: the caller's promise, which is the same for each pass.
@@ -133,18 +241,18 @@ unsafe fn score_blocks<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize
     }
 }
 
-/// What is read when the keys of the blocks before `block` have been: more keys, then the first values.
+/// Where the `index`th block that the group reads lies: its keys, its values, then the next chunk's keys.
 #[inline(always)]
-unsafe fn after_keys<S: Stored>(group: &Group<'_>, block: usize) -> *const S {
-    let Range { start, end } = group.blocks;
-    // SAFETY: the caller promises the group's blocks, of which these are.
+unsafe fn block_read<S: Stored>(group: &Group<'_>, index: usize) -> *const S {
+    let count = group.blocks.len();
+    let (layout, kv_head) = (group.layout, group.args.kv_head);
+    // SAFETY: the caller promises the group's blocks, and those after them, of which these are.
     unsafe {
-        if block < end {
-            group.block(block, group.layout.keys_at(group.args.kv_head))
-        } else {
-            let block = (start + (block - end)).min(end - 1);
-            group.block(block, group.layout.values_at(group.args.kv_head))
+        if (count..2 * count).contains(&index) {
+            return group.block(group.blocks.start + index - count, layout.values_at(kv_head));
         }
+        let block = group.blocks.start + if index < count { index } else { index - count };
+        group.block(block.min(group.last_block), layout.keys_at(kv_head))
     }
 }
 
@@ -173,20 +281,21 @@ unsafe fn score_tile<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
         }
         let mut next: [*const S; KEYS] = [std::ptr::null(); KEYS];
         for (i, pointer) in next.iter_mut().enumerate() {
-            *pointer = after_keys(group, block + KEYS + i);
+            *pointer = block_read(group, block - group.blocks.start + BLOCKS_AHEAD + i);
         }
         let mut scores = [[L::splat(0.0); KEYS]; ROWS];
-        let whole = group.layout.head_dim / S::PER_LINE * S::PER_LINE;
+        let count = group.layout.head_dim.div_ceil(S::WIDTH);
+        let whole = count / S::PER_LINE * S::PER_LINE;
         for start in (0..whole).step_by(S::PER_LINE) {
             for pointer in next {
                 prefetch(pointer.wrapping_add(start * BLOCK_TOKENS));
             }
             for d in start..start + S::PER_LINE {
-                add_dimension::<L, S, ROWS, KEYS>(group, d, &keys, &mut scores);
+                add_products::<L, S, ROWS, KEYS>(group, d, &keys, &mut scores);
             }
         }
-        for d in whole..group.layout.head_dim {
-            add_dimension::<L, S, ROWS, KEYS>(group, d, &keys, &mut scores);
+        for d in whole..count {
+            add_products::<L, S, ROWS, KEYS>(group, d, &keys, &mut scores);
         }
         let scale = L::splat(group.args.scale);
         for i in 0..KEYS {
@@ -200,9 +309,9 @@ unsafe fn score_tile<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
     }
 }
 
-/// Adds the products of one dimension to the scores of each row and block.
+/// Adds the products of what lies at `d` to the scores of each row and block.
 #[inline(always)]
-unsafe fn add_dimension<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
+unsafe fn add_products<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(
     group: &Group<'_>,
     d: usize,
     keys: &[*const S; KEYS],
@@ -210,14 +319,17 @@ unsafe fn add_dimension<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usiz
 ) {
     // SAFETY: the caller promises keys, queries and the set of `L`.
     unsafe {
-        let mut lines = [L::splat(0.0); KEYS];
-        for (line, pointer) in lines.iter_mut().zip(keys) {
-            *line = S::load(pointer.add(d * BLOCK_TOKENS));
-        }
-        for (row, scores) in scores.iter_mut().enumerate() {
-            let query = L::splat(*group.queries.add(d * ROWS + row));
-            for (score, line) in scores.iter_mut().zip(&lines) {
-                *score = query.fma(*line, *score);
+        for part in 0..S::PARTS {
+            let mut lines = [L::splat(0.0); KEYS];
+            for (line, pointer) in lines.iter_mut().zip(keys) {
+                *line = S::load(pointer.add(d * BLOCK_TOKENS), part);
+            }
+            let queries = group.queries.add(factor_index::<S>(d, part) * ROWS);
+            for (row, scores) in scores.iter_mut().enumerate() {
+                let query = L::splat(*queries.add(row));
+                for (score, line) in scores.iter_mut().zip(&lines) {
+                    *score = S::add(*score, query, *line);
+                }
             }
         }
     }
@@ -258,11 +370,11 @@ unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: 
         let mut sum = L::splat(0.0);
         for block in first..=last {
             let weights = functions::exp(L::load(line(block)).sub(greatest));
-            sum = sum.add(weights);
             if S::IS_SCALED {
+                sum = sum.add(weights);
                 weights.mul(L::load(group.scales(block, values_at))).store(line(block));
             } else {
-                weights.store(line(block));
+                sum = sum.add(S::store_weights(weights, line(block)));
             }
         }
         greatest.store(group.partials.greatest(row));
@@ -273,12 +385,12 @@ unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: 
 /// Weighted sums of the values into the rows' results.
 ///
 /// A row takes in exactly the keys it sees: memory it does not see may hold anything, even a NaN, and even a
-/// weight of 0 would let that through. Where the rows' ranges differ, each goes alone.
+/// weight of 0 would let that through. Where the rows' ranges differ, or end between two neighbours, each goes alone.
 #[inline(always)]
 unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(group: &Group<'_>) {
     // Ranges move forward with the row, so the last begins last and the first ends first.
     let end = group.visible[ROWS - 1].end;
-    let common = group.visible[ROWS - 1].start..group.visible[0].end;
+    let common = group.visible[ROWS - 1].start.next_multiple_of(S::WIDTH)..group.visible[0].end / S::WIDTH * S::WIDTH;
     let common = if common.is_empty() { end..end } else { common };
     // SAFETY: the caller's promise; the ranges are what the rows see.
     unsafe {
@@ -293,18 +405,26 @@ unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(
                 } else {
                     visible.start..visible.end.min(common.start)
                 };
-                add_values::<L, S, 1, ROWS, DIMS>(group, row, own);
+                add_values::<L, S, 1, ROWS, DIMS, false>(group, row, own);
             }
             if !is_after {
-                add_values::<L, S, ROWS, ROWS, DIMS>(group, 0, common.clone());
+                add_values::<L, S, ROWS, ROWS, DIMS, true>(group, 0, common.clone());
             }
         }
     }
 }
 
-/// Adds the weighted values at `positions` to `TAKEN` rows from `row` on, of a group of `ROWS`.
+/// Adds the weighted values at `positions`, which part no neighbours if they are `WHOLE`, to `TAKEN` rows from `row` on, of a
+/// group of `ROWS`.
 #[inline(always)]
-unsafe fn add_values<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, const DIMS: usize>(
+unsafe fn add_values<
+    L: Lanes,
+    S: Stored,
+    const TAKEN: usize,
+    const ROWS: usize,
+    const DIMS: usize,
+    const WHOLE: bool,
+>(
     group: &Group<'_>,
     row: usize,
     positions: Range<usize>,
@@ -317,11 +437,11 @@ unsafe fn add_values<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize,
     // SAFETY: the caller's promise; the tiles stay within the head.
     unsafe {
         while d + DIMS * LANES <= head_dim {
-            add_tile::<L, S, TAKEN, ROWS, DIMS>(group, row, d, positions.clone());
+            add_tile::<L, S, TAKEN, ROWS, DIMS, WHOLE>(group, row, d, positions.clone());
             d += DIMS * LANES;
         }
         while d + LANES <= head_dim {
-            add_tile::<L, S, TAKEN, ROWS, 1>(group, row, d, positions.clone());
+            add_tile::<L, S, TAKEN, ROWS, 1, WHOLE>(group, row, d, positions.clone());
             d += LANES;
         }
         if d < head_dim {
@@ -331,7 +451,7 @@ unsafe fn add_values<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize,
 }
 
 #[inline(always)]
-unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, const DIMS: usize>(
+unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, const DIMS: usize, const WHOLE: bool>(
     group: &Group<'_>,
     row: usize,
     d: usize,
@@ -352,29 +472,40 @@ unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, c
         while position < positions.end {
             let block = position / BLOCK_TOKENS;
             let end = positions.end.min((block + 1) * BLOCK_TOKENS);
-            let mut slot = position % BLOCK_TOKENS;
-            let mut values = group.block::<S>(block, values_at).add(slot * head_dim + d);
-            let ahead = (block + VALUE_BLOCKS_AHEAD).min(group.blocks.end - 1);
-            let mut ahead = group.block::<S>(ahead, values_at).wrapping_add(slot * head_dim + d);
+            let mut index = position % BLOCK_TOKENS / S::WIDTH;
+            let mut values = group.block::<S>(block, values_at).add(index * head_dim + d);
+            let ahead = group.blocks.len() + block - group.blocks.start + BLOCKS_AHEAD;
+            let mut ahead = block_read::<S>(group, ahead).wrapping_add(index * head_dim + d);
             let weights = group.scores.add(((block - group.blocks.start) * ROWS + row) * LANES);
             while position < end {
-                let mut lines = [L::splat(0.0); DIMS];
-                for (i, line) in lines.iter_mut().enumerate() {
-                    *line = S::load(values.add(i * LANES));
-                    if i % S::PER_LINE == 0 {
-                        prefetch(ahead.wrapping_add(i * LANES));
+                let next = (position / S::WIDTH + 1) * S::WIDTH;
+                let seen = position..next.min(end);
+                for part in 0..S::PARTS {
+                    if !WHOLE && !takes_part::<S>(&seen, part) {
+                        continue;
                     }
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let weight = L::splat(*weights.add(r * LANES + slot));
-                    for (sum, line) in sums.iter_mut().zip(&lines) {
-                        *sum = weight.fma(*line, *sum);
+                    let mut lines = [L::splat(0.0); DIMS];
+                    for (i, line) in lines.iter_mut().enumerate() {
+                        *line = S::load(values.add(i * LANES), part);
+                        if !WHOLE {
+                            *line = only_seen::<S, L>(*line, &seen);
+                        }
+                        if part == 0 && i % S::PER_LINE == 0 {
+                            prefetch(ahead.wrapping_add(i * LANES));
+                        }
+                    }
+                    let weights = weights.add(factor_index::<S>(index, part));
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let weight = L::splat(*weights.add(r * LANES));
+                        for (sum, line) in sums.iter_mut().zip(&lines) {
+                            *sum = S::add(*sum, weight, *line);
+                        }
                     }
                 }
                 values = values.add(head_dim);
                 ahead = ahead.wrapping_add(head_dim);
-                slot += 1;
-                position += 1;
+                index += 1;
+                position = next;
             }
         }
         for (r, sums) in sums.iter().enumerate() {
@@ -385,6 +516,30 @@ unsafe fn add_tile<L: Lanes, S: Stored, const TAKEN: usize, const ROWS: usize, c
     }
 }
 
+/// Whether part `part` belongs to one of the positions that are seen.
+#[inline(always)]
+fn takes_part<S: Stored>(seen: &Range<usize>, part: usize) -> bool {
+    S::PARTS == 1 || seen.contains(&(seen.start / S::PARTS * S::PARTS + S::PARTS - 1 - part))
+}
+
+/// Where a lane holds two values at once, 0 for the one whose position is not seen.
+#[inline(always)]
+fn only_seen<S: Stored, L: Lanes>(line: L, seen: &Range<usize>) -> L {
+    match (S::WIDTH > S::PARTS && seen.len() < S::WIDTH, seen.start % S::WIDTH) {
+        (false, _) => line,
+        (true, 0) => line.and_bits(0x0000_ffff),
+        (true, _) => line.and_bits(0xffff_0000),
+    }
+}
+
+/// Positions in the order of a chain: of neighbours the last comes first.
+fn in_order<S: Stored>(positions: Range<usize>) -> impl Iterator<Item = usize> {
+    let indices = positions.start / S::WIDTH..positions.end.div_ceil(S::WIDTH);
+    indices
+        .flat_map(|index| (index * S::WIDTH..(index + 1) * S::WIDTH).rev())
+        .filter(move |position| positions.contains(position))
+}
+
 /// The dimensions from `d` on that do not fill a register, one by one: right, not fast, and once for all sets.
 #[inline(never)]
 unsafe fn add_rest<S: Stored>(group: &Group<'_>, rows: Range<usize>, d: usize, positions: Range<usize>) {
@@ -392,16 +547,16 @@ unsafe fn add_rest<S: Stored>(group: &Group<'_>, rows: Range<usize>, d: usize, p
     let values_at = group.layout.values_at(group.args.kv_head);
     // SAFETY: the caller promises blocks and scratch; rows and dimensions are within them.
     unsafe {
-        for position in positions {
+        for position in in_order::<S>(positions) {
             let (block, slot) = (position / BLOCK_TOKENS, position % BLOCK_TOKENS);
-            let values = group.block::<S>(block, values_at).add(slot * head_dim);
-            let weights = group
-                .scores
-                .add((block - group.blocks.start) * group.num_rows * LANES + slot);
+            let values = group.block::<S>(block, values_at);
+            let weights = group.scores.add((block - group.blocks.start) * group.num_rows * LANES);
             for row in rows.clone() {
+                let weight = S::weight(weights.add(row * LANES), slot);
                 for d in d..head_dim {
                     let sum = group.partials.outputs(row).add(d);
-                    *sum = (*weights.add(row * LANES)).mul_add((*values.add(d)).widen(), *sum);
+                    let value = *values.add(slot / S::WIDTH * head_dim + d);
+                    *sum = weight.mul_add(value.widen(slot % S::WIDTH), *sum);
                 }
             }
         }

@@ -15,7 +15,8 @@ pub enum KvType {
     F32,
     /// Rounded to half precision: half the memory and half the reading.
     F16,
-    /// Rounded to bfloat16: the range of `f32`, and three bits fewer than half precision.
+    /// Rounded to bfloat16, as are the queries and the weights of the values: three bits fewer than half precision, and
+    /// products that some CPUs take two at a time.
     Bf16,
     /// Integers of 8 bits, with one scale for each token's keys of a head and one for its values.
     Int8,
@@ -41,6 +42,14 @@ impl KvType {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::Int8 => 1,
+        }
+    }
+
+    /// Dimensions of a key, or tokens of a value, that lie side by side.
+    pub(super) const fn width(self) -> usize {
+        match self {
+            Self::Bf16 => 2,
+            _ => 1,
         }
     }
 
@@ -102,7 +111,9 @@ impl LayerBlocks<'_> {
 ///
 /// A block holds its keys as `[kv_head][head_dim][token]` (transposed, so that a register is one dimension of
 /// sixteen keys) and then its values as `[kv_head][token][head_dim]`. Of integers, each head's numbers are followed by
-/// the scales of the sixteen tokens.
+/// the scales of the sixteen tokens. Of bfloat16, a register is two dimensions of sixteen keys, or sixteen dimensions of
+/// two values, in turns: `[kv_head][head_dim / 2][token][2]` (an odd dimension more is 0) and
+/// `[kv_head][token / 2][head_dim][2]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Key-value heads.
@@ -126,7 +137,19 @@ impl KvLayout {
 
     /// Bytes from the start of a head's keys, or of its values, to their scales.
     pub(super) const fn scales_at(&self) -> usize {
-        self.head_dim * BLOCK_TOKENS * self.dtype.bytes()
+        self.head_dim.next_multiple_of(self.dtype.width()) * BLOCK_TOKENS * self.dtype.bytes()
+    }
+
+    /// Which of a head's keys' numbers is dimension `d` of slot `slot`.
+    const fn key_index(&self, d: usize, slot: usize) -> usize {
+        let width = self.dtype.width();
+        (d / width * BLOCK_TOKENS + slot) * width + d % width
+    }
+
+    /// Which of a head's values' numbers is dimension `d` of slot `slot`.
+    const fn value_index(&self, d: usize, slot: usize) -> usize {
+        let width = self.dtype.width();
+        (slot / width * self.head_dim + d) * width + slot % width
     }
 
     /// Bytes from the start of a block to a head's keys.
@@ -198,16 +221,25 @@ impl Slot<'_> {
     }
 
     /// Writes the dimensions from `start` on.
-    unsafe fn scatter<T: Copy>(&self, start: usize, k: &[T], v: &[T]) {
+    unsafe fn scatter<T: Copy + Default>(&self, start: usize, k: &[T], v: &[T]) {
         let Self { layout, slot, .. } = *self;
         // SAFETY: the caller promises the block; head, slot and dimensions are inside it.
         unsafe {
             let keys = self.block.add(layout.keys_at(self.kv_head)).cast::<T>();
             for (i, number) in k.iter().enumerate() {
-                *keys.add((start + i) * BLOCK_TOKENS + slot) = *number;
+                *keys.add(layout.key_index(start + i, slot)) = *number;
+            }
+            for pad in layout.head_dim..layout.head_dim.next_multiple_of(layout.dtype.width()) {
+                *keys.add(layout.key_index(pad, slot)) = T::default();
             }
             let values = self.block.add(layout.values_at(self.kv_head)).cast::<T>();
-            std::ptr::copy_nonoverlapping(v.as_ptr(), values.add(slot * layout.head_dim + start), v.len());
+            if layout.dtype.width() == 1 {
+                std::ptr::copy_nonoverlapping(v.as_ptr(), values.add(layout.value_index(start, slot)), v.len());
+                return;
+            }
+            for (i, number) in v.iter().enumerate() {
+                *values.add(layout.value_index(start + i, slot)) = *number;
+            }
         }
     }
 

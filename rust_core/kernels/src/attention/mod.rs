@@ -6,6 +6,8 @@
 //! A query's result is the same bit for bit however the work is split, wherever its blocks lie, and on every
 //! instruction set:
 //! - a score is one chain of fused multiply-adds over the head's dimensions (lanes are sixteen keys);
+//! - with keys and values in bfloat16, queries and weights (also in their sum) are rounded to it, and a chain takes
+//!   neighbours two by two, the second of each two first;
 //! - a key's scale, where it has one, multiplies its score, and a value's scale its weight;
 //! - positions are taken in chunks of [`CHUNK_TOKENS`], counted from position 0; of each a row has the greatest score,
 //!   the sum of the weights `e^(score - greatest)` and the outputs;
@@ -88,7 +90,7 @@ pub unsafe fn attend(isa: Isa, layout: &KvLayout, args: &AttentionArgs<'_>, scra
     let here = Partials::new(here, layout.head_dim);
     // SAFETY: the caller's promises; the scratch was reserved.
     unsafe {
-        args.transpose_queries(layout, limit, scratch);
+        args.transpose_queries(isa, layout, limit, scratch);
         for chunk in args.chunks() {
             args.each_group(layout, limit, chunk, scratch, |group, first_row, rows| {
                 group.partials = here;
@@ -121,7 +123,7 @@ pub unsafe fn attend_chunk(
     let results = Partials::new(results, layout.head_dim);
     // SAFETY: the caller's promises; the scratch was reserved.
     unsafe {
-        args.transpose_queries(layout, limit, scratch);
+        args.transpose_queries(isa, layout, limit, scratch);
         args.each_group(layout, limit, chunk, scratch, |group, first_row, _| {
             group.partials = results.from(first_row);
             run_group(isa, group);
@@ -157,10 +159,22 @@ pub unsafe fn merge_chunks(
     }
 }
 
+/// Whether bfloat16 numbers are multiplied two at a time.
+fn multiplies_pairs(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa >= Isa::Avx512 && crate::lanes::avx512::has_bf16_products();
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
 unsafe fn run_group(isa: Isa, group: &kernel::Group<'_>) {
     // SAFETY: the caller promises what the group asks for; the set is one that the CPU has.
     unsafe {
         match isa.min(Isa::best()) {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx if group.layout.dtype == KvType::Bf16 && multiplies_pairs(isa) => {
+                avx512::attend_bf16(group);
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => avx512::attend(group),
             #[cfg(target_arch = "x86_64")]

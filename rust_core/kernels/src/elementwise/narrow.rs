@@ -1,7 +1,7 @@
 //! Rounding a row to fewer bits: for key-value memory.
 
 use crate::isa::Isa;
-use crate::lanes::{Bf16, F16, LANES, Lanes, load_part, run_on};
+use crate::lanes::{Bf16, F16, LANES, Lanes, SMALLEST_BF16, load_part, run_on};
 
 /// Rounds to half-precision bits, ties to even; beyond the range gives infinity.
 pub fn f32_to_f16(isa: Isa, x: &[f32], out: &mut [u16]) {
@@ -20,7 +20,7 @@ pub fn f32_to_f16(isa: Isa, x: &[f32], out: &mut [u16]) {
     run_on!(isa, kernel(x: &[f32], out: &mut [u16]))
 }
 
-/// Rounds to bfloat16 bits, ties to even.
+/// Rounds to bfloat16 bits, ties to even; magnitudes under [`SMALLEST_BF16`] become 0, as its products ask for.
 pub fn f32_to_bf16(isa: Isa, x: &[f32], out: &mut [u16]) {
     assert_eq!(x.len(), out.len(), "rows of unequal length");
     #[inline(always)]
@@ -28,10 +28,14 @@ pub fn f32_to_bf16(isa: Isa, x: &[f32], out: &mut [u16]) {
         let whole = out.len() / LANES * LANES;
         for start in (0..whole).step_by(LANES) {
             // SAFETY: the caller promises the set of `L`; sixteen numbers are left; Bf16 is a transparent u16.
-            unsafe { L::load(x.as_ptr().add(start)).store_bf16(out.as_mut_ptr().add(start).cast()) };
+            unsafe {
+                let lanes = L::load(x.as_ptr().add(start)).without_tiny();
+                lanes.store_bf16(out.as_mut_ptr().add(start).cast());
+            }
         }
         for (x, out) in x[whole..].iter().zip(&mut out[whole..]) {
-            *out = Bf16::from_f32(*x).0;
+            let is_tiny = x.abs() < SMALLEST_BF16;
+            *out = Bf16::from_f32(if is_tiny { 0.0 } else { *x }).0;
         }
     }
     run_on!(isa, kernel(x: &[f32], out: &mut [u16]))

@@ -186,4 +186,18 @@ impl Lanes for Avx2 {
     fn scale_by_power_of_two(self, n: Self) -> Self {
         Self(scale(self.0, n.0), scale(self.1, n.1))
     }
+    #[inline(always)]
+    fn and_bits(self, mask: u32) -> Self {
+        // SAFETY: the value proves the set.
+        let mask = unsafe { Self::splat(f32::from_bits(mask)) };
+        halves!(_mm256_and_ps(self, mask))
+    }
+    #[inline(always)]
+    fn lower_bf16(self) -> Self {
+        let shift = |x| {
+            // SAFETY: the value proves the set.
+            unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(x))) }
+        };
+        Self(shift(self.0), shift(self.1))
+    }
 }

@@ -2,11 +2,47 @@
 
 use std::arch::x86_64::*;
 
-use super::{Bf16, F16, Lanes};
+use std::sync::OnceLock;
+
+use super::scalar::Scalar;
+use super::{Bf16, F16, LANES, Lanes};
+use crate::isa::Isa;
 
 /// One register.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(__m512);
+
+/// Whether the CPU multiplies pairs of bfloat16 numbers, in the order of [`Lanes::fma_bf16_pairs`]: tried once.
+pub(crate) fn has_bf16_products() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        // SAFETY: the CPU has the set.
+        is_x86_feature_detected!("avx512bf16") && Isa::best() >= Isa::Avx512 && unsafe { products_are_in_order() }
+    })
+}
+
+/// Compares the products of numbers for which the order of adding and each rounding show.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn products_are_in_order() -> bool {
+    let mut state = 1_u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        // Two bfloat16 numbers of 2^-8 to 2^8.
+        let pair = (state >> 4) & 0x07ff_07ff;
+        f32::from_bits((0x3b80_3b80 + pair) | (state & 0x8000_8000))
+    };
+    (0..64).all(|_| {
+        let [a, b, c]: [[f32; LANES]; 3] = std::array::from_fn(|_| std::array::from_fn(|_| next()));
+        // SAFETY: this function's own target features are those of the lanes; the arrays hold sixteen numbers.
+        unsafe {
+            let exact = |x: &[f32; LANES]| Avx512::load(x.as_ptr());
+            let plain = |x: &[f32; LANES]| Scalar::load(x.as_ptr());
+            let got = exact(&a).fma_bf16_pairs(exact(&b), exact(&c)).to_array();
+            let expected = plain(&a).fma_bf16_pairs(plain(&b), plain(&c)).to_array();
+            got.map(f32::to_bits) == expected.map(f32::to_bits)
+        }
+    })
+}
 
 /// One intrinsic over registers.
 macro_rules! register {
@@ -129,5 +165,36 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn scale_by_power_of_two(self, n: Self) -> Self {
         register!(_mm512_scalef_ps(self, n))
+    }
+    #[inline(always)]
+    fn and_bits(self, mask: u32) -> Self {
+        // SAFETY: the value proves the set.
+        let mask = unsafe { Self::splat(f32::from_bits(mask)) };
+        register!(_mm512_and_ps(self, mask))
+    }
+    #[inline(always)]
+    fn lower_bf16(self) -> Self {
+        // SAFETY: the value proves the set.
+        unsafe {
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(
+                self.0,
+            ))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_normal_bf16(self, target: *mut Bf16) {
+        // SAFETY: the caller promises the products, with which this comes, and sixteen writable Bf16.
+        unsafe {
+            let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0));
+            _mm256_storeu_si256(target.cast(), halves);
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma_bf16_pairs(self, b: Self, c: Self) -> Self {
+        // SAFETY: the caller promises the products; both types are 512 bits of any value.
+        unsafe {
+            let pairs = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
+            Self(_mm512_dpbf16_ps(c.0, pairs(self.0), pairs(b.0)))
+        }
     }
 }

@@ -44,6 +44,10 @@ impl F16 {
     }
 }
 
+/// Factors of bfloat16 are at least this large, or 0: a product is then a multiple of 2^-114, and so is any rounded sum of
+/// products. None is subnormal, which is where CPUs differ.
+pub(crate) const SMALLEST_BF16: f32 = 1.0 / (1_u64 << 50) as f32;
+
 /// A bfloat16 number as its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]

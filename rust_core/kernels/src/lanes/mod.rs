@@ -16,7 +16,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 
-pub(crate) use half::{Bf16, F16};
+pub(crate) use half::{Bf16, F16, SMALLEST_BF16};
 
 /// Numbers in one [`Lanes`] value.
 pub(crate) const LANES: usize = 16;
@@ -90,6 +90,43 @@ pub(crate) trait Lanes: Copy {
     fn select_less(self, limit: Self, yes: Self, no: Self) -> Self;
     /// `self * 2^n` for integers `n` in -250..=250, rounded once.
     fn scale_by_power_of_two(self, n: Self) -> Self;
+    /// Each lane's bits and `mask`.
+    fn and_bits(self, mask: u32) -> Self;
+    /// The lower half of each lane's bits as a bfloat16 number, widened exactly.
+    fn lower_bf16(self) -> Self;
+
+    /// The upper half of each lane's bits as a bfloat16 number, widened exactly.
+    #[inline(always)]
+    fn upper_bf16(self) -> Self {
+        self.and_bits(0xffff_0000)
+    }
+
+    /// Of lanes that hold two bfloat16 numbers each: the upper ones' product is added to `c`, then the lower ones', each
+    /// rounded once. This is the order of `vdpbf16ps`, which takes subnormals for zeros: see [`SMALLEST_BF16`].
+    ///
+    /// # Safety
+    /// With AVX-512, the CPU [`has_bf16_products`](avx512::has_bf16_products).
+    #[inline(always)]
+    unsafe fn fma_bf16_pairs(self, b: Self, c: Self) -> Self {
+        let upper = self.upper_bf16().fma(b.upper_bf16(), c);
+        self.lower_bf16().fma(b.lower_bf16(), upper)
+    }
+
+    /// As [`Self::store_bf16`], of numbers none of which is subnormal.
+    ///
+    /// # Safety
+    /// As [`Self::store_bf16`] and [`Self::fma_bf16_pairs`].
+    #[inline(always)]
+    unsafe fn store_normal_bf16(self, target: *mut Bf16) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_bf16(target) };
+    }
+
+    /// 0 where the magnitude is under [`SMALLEST_BF16`].
+    #[inline(always)]
+    fn without_tiny(self) -> Self {
+        self.abs().select_less(self.all(SMALLEST_BF16), self.all(0.0), self)
+    }
 
     /// Sixteen copies of `x`, in the registers of `self`.
     #[inline(always)]

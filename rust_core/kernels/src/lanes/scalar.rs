@@ -133,4 +133,12 @@ impl Lanes for Scalar {
             x * power_of_two(n >> 1) * power_of_two(n - (n >> 1))
         })
     }
+    #[inline(always)]
+    fn and_bits(self, mask: u32) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() & mask)))
+    }
+    #[inline(always)]
+    fn lower_bf16(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() << 16)))
+    }
 }

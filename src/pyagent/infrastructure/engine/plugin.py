@@ -90,7 +90,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     return EngineOptions(
         cpu=CpuOptions(
             threads=engine.threads or 0,
-            kv_type="f16" if engine.kv_dtype == "auto" else engine.kv_dtype,
+            kv_type="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             isa=None if engine.isa == "auto" else engine.isa,
             make_eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,

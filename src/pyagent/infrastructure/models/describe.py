@@ -41,7 +41,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes + self.kv_bytes(context)
 
 
-def describe(path: Path, licence: str = "unknown", kv_type: str = "f16") -> ModelDescription:
+def describe(path: Path, licence: str = "unknown", kv_type: str = "bf16") -> ModelDescription:
     """Read a model's header, for KV in `kv_type`. Raises `ModelError` saying why the file cannot be run."""
     try:
         header = _rust.read_model_header(path, arrays=False)

@@ -39,7 +39,7 @@ class CpuOptions:
 
     threads: int = 0
     kv_bytes: int | None = None
-    kv_type: KvType = "f16"
+    kv_type: KvType = "bf16"
     isa: str | None = None
     make_eviction: EvictionPolicyFactory = BUILT_IN[DEFAULT]
     prefix_hash: PrefixHash = "siphash"
