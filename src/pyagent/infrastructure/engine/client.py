@@ -165,8 +165,8 @@ class LocalEngine(Shared):
             stack.callback(self.life.leave)
             model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
             prepared = await _prepare(model, request, tell, log, past)
+            prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
             model.engine.submit(prepared)
-            prompt = array("I", prepared.prompt.tokens).tobytes()
             try:
                 while True:
                     output = await within(deadline, news.get(), name)
