@@ -13,20 +13,15 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import (
     ChatRequest,
-    FunctionCall,
     FunctionDefinition,
-    ImagePart,
-    ImageUrl,
     JsonObject,
     JsonSchemaFormat,
-    Message,
     Origin,
     ResponseFormat,
     SamplingParams,
-    TextPart,
     Tool,
-    ToolCall,
 )
+from pyagent.infrastructure.server.anthropic.messages import InputMessage, TextBlock, read_conversation
 from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
 
 IGNORED = ("cache_control", "service_tier", "diagnostics")
@@ -39,96 +34,12 @@ REFUSED: Refused = {
 }
 _REFUSED_OUTPUT: Refused = {"effort": ((), "use a model or an agent that reasons")}
 _REFUSED_CHOICE: Refused = {"disable_parallel_tool_use": ((False,), "calls cannot be held to one at a time")}
-_REFUSED_IMAGE: Refused = {"transformations": (([], {}), "images are passed on as they are")}
 _REFUSED_TOOL: Refused = {
     "type": (("custom",), "only tools that the client runs itself are"),
     "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
     "input_examples": (([],), "describe them in the tool's description"),
     "defer_loading": ((False,), "every tool is shown to the model"),
 }
-
-
-class _Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
-    cache_control: object = None
-
-
-class TextBlock(_Block, tag="text", kw_only=True):
-    """Text."""
-
-    text: str
-    citations: object = None
-
-
-class _Bytes(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="base64"):
-    media_type: str
-    data: str
-
-
-class _Url(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="url"):
-    url: str
-
-
-class ImageBlock(_Block, tag="image", kw_only=True):
-    """An image, as base64 or by its address."""
-
-    source: _Bytes | _Url
-    transformations: object = None
-
-    def part(self) -> ImagePart:
-        """The image as a part of a message."""
-        refuse(self, _REFUSED_IMAGE, "image.")
-        if isinstance(self.source, _Url):
-            return ImagePart(ImageUrl(self.source.url))
-        return ImagePart(ImageUrl(f"data:{self.source.media_type};base64,{self.source.data}"))
-
-
-class ToolUseBlock(_Block, tag="tool_use", kw_only=True):
-    """A call the assistant made."""
-
-    id: str
-    name: str
-    input: JsonObject
-    caller: object = None
-    toolset_name: object = None
-
-
-class ToolResultBlock(_Block, tag="tool_result", kw_only=True):
-    """What a call gave."""
-
-    tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] | None = None
-    is_error: bool | None = None
-    toolset_name: object = None
-
-    def message(self) -> Message:
-        """The result as a message of its own."""
-        content = _content(self.content or "")
-        if self.is_error:
-            content = f"Error: {content}" if isinstance(content, str) else [TextPart("Error: "), *content]
-        return Message("tool", content, tool_call_id=self.tool_use_id)
-
-
-class ThinkingBlock(_Block, tag="thinking", kw_only=True):
-    """What the assistant thought; it is not shown to the model again."""
-
-    thinking: str
-    signature: str = ""
-
-
-class RedactedBlock(_Block, tag="redacted_thinking", kw_only=True):
-    """What the assistant thought, sealed by its maker."""
-
-    data: str
-
-
-_Blocks = list[TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock]
-
-
-class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | _Blocks
 
 
 class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -207,7 +118,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         tools = [_tool(tool) for tool in self.tools or []]
         return ChatRequest(
             model="" if self.model in DEFAULT_MODELS else self.model,
-            messages=_messages(self.system, said),
+            messages=read_conversation(self.system, said),
             prefill=prefill,
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
@@ -280,42 +191,6 @@ def read_messages(body: bytes) -> Asked:
 def read_count(body: bytes) -> ChatRequest:
     """Understand the body of POST /v1/messages/count_tokens."""
     return decode(body, CountBody, REFUSED).request(SamplingParams())
-
-
-def _messages(system: str | list[TextBlock] | None, said: list[InputMessage]) -> list[Message]:
-    text = system if isinstance(system, str) else "\n".join(block.text for block in system or ())
-    messages = [Message("system", text)] if text else []
-    for number, message in enumerate(said):
-        if isinstance(message.content, str):
-            messages.append(Message(message.role, message.content))
-        else:
-            messages += _of_blocks(message.role, message.content, f"messages[{number}]")
-    return messages
-
-
-def _of_blocks(role: Literal["user", "assistant", "system"], blocks: _Blocks, where: str) -> list[Message]:
-    """A message's blocks as messages: results of tools first, each its own, then the rest."""
-    results = [block.message() for block in blocks if isinstance(block, ToolResultBlock)]
-    content = _content([block for block in blocks if isinstance(block, TextBlock | ImageBlock)])
-    calls = [
-        ToolCall(id=block.id, function=FunctionCall(block.name, msgspec.json.encode(block.input).decode()))
-        for block in blocks
-        if isinstance(block, ToolUseBlock)
-    ]
-    if (results and role != "user") or (calls and role != "assistant"):
-        what = "tool_use" if calls else "tool_result"
-        raise RequestError(f"{where} is the {role}'s, which cannot hold {what}", param=where)
-    rest = [Message(role, content or None, tool_calls=calls or None)] if content or calls else []
-    return [*results, *rest]
-
-
-def _content(said: str | list[TextBlock | ImageBlock]) -> str | list[TextPart | ImagePart]:
-    """Content as it is in OpenAI's messages; text alone is one text."""
-    if isinstance(said, str):
-        return said
-    if all(isinstance(block, TextBlock) for block in said):
-        return "\n".join(block.text for block in said if isinstance(block, TextBlock))
-    return [block.part() if isinstance(block, ImageBlock) else TextPart(block.text) for block in said]
 
 
 def _tool(tool: InputTool) -> Tool:
