@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,19 @@ def test_ollama_loads_lists_and_unloads(url: str) -> None:
         answer = client.chat("tiny", HI, options=GREEDY, keep_alive=0)
         assert answer.message.content, "it is loaded again"
         assert client.list().models[0].details
+
+
+def test_ollama_unloads_also_when_the_client_leaves(url: str) -> None:
+    """`keep_alive: 0` holds for an answer that nobody reads to its end."""
+    with ollama.Client(url) as client:
+        stream = client.chat("tiny", HI, options=GREEDY | {"num_predict": 400}, keep_alive=0, stream=True)
+        next(iter(stream))
+        assert client.ps().models
+        stream.close()  # type: ignore[attr-defined]
+        deadline = time.monotonic() + 10
+        while client.ps().models:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_ollama_refusals_over_the_engine(url: str) -> None:

@@ -70,7 +70,6 @@ class EventStream(Response):
             await unless_gone(self._pump(send), receive)
         except (ClientLeftError, OSError):
             scope.setdefault("state", {})["outcome"] = "client_left"
-            return
         except asyncio.CancelledError:  # the server stops: say so, so that nobody takes half an answer for a whole one
             told = self._failed(SHUTTING_DOWN)
             await send({"type": "http.response.body", "body": told, "more_body": False})
