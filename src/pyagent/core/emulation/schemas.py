@@ -18,7 +18,7 @@ from pyagent.core.emulation.patterns import Pattern, PatternError
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 
-_MAX_STEPS = 200_000
+_MAX_STEPS = 100_000
 """Keywords checked for one value: about a second."""
 _STEPS_A_PATTERN, _LETTERS_A_STEP = 500, 16
 """What it costs to make a pattern ready, and to look for it."""
