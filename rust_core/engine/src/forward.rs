@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use attention::AttentionPlan;
 pub(crate) use attention::most_split_rows;
-use pyagent_kernels::attention::{BLOCK_TOKENS, store_kv};
+use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, expect_kv, store_kv};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
@@ -243,6 +243,14 @@ impl Part<'_> {
             let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
             // SAFETY: this thread owns these heads' columns of these rows, and their KV slots, until the barrier.
             unsafe {
+                self.each_slot(
+                    index,
+                    rows.clone(),
+                    kv_heads.clone(),
+                    |layout, _, block, slot, kv_head| {
+                        expect_kv(layout, block, slot, kv_head);
+                    },
+                );
                 let mut query = space.query.patch(rows.clone(), columns(heads));
                 self.multiply_columns(&layer.query, &self.stream.hidden_input, &mut query);
                 self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
@@ -261,27 +269,32 @@ impl Part<'_> {
     /// # Safety
     /// Their KV slots are this thread's until the next barrier.
     unsafe fn store_heads(&self, index: usize, mut key: Patch<'_>, mut value: Patch<'_>) {
-        let Pass { config, kv, isa, .. } = *self.pass;
+        let Pass { config, isa, .. } = *self.pass;
         let kv_heads = key.columns().start / config.head_dim..key.columns().end / config.head_dim;
-        for row in key.rows() {
+        self.each_slot(index, key.rows(), kv_heads, |layout, row, block, slot, kv_head| {
+            let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
+            let (key, value) = (key.part(row, columns.clone()), value.part(row, columns));
+            // SAFETY: as the caller's.
+            unsafe { store_kv(isa, layout, block, slot, kv_head, key, value) };
+        });
+    }
+
+    /// Calls `work` with the block and the slot of each row, for each key-value head.
+    fn each_slot(
+        &self,
+        index: usize,
+        rows: Range<usize>,
+        kv_heads: Range<usize>,
+        mut work: impl FnMut(&KvLayout, usize, *mut u8, usize, usize),
+    ) {
+        let kv = self.pass.kv;
+        for row in rows {
             let (_, segment, position) = self.plan.rows[row];
             let blocks = kv.layer(index, self.plan.segments[segment].tables);
             // SAFETY: the table covers the position by contract.
             let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
             for kv_head in kv_heads.clone() {
-                let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
-                // SAFETY: as above.
-                unsafe {
-                    store_kv(
-                        isa,
-                        &kv.pages.layout,
-                        block,
-                        position % BLOCK_TOKENS,
-                        kv_head,
-                        key.part(row, columns.clone()),
-                        value.part(row, columns),
-                    );
-                }
+                work(&kv.pages.layout, row, block, position % BLOCK_TOKENS, kv_head);
             }
         }
     }

@@ -259,7 +259,7 @@ unsafe fn block_read<S: Stored>(group: &Group<'_>, index: usize) -> *const S {
 /// Asks for the cache line at `place`, which need not exist, to come to the second-level cache: the first level can wait
 /// for few lines at a time, and would hold the others up.
 #[inline(always)]
-fn prefetch<T>(place: *const T) {
+pub(super) fn prefetch<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch changes nothing and never faults.
     unsafe {

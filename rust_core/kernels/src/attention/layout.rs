@@ -1,5 +1,6 @@
 //! Where a token's keys and values lie in a block, and how they get there.
 
+use super::kernel::prefetch;
 use crate::elementwise::{f32_to_bf16, f32_to_f16, f32_to_i8, i8_scale};
 use crate::isa::Isa;
 
@@ -140,18 +141,6 @@ impl KvLayout {
         self.head_dim.next_multiple_of(self.dtype.width()) * BLOCK_TOKENS * self.dtype.bytes()
     }
 
-    /// Which of a head's keys' numbers is dimension `d` of slot `slot`.
-    const fn key_index(&self, d: usize, slot: usize) -> usize {
-        let width = self.dtype.width();
-        (d / width * BLOCK_TOKENS + slot) * width + d % width
-    }
-
-    /// Which of a head's values' numbers is dimension `d` of slot `slot`.
-    const fn value_index(&self, d: usize, slot: usize) -> usize {
-        let width = self.dtype.width();
-        (slot / width * self.head_dim + d) * width + slot % width
-    }
-
     /// Bytes from the start of a block to a head's keys.
     pub(super) const fn keys_at(&self, kv_head: usize) -> usize {
         kv_head * self.head_bytes()
@@ -160,6 +149,27 @@ impl KvLayout {
     /// Bytes from the start of a block to a head's values.
     pub(super) const fn values_at(&self, kv_head: usize) -> usize {
         (self.num_kv_heads + kv_head) * self.head_bytes()
+    }
+}
+
+/// Asks for the memory of a token's keys and values of one head, which are soon stored.
+///
+/// # Safety
+/// As [`store_kv`].
+pub unsafe fn expect_kv(layout: &KvLayout, block: *mut u8, slot: usize, kv_head: usize) {
+    const LINE: usize = 64;
+    let number = layout.dtype.bytes() * layout.dtype.width();
+    let row = layout.head_dim * number;
+    // SAFETY: the head and the slot are in the block.
+    let (keys, values) = unsafe {
+        let values = layout.values_at(kv_head) + slot / layout.dtype.width() * row;
+        (block.add(layout.keys_at(kv_head)), block.add(values))
+    };
+    for at in (0..layout.scales_at()).step_by(LINE) {
+        prefetch(keys.wrapping_add(at));
+    }
+    for at in (0..row).step_by(LINE) {
+        prefetch(values.wrapping_add(at));
     }
 }
 
@@ -186,13 +196,13 @@ pub unsafe fn store_kv(isa: Isa, layout: &KvLayout, block: *mut u8, slot: usize,
     // SAFETY: the head and the slot are in the block, so each write is inside it.
     unsafe {
         match layout.dtype {
-            KvType::F32 => place.scatter(0, k, v),
-            KvType::F16 => place.convert::<u16>([k, v], |row, _, out| f32_to_f16(isa, row, out)),
-            KvType::Bf16 => place.convert::<u16>([k, v], |row, _, out| f32_to_bf16(isa, row, out)),
+            KvType::F32 => place.scatter::<f32, 1>(0, k, v),
+            KvType::F16 => place.convert::<u16, 1>([k, v], |row, _, out| f32_to_f16(isa, row, out)),
+            KvType::Bf16 => place.convert::<u16, 2>([k, v], |row, _, out| f32_to_bf16(isa, row, out)),
             KvType::Int8 => {
                 let scales = [i8_scale(isa, k), i8_scale(isa, v)];
                 place.write_scales(scales);
-                place.convert::<i8>([k, v], |row, which, out| f32_to_i8(isa, row, scales[which], out));
+                place.convert::<i8, 1>([k, v], |row, which, out| f32_to_i8(isa, row, scales[which], out));
             }
         }
     }
@@ -208,7 +218,11 @@ struct Slot<'a> {
 
 impl Slot<'_> {
     /// Converts keys (0) and values (1) in runs that fit the stack, as a head may be long, and writes them.
-    unsafe fn convert<T: Copy + Default>(&self, rows: [&[f32]; 2], convert: impl Fn(&[f32], usize, &mut [T])) {
+    unsafe fn convert<T: Copy + Default, const WIDTH: usize>(
+        &self,
+        rows: [&[f32]; 2],
+        convert: impl Fn(&[f32], usize, &mut [T]),
+    ) {
         let mut narrow = [[T::default(); RUN]; 2];
         for start in (0..self.layout.head_dim).step_by(RUN) {
             let count = (self.layout.head_dim - start).min(RUN);
@@ -216,29 +230,27 @@ impl Slot<'_> {
                 convert(&rows[which][start..start + count], which, &mut narrow[which][..count]);
             }
             // SAFETY: the caller promises the block; head, slot and dimensions are inside it.
-            unsafe { self.scatter(start, &narrow[0][..count], &narrow[1][..count]) };
+            unsafe { self.scatter::<T, WIDTH>(start, &narrow[0][..count], &narrow[1][..count]) };
         }
     }
 
-    /// Writes the dimensions from `start` on.
-    unsafe fn scatter<T: Copy + Default>(&self, start: usize, k: &[T], v: &[T]) {
+    /// Writes the dimensions from `start` on; `WIDTH` is that of the layout's type.
+    unsafe fn scatter<T: Copy + Default, const WIDTH: usize>(&self, start: usize, k: &[T], v: &[T]) {
         let Self { layout, slot, .. } = *self;
+        let key_index = |d: usize| (d / WIDTH * BLOCK_TOKENS + slot) * WIDTH + d % WIDTH;
+        let value_index = |d: usize| (slot / WIDTH * layout.head_dim + d) * WIDTH + slot % WIDTH;
         // SAFETY: the caller promises the block; head, slot and dimensions are inside it.
         unsafe {
             let keys = self.block.add(layout.keys_at(self.kv_head)).cast::<T>();
             for (i, number) in k.iter().enumerate() {
-                *keys.add(layout.key_index(start + i, slot)) = *number;
+                *keys.add(key_index(start + i)) = *number;
             }
-            for pad in layout.head_dim..layout.head_dim.next_multiple_of(layout.dtype.width()) {
-                *keys.add(layout.key_index(pad, slot)) = T::default();
+            for pad in layout.head_dim..layout.head_dim.next_multiple_of(WIDTH) {
+                *keys.add(key_index(pad)) = T::default();
             }
             let values = self.block.add(layout.values_at(self.kv_head)).cast::<T>();
-            if layout.dtype.width() == 1 {
-                std::ptr::copy_nonoverlapping(v.as_ptr(), values.add(layout.value_index(start, slot)), v.len());
-                return;
-            }
             for (i, number) in v.iter().enumerate() {
-                *values.add(layout.value_index(start + i, slot)) = *number;
+                *values.add(value_index(start + i)) = *number;
             }
         }
     }

@@ -31,7 +31,7 @@ mod avx512;
 mod tests;
 
 pub use args::AttentionArgs;
-pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, store_kv};
+pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
 
 use partial::Partials;
 

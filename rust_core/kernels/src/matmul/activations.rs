@@ -48,9 +48,9 @@ pub(crate) const LOW_BITS: u32 = 7;
 /// Magnitude of the largest integer without an upper part.
 pub(crate) const LARGEST_NARROW: i32 = 127;
 /// Magnitude of the largest integer: the largest whose upper part fits 8 bits.
-const LARGEST: f32 = (LARGEST_NARROW << LOW_BITS) as f32;
+pub(crate) const LARGEST: f32 = (LARGEST_NARROW << LOW_BITS) as f32;
 /// A quad whose largest magnitude is this many times that of the next smaller one holds outliers.
-const OUTLIER_RATIO: f32 = 2.0;
+pub(crate) const OUTLIER_RATIO: f32 = 2.0;
 
 /// The scale of a block, from the three largest of the different values that its quads' largest magnitudes have (zero
 /// where there are fewer): up to two values may be outliers, for which 8 bits need not suffice.

@@ -3,68 +3,116 @@
 use std::arch::x86_64::*;
 
 use super::ActivationBlock;
-use super::activations::{LARGEST_NARROW, LOW_BITS, scale_of};
+use super::activations::{LARGEST, LARGEST_NARROW, LOW_BITS, OUTLIER_RATIO};
 use super::simd::Simd;
 use super::tile::entry;
 use crate::pack::BLOCK_COLS;
-use crate::pack::format::Format;
+use crate::pack::format::{Format, QUADS};
 
 pub(crate) struct Avx512;
 
 entry!(Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 
+/// Blocks whose scales are computed together, a lane each.
+const AT_ONCE: usize = 16;
+
 /// Quantises one token vector, block by block.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
     let (blocks, _) = x.as_chunks::<BLOCK_COLS>();
-    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
-    for (x, block) in blocks.iter().zip(row) {
-        // SAFETY: a block has 32 numbers and 32 places for integers.
-        unsafe {
-            let first = _mm512_loadu_ps(x.as_ptr());
-            let last = _mm512_loadu_ps(x.as_ptr().add(16));
-            let largest = largest_quads(
-                _mm512_and_si512(_mm512_castps_si512(first), magnitude),
-                _mm512_and_si512(_mm512_castps_si512(last), magnitude),
-            );
-            if ActivationBlock::is_degenerate(largest[0]) {
-                block.degenerate(largest[0]);
-                continue;
+    for (blocks, row) in blocks.chunks(AT_ONCE).zip(row.chunks_mut(AT_ONCE)) {
+        let [largest, scales, inverses] = scales_of(blocks);
+        for (i, (x, block)) in blocks.iter().zip(row).enumerate() {
+            if ActivationBlock::is_degenerate(largest[i].to_bits()) {
+                block.degenerate(largest[i].to_bits());
+            } else {
+                quantise_block(x, scales[i], inverses[i], block);
             }
-            let scale = scale_of(largest);
-            let inverse = _mm512_set1_ps(1.0 / scale);
-            let narrow = _mm512_set1_epi32(LARGEST_NARROW);
-            let quants = [first, last].map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
-            let mut wide = 0;
-            for (half, quants) in quants.into_iter().enumerate() {
-                let rounding = _mm512_set1_epi32(1 << (LOW_BITS - 1));
-                let is_wide = _mm512_cmpgt_epi32_mask(_mm512_abs_epi32(quants), narrow);
-                let high = _mm512_maskz_srai_epi32::<LOW_BITS>(is_wide, _mm512_add_epi32(quants, rounding));
-                let low = _mm512_sub_epi32(quants, _mm512_slli_epi32::<LOW_BITS>(high));
-                _mm_storeu_si128(
-                    block.high.as_mut_ptr().add(16 * half).cast(),
-                    _mm512_cvtepi32_epi8(high),
-                );
-                _mm_storeu_si128(block.low.as_mut_ptr().add(16 * half).cast(), _mm512_cvtepi32_epi8(low));
-                wide |= u32::from(is_wide) << (16 * half);
-            }
-            block.finish(scale, sums(quants), wide);
         }
     }
 }
 
-/// The bits of the three largest of the different values that the quads' largest magnitudes have; a quad is 128 bits.
 #[inline]
-#[target_feature(enable = "avx2,avx512f,avx512vl")]
-fn largest_quads(first: __m512i, last: __m512i) -> [u32; 3] {
-    let both = _mm512_mask_mov_epi32(max_in_quads(first), 0xaaaa, max_in_quads(last));
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn quantise_block(x: &[f32; BLOCK_COLS], scale: f32, inverse: f32, block: &mut ActivationBlock) {
+    let inverse = _mm512_set1_ps(inverse);
+    let narrow = _mm512_set1_epi32(LARGEST_NARROW);
+    let rounding = _mm512_set1_epi32(1 << (LOW_BITS - 1));
+    // SAFETY: a block has 32 numbers.
+    let halves = unsafe { [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))] };
+    let quants = halves.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
+    let mut wide = 0;
+    for (half, quants) in quants.into_iter().enumerate() {
+        let is_wide = _mm512_cmpgt_epi32_mask(_mm512_abs_epi32(quants), narrow);
+        let high = _mm512_maskz_srai_epi32::<LOW_BITS>(is_wide, _mm512_add_epi32(quants, rounding));
+        let low = _mm512_sub_epi32(quants, _mm512_slli_epi32::<LOW_BITS>(high));
+        // SAFETY: there are 32 places for integers.
+        unsafe {
+            let place = block.high.as_mut_ptr().add(16 * half);
+            _mm_storeu_si128(place.cast(), _mm512_cvtepi32_epi8(high));
+            let place = block.low.as_mut_ptr().add(16 * half);
+            _mm_storeu_si128(place.cast(), _mm512_cvtepi32_epi8(low));
+        }
+        wide |= u32::from(is_wide) << (16 * half);
+    }
+    block.finish(scale, sums(quants), wide);
+}
+
+/// Of each block its largest magnitude, [`scale_of`] and the inverse of that.
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512vl,avx512dq")]
+fn scales_of(blocks: &[[f32; BLOCK_COLS]]) -> [[f32; AT_ONCE]; 3] {
+    let mut maxima = [[0; QUADS]; AT_ONCE];
+    for (x, maxima) in blocks.iter().zip(&mut maxima) {
+        // SAFETY: a block has 32 numbers, and eight quads.
+        unsafe {
+            let quads = max_of_quads(_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            _mm256_storeu_si256(maxima.as_mut_ptr().cast(), quads);
+        }
+    }
+    let stride = _mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120);
+    // SAFETY: sixteen times eight numbers are there.
+    let quads: [__m512i; QUADS] = std::array::from_fn(|quad| unsafe {
+        _mm512_i32gather_epi32::<4>(stride, maxima.as_ptr().cast::<i32>().add(quad))
+    });
+    let below = |limit| quads.map(|quad| _mm512_maskz_mov_epi32(_mm512_cmplt_epi32_mask(quad, limit), quad));
+    let greatest = |quads: [__m512i; QUADS]| {
+        quads
+            .into_iter()
+            .fold(_mm512_setzero_si512(), |a, b| _mm512_max_epi32(a, b))
+    };
+    let largest = greatest(quads);
+    let second = greatest(below(largest));
+    let third = greatest(below(second));
+    let largest = _mm512_castsi512_ps(largest);
+    let mut usual = largest;
+    for next in [second, third].map(|next| _mm512_castsi512_ps(next)) {
+        let is_some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(next, _mm512_setzero_ps());
+        let limit = _mm512_mul_ps(_mm512_set1_ps(OUTLIER_RATIO), next);
+        let holds_outliers = _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(is_some, usual, limit);
+        usual = _mm512_mask_mov_ps(usual, holds_outliers, next);
+    }
+    let scales = _mm512_max_ps(
+        _mm512_mul_ps(usual, _mm512_set1_ps(1.0 / LARGEST_NARROW as f32)),
+        _mm512_mul_ps(largest, _mm512_set1_ps(1.0 / LARGEST)),
+    );
+    [largest, scales, _mm512_div_ps(_mm512_set1_ps(1.0), scales)].map(|lanes| {
+        let mut numbers = [0.0; AT_ONCE];
+        // SAFETY: sixteen numbers fit.
+        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), lanes) };
+        numbers
+    })
+}
+
+/// The bits of the largest magnitude in each quad, of 128 bits.
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512vl,avx512dq")]
+fn max_of_quads(first: __m512, last: __m512) -> __m256i {
+    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+    let [first, last] = [first, last].map(|x| max_in_quads(_mm512_and_si512(_mm512_castps_si512(x), magnitude)));
+    let both = _mm512_mask_mov_epi32(first, 0xaaaa, last);
     let eight = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0);
-    let maxima = _mm512_castsi512_si256(_mm512_permutexvar_epi32(eight, both));
-    let below = |limit| _mm256_maskz_mov_epi32(_mm256_cmplt_epi32_mask(maxima, limit), maxima);
-    let largest = max_of_all(maxima);
-    let second = max_of_all(below(largest));
-    let third = max_of_all(below(second));
-    [largest, second, third].map(|value| _mm256_cvtsi256_si32(value).cast_unsigned())
+    _mm512_castsi512_si256(_mm512_permutexvar_epi32(eight, both))
 }
 
 /// Each quad's maximum, in all its lanes.
@@ -73,15 +121,6 @@ fn largest_quads(first: __m512i, last: __m512i) -> [u32; 3] {
 fn max_in_quads(values: __m512i) -> __m512i {
     let two = _mm512_max_epi32(values, _mm512_shuffle_epi32::<0b01_00_11_10>(values));
     _mm512_max_epi32(two, _mm512_shuffle_epi32::<0b10_11_00_01>(two))
-}
-
-/// The maximum of all lanes, in all lanes.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn max_of_all(values: __m256i) -> __m256i {
-    let four = _mm256_max_epi32(values, _mm256_permute2x128_si256::<1>(values, values));
-    let two = _mm256_max_epi32(four, _mm256_shuffle_epi32::<0b01_00_11_10>(four));
-    _mm256_max_epi32(two, _mm256_shuffle_epi32::<0b10_11_00_01>(two))
 }
 
 /// The sum of each vector's lanes.
