@@ -1,6 +1,7 @@
 //! Attention with 512-bit registers: tiles of at most 24 accumulators, which leaves 8 registers to feed them.
 
-use super::kernel::{self, Bf16Pair, Group};
+use super::kernel::{self, Group};
+use super::stored::Bf16Pair;
 use crate::lanes::avx512::Avx512;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]

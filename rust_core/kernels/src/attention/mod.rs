@@ -21,6 +21,7 @@ mod kernel;
 mod layout;
 mod partial;
 mod scalar;
+mod stored;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
