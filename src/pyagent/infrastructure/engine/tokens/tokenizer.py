@@ -35,6 +35,9 @@ _BREAK = "\ue0ff"
 # Parts of rendered prompts whose tokens are kept: many prompts begin with the same system message.
 _NUM_KEPT_PARTS = 64
 _MAX_KEPT_CHARS = 32_768
+# With more control tokens (Gemma has 6,000) looking for them would take longer than it saves.
+_MAX_CUTS = 256
+_MAX_CUT_CHARS = 64
 # Letters put before a text that continues another one; one of them does not melt into what follows.
 _ANCHORS = "a.0"
 
@@ -226,15 +229,19 @@ def _cuts(added: Collection[AddedToken]) -> re.Pattern[str] | None:
     begin with what another before them looks at.
     """
     plain = [t.content for t in added if t.special and not (t.normalized or t.lstrip or t.single_word)]
-    apart = [text for text in plain if re.match(r"[^\w\s]", text)]
-    sound = [text for text in apart if not any(_may_cover(other.content, text) for other in added)]
+    apart = [text for text in plain if len(text) <= _MAX_CUT_CHARS and re.match(r"[^\w\s]", text)]
+    if len(apart) > _MAX_CUTS:
+        return None
+    ends = _ends(added, frozenset(text[0] for text in apart))
+    sound = [text for text in apart if not any(end.startswith(text) or text.startswith(end) for end in ends)]
     return re.compile("|".join(map(re.escape, sorted(sound, key=len, reverse=True)))) if sound else None
 
 
-def _may_cover(other: str, text: str) -> bool:
-    """Whether `other`, found further left, can reach over the beginning of `text`."""
-    ends = (other[place:] for place in range(1, len(other)))
-    return any(end.startswith(text) or text.startswith(end) for end in ends)
+def _ends(added: Collection[AddedToken], letters: Collection[str]) -> set[str]:
+    """What tokens that are found further left can reach over: their ends that begin with one of some letters."""
+    texts = (token.content for token in added)
+    starts = ((text, place) for text in texts for place in range(1, len(text)) if text[place] in letters)
+    return {text[place : place + _MAX_CUT_CHARS] for text, place in starts}
 
 
 def _plain(message: Message) -> dict[str, object]:
