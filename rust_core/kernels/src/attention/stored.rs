@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::lanes::{Bf16, F16, LANES, Lanes, SMALLEST_BF16};
+use crate::lanes::{Bf16, F16, LANES, Lanes};
 
 /// What lies in key-value memory at one dimension of a key, or of a value: a number, or two neighbours in one.
 pub(super) trait Stored: Copy {
@@ -64,7 +64,7 @@ impl Stored for Bf16Pair {
     unsafe fn store_weights<L: Lanes>(weights: L, target: *mut f32) -> L {
         // SAFETY: the caller promises room for sixteen numbers twice as wide; the value proves the set of `L`.
         unsafe {
-            without_tiny(weights).store_normal_bf16(target.cast());
+            weights.without_tiny().store_normal_bf16(target.cast());
             L::load_bf16(target.cast())
         }
     }
@@ -96,7 +96,7 @@ impl Stored for Bf16Halves {
     unsafe fn store_weights<L: Lanes>(weights: L, target: *mut f32) -> L {
         // SAFETY: the caller promises room for sixteen numbers twice as wide; the value proves the set of `L`.
         unsafe {
-            without_tiny(weights).store_bf16(target.cast());
+            weights.without_tiny().store_bf16(target.cast());
             let rounded = L::load_bf16(target.cast());
             rounded.store(target);
             rounded
@@ -106,12 +106,6 @@ impl Stored for Bf16Halves {
     fn widen(self, which: usize) -> f32 {
         Bf16Pair(self.0).widen(which)
     }
-}
-
-/// [`Lanes::without_tiny`], of numbers that are not negative.
-#[inline(always)]
-fn without_tiny<L: Lanes>(weights: L) -> L {
-    weights.select_less(weights.all(SMALLEST_BF16), weights.all(0.0), weights)
 }
 
 /// Which of a block's or a row's factors goes with part `part` of what is at `index`: the last number's comes first.

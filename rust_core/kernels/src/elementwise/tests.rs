@@ -1,8 +1,8 @@
 //! Kernels against double precision, and each instruction set against plain Rust.
 
 use super::*;
-use crate::lanes::SMALLEST_BF16;
 use crate::lanes::scalar::Scalar;
+use crate::lanes::{Lanes, SMALLEST_BF16, run_on};
 use proptest::prelude::*;
 
 fn bits(row: &[f32]) -> Vec<u32> {
@@ -272,6 +272,27 @@ fn f16_round_trips_on_every_set() {
             back.iter().zip(&halves).all(|(back, half)| *back == quiet(*half)),
             "{isa:?}"
         );
+    }
+}
+
+/// Both bfloat16 halves of a lane are the scalar ones on every set, also where this CPU multiplies pairs without parting them.
+#[test]
+fn bf16_halves_are_the_same_on_every_set() {
+    #[inline(always)]
+    unsafe fn parts<L: Lanes>(x: &[f32; 16]) -> [[f32; 16]; 3] {
+        // SAFETY: the caller promises the set of `L`; sixteen numbers are there.
+        let x = unsafe { L::load(x.as_ptr()) };
+        [x.upper_bf16(), x.lower_bf16(), x.and_bits(0x0000_ffff)].map(L::to_array)
+    }
+    let parts_on = |isa: Isa, x: &[f32; 16]| run_on!(isa, parts(x: &[f32; 16]) -> [[f32; 16]; 3]);
+    let x = std::array::from_fn(|i| f32::from_bits(0x4049_3f80 ^ (i as u32 * 0x0012_8035)));
+    let expected = parts_on(Isa::Scalar, &x);
+    assert_eq!(expected[0][0].to_bits(), 0x4049_0000);
+    assert_eq!(expected[1][0].to_bits(), 0x3f80_0000);
+    for isa in Isa::available() {
+        for (got, expected) in parts_on(isa, &x).iter().flatten().zip(expected.iter().flatten()) {
+            assert_eq!(got.to_bits(), expected.to_bits(), "{isa:?}");
+        }
     }
 }
 

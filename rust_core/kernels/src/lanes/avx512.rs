@@ -1,7 +1,6 @@
 //! Sixteen lanes as one 512-bit register: AVX-512 F and DQ.
 
 use std::arch::x86_64::*;
-
 use std::sync::OnceLock;
 
 use super::scalar::Scalar;
