@@ -25,6 +25,8 @@ use crate::workspace::{Own, Patch, Rows, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
 const PRODUCT_TILE: usize = 64;
+/// Rows that fill a tile of registers: for fewer, reading the weights once for each thread costs more than it saves.
+const LEAST_OWN_ROWS: usize = 8;
 /// Blocks of the feed-forward block's inside in a piece at most, likewise.
 const GATE_BLOCKS: usize = 16;
 /// Pieces of a product for each thread.
@@ -67,7 +69,7 @@ impl<'a> Plan<'a> {
             rows: Vec::new(),
             starts: Vec::new(),
             outputs: Vec::new(),
-            attention: AttentionPlan::new(segments, config.num_kv_heads, threads),
+            attention: AttentionPlan::new(segments, attention::num_units(config), threads),
         };
         for (index, segment) in segments.iter().enumerate() {
             let start = plan.rows.len();
@@ -326,14 +328,14 @@ impl Part<'_> {
             unsafe {
                 self.multiply_columns(&layer.gate, &self.stream.hidden_input, &mut gate);
                 self.multiply_columns(&layer.up, &self.stream.hidden_input, &mut up);
-                for row in rows {
+                for row in rows.clone() {
                     let (gate, up) = (gate.row(row), up.row(row));
                     match config.activation {
                         Activation::Silu => elementwise::silu_mul(isa, up, gate),
                         Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
                     }
-                    space.ffn_input.write_columns(isa, row, columns.start, up);
                 }
+                space.ffn_input.write_tile(isa, rows, columns, up.origin(), up.stride());
             }
         });
     }
@@ -443,7 +445,10 @@ impl Part<'_> {
         most_units: usize,
         mut work: impl FnMut(Range<usize>, Range<usize>),
     ) {
-        let tiles = num_rows.div_ceil(PRODUCT_TILE).max(1);
+        // With rows enough each thread has some of its own in every stage, so that what one stage gives the next stays in
+        // the caches of one core; weights are read by all.
+        let own = (num_rows / LEAST_OWN_ROWS).clamp(1, self.worker.num_threads());
+        let tiles = num_rows.div_ceil(PRODUCT_TILE).max(own);
         // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
         let wanted = (self.worker.num_threads() * PIECES_PER_THREAD).div_ceil(tiles);
         let columns = wanted.max(num_units.div_ceil(most_units)).min(num_units);

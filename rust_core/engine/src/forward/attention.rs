@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS};
 use pyagent_kernels::pack::BLOCK_COLS;
 
-use super::{Part, Pass, Segment};
+use super::{Part, Pass, Segment, part};
 use crate::config::ModelConfig;
 use crate::workspace::{Own, Patch};
 
@@ -24,8 +24,10 @@ const TILES_PER_THREAD: usize = 4;
 /// The pieces of a batch's attention.
 pub(super) struct AttentionPlan {
     tiles: Vec<Tile>,
-    /// Tile, and which of its chunks if it is split.
-    pieces: Vec<(usize, Option<usize>)>,
+    /// Unit of heads, tile, and which of its chunks if it is split. A thread's run has the same rows as in the other
+    /// stages, and in it one unit's pieces follow each other: what their sequences share of it is still in the caches.
+    pieces: Vec<(usize, usize, Option<usize>)>,
+    num_units: usize,
     /// For each tile and unit of heads: pieces done in this layer.
     done: Vec<AtomicUsize>,
     num_split_rows: usize,
@@ -45,7 +47,7 @@ struct Tile {
 }
 
 impl AttentionPlan {
-    pub(super) fn new(segments: &[Segment<'_>], num_kv_heads: usize, threads: usize) -> Self {
+    pub(super) fn new(segments: &[Segment<'_>], num_units: usize, threads: usize) -> Self {
         let enough = TILES_PER_THREAD * threads;
         let num_rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         let tile = (num_rows / enough).clamp(MIN_TILE, MAX_TILE);
@@ -53,42 +55,37 @@ impl AttentionPlan {
         let mut plan = Self {
             tiles: Vec::with_capacity(num_tiles),
             pieces: Vec::new(),
-            done: (0..num_tiles * num_kv_heads).map(|_| AtomicUsize::new(0)).collect(),
+            num_units,
+            done: (0..num_tiles * num_units).map(|_| AtomicUsize::new(0)).collect(),
             num_split_rows: 0,
         };
+        let mut pieces = Vec::new();
         let mut row = 0;
         for (index, segment) in segments.iter().enumerate() {
             for first in (0..segment.tokens.len()).step_by(tile) {
                 let num_tokens = tile.min(segment.tokens.len() - first);
                 let num_chunks = (segment.first_position + first + num_tokens).div_ceil(CHUNK_TOKENS);
                 let is_split = num_tiles < enough && num_tokens <= MIN_TILE && num_chunks > 1;
-                plan.add(
-                    Tile {
-                        segment: index,
-                        first,
-                        num_tokens,
-                        row: row + first,
-                        num_pieces: if is_split { num_chunks } else { 1 },
-                        split_row: plan.num_split_rows,
-                    },
-                    is_split,
-                );
+                let chunks = if is_split { num_chunks } else { 1 };
+                pieces.extend((0..chunks).map(|chunk| (plan.tiles.len(), is_split.then_some(chunk))));
+                plan.tiles.push(Tile {
+                    segment: index,
+                    first,
+                    num_tokens,
+                    row: row + first,
+                    num_pieces: chunks,
+                    split_row: plan.num_split_rows,
+                });
+                plan.num_split_rows += if is_split { chunks * num_tokens } else { 0 };
             }
             row += segment.tokens.len();
         }
-        plan
-    }
-
-    fn add(&mut self, tile: Tile, is_split: bool) {
-        let index = self.tiles.len();
-        if is_split {
-            self.pieces
-                .extend((0..tile.num_pieces).map(|chunk| (index, Some(chunk))));
-            self.num_split_rows += tile.num_pieces * tile.num_tokens;
-        } else {
-            self.pieces.push((index, None));
+        for thread in 0..threads {
+            let run = &pieces[part(pieces.len(), threads, thread)];
+            let units = (0..num_units).flat_map(|unit| run.iter().map(move |&(tile, chunk)| (unit, tile, chunk)));
+            plan.pieces.extend(units);
         }
-        self.tiles.push(tile);
+        plan
     }
 
     /// Tokens times chunks of the tiles that are split.
@@ -115,12 +112,9 @@ impl Part<'_> {
         let Pass { config, .. } = *self.pass;
         let plan = &self.plan.attention;
         let heads_per_unit = kv_heads_per_unit(config);
-        let num_units = config.num_kv_heads / heads_per_unit;
-        self.worker.share(plan.pieces.len() * num_units, |piece| {
-            // One unit's pieces follow each other, so that what their sequences share of it is still in the caches.
-            let (tile, chunk) = plan.pieces[piece % plan.pieces.len()];
-            let unit = piece / plan.pieces.len();
-            let done = &plan.done[tile * config.num_kv_heads + unit];
+        self.worker.share(plan.pieces.len(), |piece| {
+            let (unit, tile, chunk) = plan.pieces[piece];
+            let done = &plan.done[tile * plan.num_units + unit];
             let tile = &plan.tiles[tile];
             let kv_heads = unit * heads_per_unit..(unit + 1) * heads_per_unit;
             let width = unit_width(config);
@@ -140,7 +134,7 @@ impl Part<'_> {
                         let args = self.attention_args(index, tile, kv_head, &mut heads);
                         self.merge_chunks(&args, tile, &mut own.attention);
                     }
-                    self.hand_on(&mut heads);
+                    self.hand_on(&heads);
                 }
             }
         });
@@ -178,15 +172,13 @@ impl Part<'_> {
     }
 
     /// Hands what heads gave to the output matrix.
-    unsafe fn hand_on(&self, heads: &mut Patch<'_>) {
+    unsafe fn hand_on(&self, heads: &Patch<'_>) {
         let Pass { space, isa, .. } = *self.pass;
-        for row in heads.rows() {
-            // SAFETY: these columns of the input are this thread's until the barrier.
-            unsafe {
-                space
-                    .heads_input
-                    .write_columns(isa, row, heads.columns().start, heads.row(row));
-            }
+        // SAFETY: these columns of the input are this thread's until the barrier.
+        unsafe {
+            space
+                .heads_input
+                .write_tile(isa, heads.rows(), heads.columns(), heads.origin(), heads.stride());
         }
     }
 
@@ -230,6 +222,11 @@ impl Part<'_> {
 /// Columns of what one piece gives.
 pub(super) fn unit_width(config: &ModelConfig) -> usize {
     kv_heads_per_unit(config) * config.num_heads / config.num_kv_heads * config.head_dim
+}
+
+/// Units of heads: a piece of attention covers one.
+pub(super) fn num_units(config: &ModelConfig) -> usize {
+    config.num_kv_heads / kv_heads_per_unit(config)
 }
 
 /// Key-value heads that one piece covers: their outputs must fill whole blocks of a quantised input.

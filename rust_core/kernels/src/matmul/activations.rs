@@ -8,6 +8,8 @@
 //! block whose largest magnitude is below [`SMALLEST`] counts as zero (its inverse would overflow); one with an
 //! infinity or a NaN gets a NaN scale, which makes every output of its token NaN instead of a plausible wrong number.
 
+use std::ops::Range;
+
 use crate::isa::Isa;
 use crate::pack::BLOCK_COLS;
 use crate::pack::memory::Memory;
@@ -51,6 +53,23 @@ pub(crate) const LARGEST_NARROW: i32 = 127;
 pub(crate) const LARGEST: f32 = (LARGEST_NARROW << LOW_BITS) as f32;
 /// A quad whose largest magnitude is this many times that of the next smaller one holds outliers.
 pub(crate) const OUTLIER_RATIO: f32 = 2.0;
+
+/// Blocks that are quantised together at most: as many as a vector has lanes.
+pub(crate) const AT_ONCE: usize = 16;
+
+/// A block to quantise: where its numbers are, and where they go.
+#[derive(Clone, Copy)]
+pub(crate) struct Unquantised {
+    pub(crate) numbers: *const [f32; BLOCK_COLS],
+    pub(crate) block: *mut ActivationBlock,
+}
+
+impl Unquantised {
+    const NONE: Self = Self {
+        numbers: std::ptr::null(),
+        block: std::ptr::null_mut(),
+    };
+}
 
 /// The scale of a block, from the three largest of the different values that its quads' largest magnitudes have (zero
 /// where there are fewer): up to two values may be outliers, for which 8 bits need not suffice.
@@ -175,40 +194,67 @@ impl Activations {
     /// If there is no such token, or `x` has not one number per column.
     pub unsafe fn write_row(&self, isa: Isa, token: usize, x: &[f32]) {
         assert_eq!(x.len(), self.cols, "numbers for the columns");
+        let origin = x.as_ptr().wrapping_sub(token * self.cols);
         // SAFETY: by contract.
-        unsafe { self.write_columns(isa, token, 0, x) }
+        unsafe { self.write_tile(isa, token..token + 1, 0..self.cols, origin, self.cols) }
     }
 
-    /// Writes the columns `first..first + x.len()` of `token`. In a quantised batch they are whole blocks of 32.
+    /// Writes some columns of some tokens: those of column `c` of token `t` are at `origin[t * stride + c]`. In a
+    /// quantised batch the columns are whole blocks of 32.
     ///
     /// # Safety
-    /// `isa` must be available on this CPU. Nobody else may write these columns or read them at the same time.
+    /// `isa` must be available on this CPU, and the numbers be there. Nobody else may write these columns of these
+    /// tokens or read them at the same time.
     ///
     /// # Panics
     /// If there is no such token or column, or a quantised block would be written in part.
-    pub unsafe fn write_columns(&self, isa: Isa, token: usize, first: usize, x: &[f32]) {
-        assert!(token < self.tokens, "token {token} of {}", self.tokens);
-        assert!(first + x.len() <= self.cols, "column past the batch");
-        let is_whole = first.is_multiple_of(BLOCK_COLS) && x.len().is_multiple_of(BLOCK_COLS);
+    pub unsafe fn write_tile(
+        &self,
+        isa: Isa,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+        origin: *const f32,
+        stride: usize,
+    ) {
+        assert!(tokens.end <= self.tokens, "tokens {tokens:?} of {}", self.tokens);
+        assert!(columns.end <= self.cols, "column past the batch");
+        let is_whole = columns.start.is_multiple_of(BLOCK_COLS) && columns.len().is_multiple_of(BLOCK_COLS);
         assert!(
             !self.has_quantised || is_whole,
             "part of a block of {BLOCK_COLS} columns"
         );
+        let numbers = |token: usize, column: usize| origin.wrapping_add(token * stride + column);
         if self.has_dense {
-            // SAFETY: the row lies inside the buffer and is ours alone by contract.
-            unsafe {
-                let row = self.dense_row(token).cast_mut().add(first);
-                row.copy_from_nonoverlapping(x.as_ptr(), x.len());
+            for token in tokens.clone() {
+                // SAFETY: the row lies inside the buffer and is ours alone by contract.
+                unsafe {
+                    let row = self.dense_row(token).cast_mut().add(columns.start);
+                    row.copy_from_nonoverlapping(numbers(token, columns.start), columns.len());
+                }
             }
         }
         if self.has_quantised {
-            // SAFETY: as above; the buffer was zeroed when allocated.
-            let row = unsafe {
-                let start = self.blocks_of(token).cast_mut().add(first / BLOCK_COLS);
-                std::slice::from_raw_parts_mut(start, x.len() / BLOCK_COLS)
-            };
-            // SAFETY: `isa` is available by contract.
-            unsafe { super::quantise_row(isa, x, row) };
+            let mut blocks = tokens.flat_map(|token| {
+                let columns = columns.clone().step_by(BLOCK_COLS);
+                columns.map(move |column| (token, column))
+            });
+            let mut pairs = [const { Unquantised::NONE }; AT_ONCE];
+            loop {
+                let mut count = 0;
+                for (pair, (token, column)) in pairs.iter_mut().zip(blocks.by_ref()) {
+                    let block = self.blocks_of(token).cast_mut().wrapping_add(column / BLOCK_COLS);
+                    *pair = Unquantised {
+                        numbers: numbers(token, column).cast(),
+                        block,
+                    };
+                    count += 1;
+                }
+                // SAFETY: as above; the buffer was zeroed when allocated.
+                unsafe { super::quantise(isa, &pairs[..count]) };
+                if count < AT_ONCE {
+                    break;
+                }
+            }
         }
     }
 

@@ -7,10 +7,9 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::{LARGEST_NARROW, LOW_BITS, scale_of};
+use super::activations::{LARGEST_NARROW, LOW_BITS, Unquantised, scale_of};
 use super::simd::Simd;
 use super::{ActivationBlock, Job};
-use crate::pack::BLOCK_COLS;
 use crate::pack::format::{Format, QUADS};
 
 /// [`LOW_BITS`], as these intrinsics take it.
@@ -31,15 +30,18 @@ pub(crate) unsafe fn run(job: &Job) {
     }
 }
 
-/// Quantises one token vector, block by block.
+/// Quantises block by block.
+///
+/// # Safety
+/// As [`super::quantise`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
-    let (blocks, _) = x.as_chunks::<BLOCK_COLS>();
+pub(crate) unsafe fn quantise(blocks: &[Unquantised]) {
     let magnitude = _mm256_set1_epi32(0x7fff_ffff);
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (x, block) in blocks.iter().zip(row) {
-        // SAFETY: a block has 32 numbers and 32 places for integers.
+    for pair in blocks {
+        // SAFETY: by contract; a block has 32 numbers and 32 places for integers.
         unsafe {
+            let (x, block) = (&*pair.numbers, &mut *pair.block);
             let mut numbers = [_mm256_setzero_ps(); 4];
             let mut bits = [_mm256_setzero_si256(); 4];
             for i in 0..4 {

@@ -3,7 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::ActivationBlock;
-use super::activations::{LARGEST, LARGEST_NARROW, LOW_BITS, OUTLIER_RATIO};
+use super::activations::{
+    AT_ONCE, INFINITY_BITS, LARGEST, LARGEST_NARROW, LOW_BITS, OUTLIER_RATIO, SMALLEST, Unquantised,
+};
 use super::simd::Simd;
 use super::tile::entry;
 use crate::pack::BLOCK_COLS;
@@ -13,78 +15,65 @@ pub(crate) struct Avx512;
 
 entry!(Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 
-/// Blocks whose scales are computed together, a lane each.
-const AT_ONCE: usize = 16;
+/// Of each block its eight quads, or its eight last fields: a row per block.
+#[repr(align(64))]
+struct Eights([[i32; QUADS]; AT_ONCE]);
 
-/// Quantises one token vector, block by block.
+/// Quantises blocks, a lane each wherever a block has one number.
+///
+/// # Safety
+/// As [`super::quantise`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
-    let (blocks, _) = x.as_chunks::<BLOCK_COLS>();
-    for (blocks, row) in blocks.chunks(AT_ONCE).zip(row.chunks_mut(AT_ONCE)) {
-        let [largest, scales, inverses] = scales_of(blocks);
-        for (i, (x, block)) in blocks.iter().zip(row).enumerate() {
-            if ActivationBlock::is_degenerate(largest[i].to_bits()) {
-                block.degenerate(largest[i].to_bits());
-            } else {
-                quantise_block(x, scales[i], inverses[i], block);
+pub(crate) unsafe fn quantise(blocks: &[Unquantised]) {
+    let mut eights = Eights([[0; QUADS]; AT_ONCE]);
+    let mut wide = [0_u32; AT_ONCE];
+    // SAFETY: by contract; a block has 32 numbers, and eight quads.
+    unsafe {
+        for (pair, maxima) in blocks.iter().zip(&mut eights.0) {
+            let x = pair.numbers.cast::<f32>();
+            let quads = max_of_quads(_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16)));
+            _mm256_storeu_si256(maxima.as_mut_ptr().cast(), quads);
+        }
+        let (largest, scales) = scales_of(columns(&eights));
+        let inverses = numbers_of(_mm512_div_ps(_mm512_set1_ps(1.0), scales));
+        for (i, pair) in blocks.iter().enumerate() {
+            let sums = quantise_block(pair, inverses[i], &mut wide[i]);
+            _mm256_storeu_si256(eights.0[i].as_mut_ptr().cast(), sums);
+        }
+        finish(
+            blocks,
+            scales,
+            columns(&eights),
+            _mm512_loadu_si512(wide.as_ptr().cast()),
+        );
+        let smallest = _mm512_castps_si512(_mm512_set1_ps(SMALLEST));
+        let is_usual = _mm512_cmpge_epi32_mask(largest, smallest)
+            & _mm512_cmplt_epi32_mask(largest, _mm512_set1_epi32(INFINITY_BITS.cast_signed()));
+        if is_usual != 0xffff {
+            let largest = numbers_of(_mm512_castsi512_ps(largest)).map(f32::to_bits);
+            for (pair, bits) in blocks.iter().zip(largest) {
+                if ActivationBlock::is_degenerate(bits) {
+                    (*pair.block).degenerate(bits);
+                }
             }
         }
     }
 }
 
+/// The bits of the largest magnitudes of blocks, and [`scale_of`](super::activations::scale_of), from their quads' largest magnitudes.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn quantise_block(x: &[f32; BLOCK_COLS], scale: f32, inverse: f32, block: &mut ActivationBlock) {
-    let inverse = _mm512_set1_ps(inverse);
-    let narrow = _mm512_set1_epi32(LARGEST_NARROW);
-    let rounding = _mm512_set1_epi32(1 << (LOW_BITS - 1));
-    // SAFETY: a block has 32 numbers.
-    let halves = unsafe { [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))] };
-    let quants = halves.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
-    let mut wide = 0;
-    for (half, quants) in quants.into_iter().enumerate() {
-        let is_wide = _mm512_cmpgt_epi32_mask(_mm512_abs_epi32(quants), narrow);
-        let high = _mm512_maskz_srai_epi32::<LOW_BITS>(is_wide, _mm512_add_epi32(quants, rounding));
-        let low = _mm512_sub_epi32(quants, _mm512_slli_epi32::<LOW_BITS>(high));
-        // SAFETY: there are 32 places for integers.
-        unsafe {
-            let place = block.high.as_mut_ptr().add(16 * half);
-            _mm_storeu_si128(place.cast(), _mm512_cvtepi32_epi8(high));
-            let place = block.low.as_mut_ptr().add(16 * half);
-            _mm_storeu_si128(place.cast(), _mm512_cvtepi32_epi8(low));
-        }
-        wide |= u32::from(is_wide) << (16 * half);
-    }
-    block.finish(scale, sums(quants), wide);
-}
-
-/// Of each block its largest magnitude, [`scale_of`] and the inverse of that.
-#[inline]
-#[target_feature(enable = "avx2,avx512f,avx512vl,avx512dq")]
-fn scales_of(blocks: &[[f32; BLOCK_COLS]]) -> [[f32; AT_ONCE]; 3] {
-    let mut maxima = [[0; QUADS]; AT_ONCE];
-    for (x, maxima) in blocks.iter().zip(&mut maxima) {
-        // SAFETY: a block has 32 numbers, and eight quads.
-        unsafe {
-            let quads = max_of_quads(_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
-            _mm256_storeu_si256(maxima.as_mut_ptr().cast(), quads);
-        }
-    }
-    let stride = _mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120);
-    // SAFETY: sixteen times eight numbers are there.
-    let quads: [__m512i; QUADS] = std::array::from_fn(|quad| unsafe {
-        _mm512_i32gather_epi32::<4>(stride, maxima.as_ptr().cast::<i32>().add(quad))
-    });
+#[target_feature(enable = "avx512f,avx512dq")]
+fn scales_of(quads: [__m512i; QUADS]) -> (__m512i, __m512) {
     let below = |limit| quads.map(|quad| _mm512_maskz_mov_epi32(_mm512_cmplt_epi32_mask(quad, limit), quad));
     let greatest = |quads: [__m512i; QUADS]| {
         quads
             .into_iter()
             .fold(_mm512_setzero_si512(), |a, b| _mm512_max_epi32(a, b))
     };
-    let largest = greatest(quads);
-    let second = greatest(below(largest));
+    let bits = greatest(quads);
+    let second = greatest(below(bits));
     let third = greatest(below(second));
-    let largest = _mm512_castsi512_ps(largest);
+    let largest = _mm512_castsi512_ps(bits);
     let mut usual = largest;
     for next in [second, third].map(|next| _mm512_castsi512_ps(next)) {
         let is_some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(next, _mm512_setzero_ps());
@@ -96,43 +85,148 @@ fn scales_of(blocks: &[[f32; BLOCK_COLS]]) -> [[f32; AT_ONCE]; 3] {
         _mm512_mul_ps(usual, _mm512_set1_ps(1.0 / LARGEST_NARROW as f32)),
         _mm512_mul_ps(largest, _mm512_set1_ps(1.0 / LARGEST)),
     );
-    [largest, scales, _mm512_div_ps(_mm512_set1_ps(1.0), scales)].map(|lanes| {
-        let mut numbers = [0.0; AT_ONCE];
-        // SAFETY: sixteen numbers fit.
-        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), lanes) };
-        numbers
+    (bits, scales)
+}
+
+/// Writes a block's integers; its wide quads come as bits, the sums of its quads' integers as the result.
+///
+/// # Safety
+/// As [`quantise`].
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn quantise_block(pair: &Unquantised, inverse: f32, wide: &mut u32) -> __m256i {
+    const {
+        assert!(
+            std::mem::offset_of!(ActivationBlock, low) == 0
+                && std::mem::offset_of!(ActivationBlock, high) == BLOCK_COLS
+        )
+    };
+    let inverse = _mm512_set1_ps(inverse);
+    let narrow = _mm512_set1_epi32(LARGEST_NARROW);
+    let rounding = _mm512_set1_epi32(1 << (LOW_BITS - 1));
+    let x = pair.numbers.cast::<f32>();
+    // SAFETY: a block has 32 numbers.
+    let halves = unsafe { [_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16))] };
+    let parts = halves.map(|x| {
+        let quants = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
+        let is_wide = _mm512_cmpgt_epi32_mask(_mm512_abs_epi32(quants), narrow);
+        let high = _mm512_maskz_srai_epi32::<LOW_BITS>(is_wide, _mm512_add_epi32(quants, rounding));
+        (_mm512_sub_epi32(quants, _mm512_slli_epi32::<LOW_BITS>(high)), high)
+    });
+    let low = _mm512_packs_epi32(parts[0].0, parts[1].0);
+    let high = _mm512_packs_epi32(parts[0].1, parts[1].1);
+    // Packing works within 128 bits; this puts the quads in sequence, the low ones before the high ones.
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+    // SAFETY: the block begins with its low and its high bytes.
+    unsafe { _mm512_storeu_si512(pair.block.cast(), bytes) };
+    *wide = u32::from(_mm512_test_epi32_mask(bytes, bytes)) >> QUADS;
+    let weights = _mm512_inserti64x4::<1>(_mm512_set1_epi8(1), _mm256_set1_epi8((1_u8 << LOW_BITS).cast_signed()));
+    let sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, bytes);
+    _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64::<1>(sums))
+}
+
+/// Writes what [`ActivationBlock::finish`] would, from the blocks' scales, the sums of their quads and their wide quads.
+///
+/// # Safety
+/// As [`quantise`].
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512dq")]
+unsafe fn finish(blocks: &[Unquantised], scales: __m512, quads: [__m512i; QUADS], wide: __m512i) {
+    const FIELDS: usize = std::mem::offset_of!(ActivationBlock, scale);
+    const { assert!(FIELDS + size_of::<[i32; QUADS]>() == size_of::<ActivationBlock>()) };
+    let halves = [[0, 1, 2, 3], [4, 5, 6, 7]].map(|[a, b, c, d]: [usize; 4]| {
+        _mm512_add_epi32(
+            _mm512_add_epi32(quads[a], quads[b]),
+            _mm512_add_epi32(quads[c], quads[d]),
+        )
+    });
+    let minus = |value| _mm512_sub_epi32(_mm512_setzero_si512(), value);
+    let sum = _mm512_add_epi32(halves[0], halves[1]);
+    let mut rows = transposed([
+        _mm512_castps_si512(scales),
+        _mm512_castps_si512(_mm512_mul_ps(scales, _mm512_cvtepi32_ps(sum))),
+        minus(_mm512_slli_epi32::<3>(sum)),
+        minus(_mm512_slli_epi32::<7>(sum)),
+        minus(halves[0]),
+        minus(halves[1]),
+        wide,
+        _mm512_setzero_si512(),
+    ]);
+    for half in blocks.chunks(QUADS) {
+        for (pair, row) in half.iter().zip(&mut rows) {
+            // SAFETY: eight numbers, of which the last is padding, end the block.
+            unsafe { _mm256_storeu_si256(pair.block.cast::<u8>().add(FIELDS).cast(), _mm512_castsi512_si256(*row)) };
+            *row = _mm512_castsi256_si512(_mm512_extracti64x4_epi64::<1>(*row));
+        }
+    }
+}
+
+/// The columns of a table, a lane per row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn columns(table: &Eights) -> [__m512i; QUADS] {
+    transposed(std::array::from_fn(|row| {
+        let [first, second] = [row, row + QUADS].map(|row| {
+            // SAFETY: a row is eight numbers.
+            unsafe { _mm256_loadu_si256(table.0[row].as_ptr().cast()) }
+        });
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second)
+    }))
+}
+
+/// Each half of eight vectors, a table of eight by eight, with rows and columns exchanged.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(r: [__m512i; QUADS]) -> [__m512i; QUADS] {
+    let pairs = [0, 2, 4, 6].map(|i: usize| {
+        [
+            _mm512_unpacklo_epi32(r[i], r[i + 1]),
+            _mm512_unpackhi_epi32(r[i], r[i + 1]),
+        ]
+    });
+    // Of four rows the columns 0, 1, 2 and 3, each with the one four further.
+    let fours = [0, 2].map(|i: usize| {
+        let ([a, b], [c, d]) = (pairs[i], pairs[i + 1]);
+        [
+            _mm512_unpacklo_epi64(a, c),
+            _mm512_unpackhi_epi64(a, c),
+            _mm512_unpacklo_epi64(b, d),
+            _mm512_unpackhi_epi64(b, d),
+        ]
+    });
+    let near = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    let far = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    std::array::from_fn(|column| {
+        let order = if column < 4 { near } else { far };
+        _mm512_permutex2var_epi64(fours[0][column % 4], order, fours[1][column % 4])
     })
 }
 
-/// The bits of the largest magnitude in each quad, of 128 bits.
-#[inline]
-#[target_feature(enable = "avx2,avx512f,avx512vl,avx512dq")]
-fn max_of_quads(first: __m512, last: __m512) -> __m256i {
-    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
-    let [first, last] = [first, last].map(|x| max_in_quads(_mm512_and_si512(_mm512_castps_si512(x), magnitude)));
-    let both = _mm512_mask_mov_epi32(first, 0xaaaa, last);
-    let eight = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0);
-    _mm512_castsi512_si256(_mm512_permutexvar_epi32(eight, both))
-}
-
-/// Each quad's maximum, in all its lanes.
+/// The lanes as an array.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn max_in_quads(values: __m512i) -> __m512i {
-    let two = _mm512_max_epi32(values, _mm512_shuffle_epi32::<0b01_00_11_10>(values));
-    _mm512_max_epi32(two, _mm512_shuffle_epi32::<0b10_11_00_01>(two))
+fn numbers_of(lanes: __m512) -> [f32; AT_ONCE] {
+    let mut numbers = [0.0; AT_ONCE];
+    // SAFETY: sixteen numbers fit.
+    unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), lanes) };
+    numbers
 }
 
-/// The sum of each vector's lanes.
+/// The bits of the largest magnitude in each quad, of 128 bits, in any order.
 #[inline]
-#[target_feature(enable = "avx2,avx512f")]
-fn sums(halves: [__m512i; 2]) -> [i32; 2] {
-    let [first, last] =
-        halves.map(|half| _mm256_add_epi32(_mm512_castsi512_si256(half), _mm512_extracti64x4_epi64::<1>(half)));
-    let pairs = _mm256_hadd_epi32(first, last);
-    let fours = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
-    let both = _mm_hadd_epi32(fours, fours);
-    [_mm_cvtsi128_si32(both), _mm_extract_epi32::<1>(both)]
+#[target_feature(enable = "avx2,avx512f,avx512dq")]
+fn max_of_quads(first: __m512, last: __m512) -> __m256i {
+    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+    let [first, last] = [first, last].map(|x| {
+        let bits = _mm512_and_si512(_mm512_castps_si512(x), magnitude);
+        _mm512_max_epi32(bits, _mm512_shuffle_epi32::<0b01_00_11_10>(bits))
+    });
+    let both = _mm512_unpacklo_epi32(first, last);
+    let both = _mm512_max_epi32(both, _mm512_shuffle_epi32::<0b01_00_11_10>(both));
+    // Each quad of the first half beside one of the last, twice in 128 bits.
+    let once = _mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0);
+    _mm512_castsi512_si256(_mm512_permutexvar_epi64(once, both))
 }
 
 // SAFETY: each method is built on intrinsics of the named features, which the entries enable.

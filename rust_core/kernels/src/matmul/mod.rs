@@ -31,6 +31,7 @@ use std::ops::Range;
 
 pub(crate) use activations::ActivationBlock;
 pub use activations::Activations;
+use activations::Unquantised;
 pub(crate) use self_test::agrees_with_scalar;
 
 use crate::isa::Isa;
@@ -114,27 +115,28 @@ unsafe fn dispatch(_: Isa, job: &Job) {
     unsafe { scalar::run(job) }
 }
 
-/// Quantises one token vector.
+/// Quantises up to [`activations::AT_ONCE`] blocks.
 ///
 /// # Safety
-/// `isa` is available on this CPU.
+/// `isa` is available on this CPU; the numbers can be read, and nobody else uses the blocks.
 #[cfg(target_arch = "x86_64")]
-unsafe fn quantise_row(isa: Isa, x: &[f32], row: &mut [ActivationBlock]) {
-    // SAFETY: the instruction set is available by contract.
+unsafe fn quantise(isa: Isa, blocks: &[Unquantised]) {
+    // SAFETY: by contract.
     unsafe {
         match isa {
-            Isa::Scalar => scalar::quantise_row(x, row),
-            Isa::Avx2 => avx2::quantise_row(x, row),
-            Isa::Avx512 | Isa::Amx => avx512::quantise_row(x, row),
+            Isa::Scalar => scalar::quantise(blocks),
+            Isa::Avx2 => avx2::quantise(blocks),
+            Isa::Avx512 | Isa::Amx => avx512::quantise(blocks),
         }
     }
 }
 
 /// # Safety
-/// None needed; the signature is that of the dispatch on other targets.
+/// As on other targets.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn quantise_row(_: Isa, x: &[f32], row: &mut [ActivationBlock]) {
-    scalar::quantise_row(x, row)
+unsafe fn quantise(_: Isa, blocks: &[Unquantised]) {
+    // SAFETY: by contract.
+    unsafe { scalar::quantise(blocks) }
 }
 
 #[cfg(test)]

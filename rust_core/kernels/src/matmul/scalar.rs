@@ -1,7 +1,7 @@
 //! Plain Rust, for every CPU: the reference the other instruction sets must equal.
 
 use super::ActivationBlock;
-use super::activations::{LARGEST_NARROW, LOW_BITS, scale_of};
+use super::activations::{LARGEST_NARROW, LOW_BITS, Unquantised, scale_of};
 use super::simd::Simd;
 use super::tile::entry;
 use crate::ggml::{bf16_to_f32, f16_to_f32};
@@ -12,10 +12,14 @@ pub(crate) struct Scalar;
 
 entry!(Scalar);
 
-/// Quantises one token vector, block by block.
-pub(crate) fn quantise_row(x: &[f32], row: &mut [ActivationBlock]) {
-    let (blocks, _) = x.as_chunks::<BLOCK_COLS>();
-    for (x, block) in blocks.iter().zip(row) {
+/// Quantises block by block.
+///
+/// # Safety
+/// As [`super::quantise`].
+pub(crate) unsafe fn quantise(blocks: &[Unquantised]) {
+    for pair in blocks {
+        // SAFETY: by contract.
+        let (x, block) = unsafe { (&*pair.numbers, &mut *pair.block) };
         // Magnitudes compare like their bits, NaN above infinity: no order of comparison can lose one.
         let amax_bits = x.iter().map(|x| x.abs().to_bits()).max().unwrap_or(0);
         if ActivationBlock::is_degenerate(amax_bits) {
