@@ -75,6 +75,18 @@ def test_links_are_shown_as_they_are_written(tmp_path: Path) -> None:
     assert read_links(json.loads(json.dumps(shown))) == found.settings.chain
 
 
+def test_secrets_written_into_headers_are_not_shown(tmp_path: Path) -> None:
+    """`pyagent config show` tells where a secret is found, and strikes out one that stands in the file itself."""
+    headers = "{ x-provider = 'openai', x-portkey-api-key = 'pk-1234', x-secret = 'env:GPU' }"
+    shown, _ = describe(loaded(tmp_path, f"chain = [{{ use = 'openai:http://gate:1/v1', headers = {headers} }}]"))[
+        "chain"
+    ]
+    assert "pk-1234" not in json.dumps(shown)
+    assert '"x-portkey-api-key": "***"' in json.dumps(shown)
+    assert '"x-provider": "openai", ' in json.dumps(shown)
+    assert '"x-secret": "env:GPU"' in json.dumps(shown)
+
+
 def test_chain_of_tables_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A variable holds tables as JSON."""
     monkeypatch.setenv("PYAGENT_CHAIN", '[{"use": "native", "concurrency": 2}, "ollama"]')

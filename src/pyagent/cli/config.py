@@ -49,7 +49,7 @@ def reference() -> None:
 
 
 def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
-    """Each dotted key with its value, fit for JSON and without passwords, and its source."""
+    """Each dotted key with its value, fit for JSON and without secrets, and its source."""
     import msgspec
 
     from pyagent.core.chain.settings import written
@@ -72,8 +72,20 @@ def _masked(value: object) -> object:
     if isinstance(value, list):
         return [_masked(entry) for entry in cast("list[object]", value)]
     if isinstance(value, dict):
-        return {key: _masked(entry) for key, entry in cast("dict[str, object]", value).items()}
+        entries = cast("dict[str, object]", value)
+        return {key: (_shown_headers if key == "headers" else _masked)(entry) for key, entry in entries.items()}
     return value
+
+
+def _shown_headers(headers: object) -> object:
+    """A link's headers: a secret is shown by where it is found, and not at all when it was written there itself."""
+    from pyagent.infrastructure.observability.logging import is_secret_name
+
+    if not isinstance(headers, dict):
+        return headers
+    values = cast("dict[str, str]", headers).items()
+    is_shown = {name: not is_secret_name(name) or value.startswith(("env:", "file:")) for name, value in values}
+    return {name: value if is_shown[name] else "***" for name, value in values}
 
 
 def render_settings_reference() -> str:

@@ -249,11 +249,11 @@ impl Activations {
                     };
                     count += 1;
                 }
-                // SAFETY: as above; the buffer was zeroed when allocated.
-                unsafe { super::quantise(isa, &pairs[..count]) };
-                if count < AT_ONCE {
+                if count == 0 {
                     break;
                 }
+                // SAFETY: as above; the buffer was zeroed when allocated.
+                unsafe { super::quantise(isa, &pairs[..count]) };
             }
         }
     }

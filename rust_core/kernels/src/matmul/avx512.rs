@@ -49,7 +49,7 @@ pub(crate) unsafe fn quantise(blocks: &[Unquantised]) {
         let smallest = _mm512_castps_si512(_mm512_set1_ps(SMALLEST));
         let is_usual = _mm512_cmpge_epi32_mask(largest, smallest)
             & _mm512_cmplt_epi32_mask(largest, _mm512_set1_epi32(INFINITY_BITS.cast_signed()));
-        if is_usual != 0xffff {
+        if is_usual.trailing_ones() < blocks.len() as u32 {
             let largest = numbers_of(_mm512_castsi512_ps(largest)).map(f32::to_bits);
             for (pair, bits) in blocks.iter().zip(largest) {
                 if ActivationBlock::is_degenerate(bits) {
@@ -60,7 +60,8 @@ pub(crate) unsafe fn quantise(blocks: &[Unquantised]) {
     }
 }
 
-/// The bits of the largest magnitudes of blocks, and [`scale_of`](super::activations::scale_of), from their quads' largest magnitudes.
+/// The bits of the blocks' largest magnitudes, and their scales as [`super::activations::scale_of`] makes them, from the
+/// largest magnitudes of their quads.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn scales_of(quads: [__m512i; QUADS]) -> (__m512i, __m512) {

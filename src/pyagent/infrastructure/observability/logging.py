@@ -60,6 +60,11 @@ def configure_logging(level: Level = "warning", format: Format = "console", stre
     logging.getLogger("pyagent").setLevel(level.upper())
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether what goes by this name is a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def _shared() -> list[structlog.typing.Processor]:
     return [
         structlog.contextvars.merge_contextvars,
@@ -98,7 +103,7 @@ def redact(_logger: object, _method: str, event: MutableMapping[str, object]) ->
 
 
 def _clean(name: str, value: object, depth: int) -> object:
-    if _SECRET_NAME.search(name) and value is not None:
+    if is_secret_name(name) and value is not None:
         return _STRUCK
     if isinstance(value, bool | int | float | None):
         return value
