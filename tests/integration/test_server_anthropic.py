@@ -263,7 +263,12 @@ def test_anthropic_keys_come_in_their_own_header() -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.type", "client runs itself"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, None, "one at a time"),
-        ({"output_config": {"effort": "high"}}, "output_config.effort", "reasons"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort", "'huge'"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits[0].type",
+            "only the messages",
+        ),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "nothing is called"),
         ({"container": "c"}, "container", "nothing is run"),
         ({"stop_sequence": ["x"]}, "stop_sequence", "did you mean 'stop_sequences'"),
@@ -286,6 +291,16 @@ def test_anthropic_fields_have_one_fate() -> None:
     assert {*IGNORED, *REFUSED} < set(MessagesBody.__struct_fields__)
     body = {"model": "m", "max_tokens": 5, "messages": HI, "metadata": {"user_id": "me"}, "speed": "standard"}
     body |= dict.fromkeys(IGNORED, "auto") | {"stop_sequences": ["x"], "top_k": 3, "top_p": 0.5}
+    body |= {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}
+    body |= {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
     asked = read_messages(json.dumps(body).encode()).request
     assert (asked.sampling.stop, asked.sampling.top_k, asked.sampling.top_p) == (("x",), 3, 0.5)
     assert asked.origin.client == "me"
+
+
+def test_anthropic_examples_are_told_in_the_description() -> None:
+    """A tool's `input_examples` reach models that know descriptions only."""
+    tool = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}, "input_examples": [{"a": 1}]}
+    body = {"model": "m", "max_tokens": 5, "messages": HI, "tools": [tool]}
+    (read,) = read_messages(json.dumps(body).encode()).request.tools
+    assert read.function.description == 'Adds.\nExample of its input: {"a":1}'

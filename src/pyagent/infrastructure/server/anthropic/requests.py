@@ -25,19 +25,18 @@ from pyagent.infrastructure.server.anthropic.messages import InputMessage, TextB
 from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
 
 IGNORED = ("cache_control", "service_tier", "diagnostics")
+_DONE_ANYWAY = "clear_thinking_"
+"""Edits that begin so ask for what is done anyway: earlier thinking is not shown to the model again."""
 REFUSED: Refused = {
     "container": ((), "nothing is run here"),
     "mcp_servers": (([],), "nothing is called from here; offer the servers' tools as tools"),
-    "context_management": (({}, {"edits": []}), "messages are not edited; send those that are to be read"),
     "inference_geo": ((), "requests stay with the links of the chain"),
     "speed": (("standard",), "there is one speed"),
 }
-_REFUSED_OUTPUT: Refused = {"effort": ((), "use a model or an agent that reasons")}
 _REFUSED_CHOICE: Refused = {"disable_parallel_tool_use": ((False,), "calls cannot be held to one at a time")}
 _REFUSED_TOOL: Refused = {
     "type": (("custom",), "only tools that the client runs itself are"),
     "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
-    "input_examples": (([],), "describe them in the tool's description"),
     "defer_loading": ((False,), "every tool is shown to the model"),
 }
 
@@ -52,7 +51,7 @@ class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_control: object = None
     strict: bool | None = None
     eager_input_streaming: object = None
-    input_examples: object = None
+    input_examples: list[JsonObject] | None = None
     allowed_callers: object = None
     defer_loading: object = None
 
@@ -79,10 +78,28 @@ class _Format(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the answer must look like."""
+    """What the answer must look like. How much effort to make is a wish that no link here can be told."""
 
     format: _Format | None = None
-    effort: object = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class _Edit(msgspec.Struct):
+    type: str
+
+
+class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to be taken out of long conversations."""
+
+    edits: list[_Edit] | None = None
+
+    def check(self) -> None:
+        """Raise `RequestError` for an edit that would change what the model reads."""
+        for number, edit in enumerate(self.edits or ()):
+            if not edit.type.startswith(_DONE_ANYWAY):
+                where = f"context_management.edits[{number}].type"
+                text = f"{where}={edit.type!r:.60} is not supported: send only the messages that are to be read"
+                raise RequestError(text, param=where, code="unsupported_parameter")
 
 
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,6 +116,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     # ignored
     cache_control: object = None
     service_tier: object = None
@@ -106,7 +124,6 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # refused
     container: object = None
     mcp_servers: object = None
-    context_management: object = None
     inference_geo: object = None
     speed: object = None
 
@@ -114,6 +131,8 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """What the backend is asked."""
         if not self.messages:
             raise RequestError("messages is empty; send at least one message", param="messages")
+        if self.context_management is not None:
+            self.context_management.check()
         said, prefill = self._begun()
         tools = [_tool(tool) for tool in self.tools or []]
         return ChatRequest(
@@ -195,7 +214,10 @@ def read_count(body: bytes) -> ChatRequest:
 
 def _tool(tool: InputTool) -> Tool:
     refuse(tool, _REFUSED_TOOL, "tools.")
-    return Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema or {}, tool.strict or None))
+    examples = [msgspec.json.encode(example).decode() for example in tool.input_examples or ()]
+    lines = [tool.description, *(f"Example of its input: {example}" for example in examples)]
+    description = "\n".join(filter(None, lines))
+    return Tool(FunctionDefinition(tool.name, description, tool.input_schema or {}, tool.strict or None))
 
 
 def _choice(said: ToolChoice | None) -> str | JsonObject | None:
@@ -208,7 +230,6 @@ def _choice(said: ToolChoice | None) -> str | JsonObject | None:
 
 
 def _format(said: OutputConfig | None) -> ResponseFormat | None:
-    if said is None:
+    if said is None or said.format is None:
         return None
-    refuse(said, _REFUSED_OUTPUT, "output_config.")
-    return ResponseFormat("json_schema", JsonSchemaFormat(schema=said.format.schema)) if said.format else None
+    return ResponseFormat("json_schema", JsonSchemaFormat(schema=said.format.schema))

@@ -31,6 +31,7 @@ IGNORED = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
+    "client_metadata",
 )
 REFUSED: Refused = {
     "background": ((False,), "answers are made while the client waits"),
@@ -121,6 +122,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: object = None
     prompt_cache_retention: object = None
     prompt_cache_options: object = None
+    client_metadata: object = None
     # refused
     background: object = None
     context_management: object = None

@@ -1,0 +1,89 @@
+"""Claude Code and Codex, programs of npm's, against the server: a question, and a file read by their own tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.peers import node_module
+from support.server import KEY, Model, words
+
+from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ToolCall, Usage
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
+
+pytestmark = pytest.mark.peers
+
+NOTE = "the word is heron"
+QUESTION = "What does note.txt say?"
+
+
+def reading(tool: str, arguments: dict[str, object]) -> Callable[[ChatRequest], list[ChatDelta]]:
+    """A model that calls `tool` to read the note and then tells its word; without that tool it says so."""
+
+    def script(request: ChatRequest) -> list[ChatDelta]:
+        last = request.messages[-1]
+        if last.role == "tool":
+            return words("It says: ", "heron" if NOTE in last.text else last.text)
+        if tool not in {offered.function.name for offered in request.tools}:
+            return words("no ", tool)
+        call = ToolCall(id="call_1", function=FunctionCall(tool, json.dumps(arguments)))
+        return [ChatDelta(tool_calls=[call]), ChatDelta(finish_reason="tool_calls", usage=Usage(9, 2, 11))]
+
+    return script
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder with the note."""
+    (tmp_path / "note.txt").write_text(f"{NOTE}\n")
+    return tmp_path
+
+
+def said(words: list[str | Path], home: Path, **environment: str) -> str:
+    """What a program prints; it must not fail."""
+    environment |= {"PATH": os.environ["PATH"], "HOME": str(home)}
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=home,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("tools", "answer"), [(["Read", "--allowedTools", "Read"], "It says: heron"), ([""], "no Read")]
+)
+def test_claude_code_asks_and_reads_a_file(home: Path, tools: list[str], answer: str) -> None:
+    """Claude Code streams an answer, runs the call it is sent, and shows what is made of the result."""
+    program = node_module("@anthropic-ai/claude-code").parents[1] / ".bin" / "claude"
+    model = Model(reading("Read", {"file_path": str(home / "note.txt")}))
+    with serve(create_app(model, api_keys=[KEY.encode()])) as url:
+        variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": KEY}
+        variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
+        assert said([program, "-p", QUESTION, "--model", "m", "--tools", *tools], home, **variables) == answer
+
+
+def test_codex_runs_a_command(home: Path) -> None:
+    """Codex, told to offer functions only, runs the command it is sent over /v1/responses and shows the answer."""
+    program = node_module("@openai/codex").parents[1] / ".bin" / "codex"
+    model = Model(reading("exec_command", {"cmd": "cat note.txt"}))
+    with serve(create_app(model, api_keys=[KEY.encode()])) as url:
+        (home / ".codex").mkdir()
+        (home / ".codex" / "config.toml").write_text(
+            'model = "m"\nmodel_provider = "pyagent"\nweb_search = "disabled"\n[features]\nmulti_agent = false\n'
+            f'[model_providers.pyagent]\nname = "PyAgent"\nbase_url = "{url}/v1"\n'
+            'wire_api = "responses"\nenv_key = "PYAGENT_KEY"\n'
+        )
+        flags = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        assert said([program, *flags, QUESTION], home, PYAGENT_KEY=KEY).endswith("It says: heron")
