@@ -59,7 +59,7 @@ test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix .peers/node
 	@touch $@
 
-peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's and Copilot's
+peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's, Copilot's, Claude Code and Codex
 	@$(BIN)/python -m pytest -q -m peers tests/peers
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
