@@ -160,6 +160,29 @@ def test_responses_tools() -> None:
         assert (result.role, result.tool_call_id, result.text) == ("tool", "c1", "2")
 
 
+def test_responses_tools_in_namespaces() -> None:
+    """Functions of a namespace are functions to the model; its calls come with the namespace, and go back with it."""
+    call = ToolCall(id="c1", function=FunctionCall("crm__find", "{}"))
+    backend = Model(lambda _: [ChatDelta(tool_calls=[call]), ChatDelta(finish_reason="tool_calls")])
+    crm = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": [TOOL | {"name": "find"}]}
+    with asked(backend) as client:
+        say: Any = {"model": "m", "tools": [crm, TOOL]}
+        whole = client.responses.create(input="who?", **say)
+        with client.responses.stream(input="who?", **say) as stream:
+            final = stream.get_final_response()
+        for (item,) in (whole.output, final.output):
+            assert item.type == "function_call"
+            assert (item.namespace, item.name) == ("crm", "find")
+        assert whole.tools[0].to_dict()["tools"][0]["name"] == "find"  # type: ignore[index]
+        told: Any = [{"type": "function_call_output", "call_id": "c1", "output": "Ann"}]
+        client.responses.create(model="m", input=told, previous_response_id=whole.id)
+        with pytest.raises(openai.BadRequestError, match="'crm__find'"):
+            client.responses.create(input="x", model="m", tools=[crm, TOOL | {"name": "crm__find"}])  # type: ignore[list-item]
+    offered = [tool.function for tool in backend.requests[0].tools]
+    assert [(function.name, function.description) for function in offered] == [("crm__find", "Customers."), ("add", "")]
+    assert backend.requests[-1].messages[1].tool_calls == [call]
+
+
 def test_responses_images_and_logprobs() -> None:
     """Images arrive as parts; log probabilities come with the text when they are included."""
     odds = TokenLogprob("yes", -0.5, [("yes", -0.5), ("no", -1.0)])
@@ -261,6 +284,7 @@ def test_embeddings_client() -> None:
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
         ({"input": [{"type": ["x"]}]}, "input[0].type", "there are message"),
         ({"tools": [{"type": "web_search"}]}, "tools.type", "client runs"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]}, "tools.type", "client runs"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "a function of tools"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort", "reasons"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "say in the prompt"),

@@ -75,13 +75,13 @@ def test_claude_code_asks_and_reads_a_file(home: Path, tools: list[str], answer:
 
 
 def test_codex_runs_a_command(home: Path) -> None:
-    """Codex, told to offer functions only, runs the command it is sent over /v1/responses and shows the answer."""
+    """Codex, told not to search the web, runs the command it is sent over /v1/responses and shows the answer."""
     program = node_module("@openai/codex").parents[1] / ".bin" / "codex"
     model = Model(reading("exec_command", {"cmd": "cat note.txt"}))
     with serve(create_app(model, api_keys=[KEY.encode()])) as url:
         (home / ".codex").mkdir()
         (home / ".codex" / "config.toml").write_text(
-            'model = "m"\nmodel_provider = "pyagent"\nweb_search = "disabled"\n[features]\nmulti_agent = false\n'
+            'model = "m"\nmodel_provider = "pyagent"\nweb_search = "disabled"\n'
             f'[model_providers.pyagent]\nname = "PyAgent"\nbase_url = "{url}/v1"\n'
             'wire_api = "responses"\nenv_key = "PYAGENT_KEY"\n'
         )

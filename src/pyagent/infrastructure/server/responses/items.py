@@ -10,6 +10,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
 from pyagent.infrastructure.server.fields import field_error
+from pyagent.infrastructure.server.responses.namespaces import flat_name
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
@@ -65,10 +66,11 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     id: object = None
     status: object = None
     caller: object = None
-    namespace: None = None
+    namespace: str | None = None
 
     def add_to(self, messages: list[Message]) -> None:
-        call = ToolCall(id=self.call_id, function=FunctionCall(self.name, self.arguments))
+        function = FunctionCall(flat_name(self.namespace, self.name), self.arguments)
+        call = ToolCall(id=self.call_id, function=function)
         if messages and messages[-1].role == "assistant":
             last = messages.pop()
             messages.append(msgspec.structs.replace(last, tool_calls=[*(last.tool_calls or ()), call]))

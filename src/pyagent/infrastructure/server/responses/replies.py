@@ -6,7 +6,7 @@ A whole answer is what the events of a streamed one add up to.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,11 +17,15 @@ from pyagent.infrastructure.server.errors import HttpError
 
 @dataclass(slots=True)
 class Reply:
-    """One response. `envelope` are the fields that repeat what was asked; `keep` takes it when it is whole."""
+    """One response. `envelope` are the fields that repeat what was asked; `keep` takes it when it is whole.
+
+    `namespaced` has the namespace and the name of functions that the model knows by another name.
+    """
 
     id: str
     envelope: JsonObject
     keep: Callable[[JsonObject], None] | None = None
+    namespaced: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     media_type: str = "text/event-stream"
     _created: float = field(default_factory=lambda: float(int(time.time())))
     _output: list[JsonObject] = field(default_factory=list[JsonObject])
@@ -135,14 +139,15 @@ class Reply:
         """The events of a whole call."""
         arguments = call.function.arguments
         item: JsonObject = {"type": "function_call", "id": self._item_id(), "call_id": call.id}
-        item |= {"name": call.function.name, "arguments": arguments, "status": "completed"}
+        namespace, name = self.namespaced.get(call.function.name, ("", call.function.name))
+        item |= {"name": name, "arguments": arguments, "status": "completed"}
+        if namespace:
+            item["namespace"] = namespace
         place: JsonObject = {"item_id": item["id"], "output_index": len(self._output)}
         begun = item | {"arguments": "", "status": "in_progress"}
         events = self._event("response.output_item.added", output_index=len(self._output), item=begun)
         events += self._event("response.function_call_arguments.delta", delta=arguments, **place)
-        events += self._event(
-            "response.function_call_arguments.done", arguments=arguments, name=call.function.name, **place
-        )
+        events += self._event("response.function_call_arguments.done", arguments=arguments, name=name, **place)
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         return events

@@ -12,17 +12,16 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import (
     ChatRequest,
-    FunctionDefinition,
     JsonObject,
     JsonSchemaFormat,
     Message,
     Origin,
     ResponseFormat,
     SamplingParams,
-    Tool,
 )
 from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
 from pyagent.infrastructure.server.responses.items import messages_of
+from pyagent.infrastructure.server.responses.namespaces import InputTool, functions
 
 IGNORED = (
     "metadata",
@@ -47,12 +46,6 @@ REFUSED: Refused = {
 }
 _REFUSED_REASONING: Refused = {"effort": (("none",), "use a model or an agent that reasons")}
 _REFUSED_TEXT: Refused = {"verbosity": (("medium",), "say in the prompt how long the answer should be")}
-_REFUSED_TOOL: Refused = {
-    "type": (("function",), "only functions that the client runs are"),
-    "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
-    "output_schema": ((), "describe what a function gives in its description"),
-    "defer_loading": ((False,), "every tool is shown to the model"),
-}
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 
@@ -80,19 +73,6 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
-
-
-class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the client runs. Unlike OpenAI's, it is strict only where that is said."""
-
-    type: object
-    name: str = ""
-    description: str | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
-    allowed_callers: object = None
-    defer_loading: object = None
-    output_schema: object = None
 
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -163,7 +143,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if not any(message.content or message.tool_calls for message in messages):
             raise RequestError("input is empty; send some text", param="input")
         system = [Message("system", self.instructions)] if self.instructions else []
-        tools = [_tool(tool) for tool in self.tools or ()]
+        tools = functions(self.tools or ())
         model = self.model or ""
         return ChatRequest(
             model="" if model in DEFAULT_MODELS else model,
@@ -184,11 +164,6 @@ def read_response(body: bytes) -> ResponsesBody:
     if said.stream_options is not None and not said.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
     return said
-
-
-def _tool(tool: InputTool) -> Tool:
-    refuse(tool, _REFUSED_TOOL, "tools.")
-    return Tool(FunctionDefinition(tool.name, tool.description or "", tool.parameters or {}, tool.strict or None))
 
 
 def _choice(said: str | JsonObject | None) -> str | JsonObject | None:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 from pyagent.infrastructure.server.responses.kept import KeptResponses
+from pyagent.infrastructure.server.responses.namespaces import namespaced
 from pyagent.infrastructure.server.responses.replies import Reply
 from pyagent.infrastructure.server.responses.requests import ResponsesBody, read_response
 from pyagent.infrastructure.server.service import Service, json_response
@@ -26,7 +27,8 @@ async def create(service: Service, request: Request) -> Response:
         kept.keep(client, body, history, said.items)
 
     asked = said.request(history)
-    reply = Reply(str(request.state.request_id), _envelope(said), keep if said.store is not False else None)
+    kept_by = keep if said.store is not False else None
+    reply = Reply(str(request.state.request_id), _envelope(said), kept_by, namespaced=namespaced(said.tools or ()))
     return await service.answer(request, asked, reply, is_streamed=bool(said.stream))
 
 
@@ -77,11 +79,7 @@ def _envelope(said: ResponsesBody) -> JsonObject:
         "temperature": 1.0 if said.temperature is None else said.temperature,
         "text": text,
         "tool_choice": said.tool_choice or "auto",
-        "tools": [
-            {"type": "function", "name": tool.name, "description": tool.description}
-            | {"parameters": tool.parameters, "strict": tool.strict}
-            for tool in said.tools or ()
-        ],
+        "tools": [tool.told() for tool in said.tools or ()],
         "top_logprobs": said.top_logprobs or 0,
         "top_p": 1.0 if said.top_p is None else said.top_p,
         "truncation": "disabled",

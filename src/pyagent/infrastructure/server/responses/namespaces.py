@@ -1,0 +1,79 @@
+"""Tools of responses, some of them in namespaces, as the plain functions that models know. Pure.
+
+A function of a namespace is shown to the model as NAMESPACE__NAME; its calls are told by namespace and name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
+from pyagent.infrastructure.server.fields import Refused, refuse
+
+_REFUSED: Refused = {
+    "type": (("function",), "only functions that the client runs are"),
+    "tools": (([],), "only a namespace has some"),
+    "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
+    "output_schema": ((), "describe what a function gives in its description"),
+    "defer_loading": ((False,), "every tool is shown to the model"),
+}
+
+
+class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that the client runs, or a namespace of such. Unlike OpenAI's, it is strict only where that is said."""
+
+    type: object
+    name: str = ""
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    tools: list[InputTool] | None = None
+    allowed_callers: object = None
+    defer_loading: object = None
+    output_schema: object = None
+
+    def told(self) -> JsonObject:
+        """The tool as the response repeats it."""
+        said: JsonObject = {"type": self.type, "name": self.name, "description": self.description}
+        if self.type == "namespace":
+            return said | {"tools": [tool.told() for tool in self.tools or ()]}
+        return said | {"parameters": self.parameters, "strict": self.strict}
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The name of a function as the model knows it."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def namespaced(tools: Sequence[InputTool]) -> dict[str, tuple[str, str]]:
+    """Of each function in a namespace, by the model's name for it: the namespace and its name there."""
+    found = ((space.name, tool.name) for space in tools if space.type == "namespace" for tool in space.tools or ())
+    return {flat_name(*names): names for names in found}
+
+
+def functions(tools: Sequence[InputTool]) -> list[Tool]:
+    """What models are offered. Raises `RequestError` naming the tool at fault."""
+    offered = [*_functions(tools)]
+    names = [tool.function.name for tool in offered]
+    if repeated := next((name for name in names if "__" in name and names.count(name) > 1), None):
+        raise RequestError(f"tools has two functions that models would know as {repeated!r}", param="tools")
+    return offered
+
+
+def _functions(tools: Sequence[InputTool]) -> Iterator[Tool]:
+    for tool in tools:
+        if tool.type == "namespace":
+            for inner in tool.tools or ():
+                yield _function(inner, tool.name, tool.description or "")
+        else:
+            yield _function(tool)
+
+
+def _function(tool: InputTool, namespace: str = "", about: str = "") -> Tool:
+    refuse(tool, _REFUSED, "tools.")
+    description = " ".join(filter(None, [about, tool.description]))
+    name = flat_name(namespace, tool.name)
+    return Tool(FunctionDefinition(name, description, tool.parameters or {}, tool.strict or None))
