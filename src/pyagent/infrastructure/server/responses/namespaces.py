@@ -5,6 +5,7 @@ A function of a namespace is shown to the model as NAMESPACE__NAME; its calls ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -57,8 +58,8 @@ def namespaced(tools: Sequence[InputTool]) -> dict[str, tuple[str, str]]:
 def functions(tools: Sequence[InputTool]) -> list[Tool]:
     """What models are offered. Raises `RequestError` naming the tool at fault."""
     offered = [*_functions(tools)]
-    names = [tool.function.name for tool in offered]
-    if repeated := next((name for name in names if "__" in name and names.count(name) > 1), None):
+    counts = Counter(tool.function.name for tool in offered)
+    if repeated := next((name for name, count in counts.items() if count > 1 and "__" in name), None):
         raise RequestError(f"tools has two functions that models would know as {repeated!r}", param="tools")
     return offered
 
