@@ -102,7 +102,11 @@ def test_openai_fields_inside_are_refused_by_name(body: Any, param: str) -> None
             {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "b": 1}]}]},
             "input[0].content[0].b",
         ),
-        (read_responses, {"input": "x", "tools": [{"type": "function", "output_schema": {}}]}, "tools.output_schema"),
+        (
+            read_responses,
+            {"input": "x", "tools": [{"type": "function", "name": "f", "output_schema": {}}]},
+            "tools.output_schema",
+        ),
     ],
 )
 def test_other_apis_refuse_fields_inside_by_name(read: Read, body: Any, param: str) -> None:

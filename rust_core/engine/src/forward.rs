@@ -25,10 +25,10 @@ use crate::workspace::{Own, Patch, Rows, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
 const PRODUCT_TILE: usize = 64;
-/// Rows that fill a tile of registers: for fewer, reading the weights once for each thread costs more than it saves.
-const LEAST_OWN_ROWS: usize = 8;
 /// Blocks of the feed-forward block's inside in a piece at most, likewise.
 const GATE_BLOCKS: usize = 16;
+/// Rows that fill a tile of registers: for fewer, reading the weights once for each thread costs more than it saves.
+const LEAST_OWN_ROWS: usize = 8;
 /// Pieces of a product for each thread.
 const PIECES_PER_THREAD: usize = 8;
 /// Row groups of a matrix in a piece at most.

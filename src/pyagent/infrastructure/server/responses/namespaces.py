@@ -15,33 +15,43 @@ from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
 from pyagent.infrastructure.server.fields import Refused, refuse
 
 _REFUSED: Refused = {
-    "type": (("function",), "only functions that the client runs are"),
-    "tools": (([],), "only a namespace has some"),
     "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
     "output_schema": ((), "describe what a function gives in its description"),
     "defer_loading": ((False,), "every tool is shown to the model"),
 }
 
 
-class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the client runs, or a namespace of such. Unlike OpenAI's, it is strict only where that is said."""
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"):
+    """A function that the client runs. Unlike OpenAI's, it is strict only where that is said."""
 
-    type: object
-    name: str = ""
+    name: str
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
-    tools: list[InputTool] | None = None
     allowed_callers: object = None
     defer_loading: object = None
     output_schema: object = None
 
     def told(self) -> JsonObject:
-        """The tool as the response repeats it."""
-        said: JsonObject = {"type": self.type, "name": self.name, "description": self.description}
-        if self.type == "namespace":
-            return said | {"tools": [tool.told() for tool in self.tools or ()]}
+        """The function as the response repeats it."""
+        said: JsonObject = {"type": "function", "name": self.name, "description": self.description}
         return said | {"parameters": self.parameters, "strict": self.strict}
+
+
+class Namespace(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="namespace"):
+    """Functions under a name they share."""
+
+    name: str
+    tools: list[FunctionTool]
+    description: str | None = None
+
+    def told(self) -> JsonObject:
+        """The namespace as the response repeats it."""
+        said: JsonObject = {"type": "namespace", "name": self.name, "description": self.description}
+        return said | {"tools": [tool.told() for tool in self.tools]}
+
+
+InputTool = FunctionTool | Namespace
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -51,7 +61,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 def namespaced(tools: Sequence[InputTool]) -> dict[str, tuple[str, str]]:
     """Of each function in a namespace, by the model's name for it: the namespace and its name there."""
-    found = ((space.name, tool.name) for space in tools if space.type == "namespace" for tool in space.tools or ())
+    found = ((space.name, tool.name) for space in tools if isinstance(space, Namespace) for tool in space.tools)
     return {flat_name(*names): names for names in found}
 
 
@@ -66,14 +76,14 @@ def functions(tools: Sequence[InputTool]) -> list[Tool]:
 
 def _functions(tools: Sequence[InputTool]) -> Iterator[Tool]:
     for tool in tools:
-        if tool.type == "namespace":
-            for inner in tool.tools or ():
+        if isinstance(tool, Namespace):
+            for inner in tool.tools:
                 yield _function(inner, tool.name, tool.description or "")
         else:
             yield _function(tool)
 
 
-def _function(tool: InputTool, namespace: str = "", about: str = "") -> Tool:
+def _function(tool: FunctionTool, namespace: str = "", about: str = "") -> Tool:
     refuse(tool, _REFUSED, "tools.")
     description = " ".join(filter(None, [about, tool.description]))
     name = flat_name(namespace, tool.name)
