@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from pyagent.core.messages import (
 from pyagent.infrastructure.backends.openai import (
     OpenAIBackend,
 )
+from pyagent.infrastructure.backends.openai_wire import encode_request
 
 
 def test_openai_backend_streams_an_answer() -> None:
@@ -55,6 +57,8 @@ def test_openai_backend_sends_what_was_asked_and_no_more() -> None:
         ),
         tools=[Tool(FunctionDefinition("f", "does f", {"type": "object"}))],
         tool_choice="required",
+        parallel_tool_calls=False,
+        reasoning_effort="low",
         response_format=ResponseFormat("json_schema", JsonSchemaFormat(schema={"type": "object"})),
     )
     body = ask(WHOLE, request)[1].requests[0][2]
@@ -72,8 +76,22 @@ def test_openai_backend_sends_what_was_asked_and_no_more() -> None:
         "top_logprobs": 2,
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "reasoning_effort": "low",
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}},
     }
+
+
+def test_openai_is_told_limits_by_their_newer_name() -> None:
+    """A chat's limit goes to OpenAI itself as `max_completion_tokens`, the only name its reasoning models take."""
+    limit = SamplingParams(max_tokens=9)
+    for request, is_openai, name in (
+        (chat(sampling=limit), True, "max_completion_tokens"),
+        (chat(sampling=limit), False, "max_tokens"),
+        (ChatRequest(prompt="x", sampling=limit), True, "max_tokens"),
+    ):
+        body = json.loads(encode_request(request, "m", is_openai=is_openai)[1])
+        assert {key: value for key, value in body.items() if key.startswith("max")} == {name: 9}
 
 
 def test_openai_backend_plain_prompt_uses_completions() -> None:

@@ -262,7 +262,7 @@ def test_anthropic_keys_come_in_their_own_header() -> None:
         ({"temperature": 3}, "temperature", "between 0 and 2"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.type", "client runs itself"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
-        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, None, "one at a time"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"}}, None, "Expected `bool | null`"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort", "'huge'"),
         (
             {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
@@ -293,9 +293,10 @@ def test_anthropic_fields_have_one_fate() -> None:
     body |= dict.fromkeys(IGNORED, "auto") | {"stop_sequences": ["x"], "top_k": 3, "top_p": 0.5}
     body |= {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}
     body |= {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
+    body |= {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
     asked = read_messages(json.dumps(body).encode()).request
     assert (asked.sampling.stop, asked.sampling.top_k, asked.sampling.top_p) == (("x",), 3, 0.5)
-    assert asked.origin.client == "me"
+    assert (asked.origin.client, asked.parallel_tool_calls) == ("me", False)
 
 
 def test_anthropic_examples_are_told_in_the_description() -> None:

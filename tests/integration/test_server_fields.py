@@ -51,11 +51,13 @@ def test_server_honours_every_field() -> None:
         "priority": -2,
         "request_class": "batch",
         "unsupported": "refuse",
+        "parallel_tool_calls": False,
+        "reasoning_effort": "low",
     }
     assert post(body, backend).status_code == 200
     asked = backend.requests[0]
     sampling = asked.sampling
-    assert asked.unsupported == "refuse"
+    assert (asked.unsupported, asked.parallel_tool_calls, asked.reasoning_effort) == ("refuse", False, "low")
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.5, 0.9, 3)
     assert (sampling.min_p, sampling.seed, sampling.stop, sampling.logit_bias) == (0.1, 11, ("END",), {5: -1})
     assert (sampling.top_logprobs, sampling.ignore_eos, sampling.repetition_penalty) == (2, True, 1.1)
@@ -133,7 +135,8 @@ def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
         ({"audio": {"voice": "x"}}, "audio", "no audio"),
         ({"modalities": ["audio"]}, "modalities", "text is all"),
         ({"functions": [{"name": "f"}]}, "functions", "use `tools`"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "'huge'"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "Expected `bool | null`"),
         ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),

@@ -29,7 +29,7 @@ from pyagent.infrastructure.server.ollama.requests import (
     ("change", "param", "says"),
     [
         ({"model": ""}, "model", "required"),
-        ({"think": "high"}, "think", "how long to think"),
+        ({"think": "hard"}, "think", "'hard'"),
         ({"format": "yaml"}, "format", "'json' or a JSON schema"),
         ({"keep_alive": "soon"}, "keep_alive", "such as '10m'"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),

@@ -286,7 +286,7 @@ def test_embeddings_client() -> None:
         ({"tools": [TOOL, {"type": "web_search", "external_web_access": False}]}, "tools[1].type", "'web_search'"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "b"}]}]}, "tools[0].tools[0].type", "'b'"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "a function of tools"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "reasons"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'huge'"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "say in the prompt"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "needs its schema"),
         ({"include": ["file_search_call.results"]}, "include", "not supported"),
@@ -309,5 +309,10 @@ def test_responses_fields_have_one_fate() -> None:
     assert {*IGNORED, *REFUSED} < set(ResponsesBody.__struct_fields__)
     body: dict[str, Any] = {"input": "x", "reasoning": {"effort": None, "summary": "auto"}, "truncation": "disabled"}
     body |= {name: "x" for name in IGNORED if name != "metadata"} | {"metadata": {"a": "b"}, "user": "me"}
+    body |= {"parallel_tool_calls": False}
     asked = read_response(json.dumps(body).encode()).request([])
     assert (asked.origin.client, asked.model, asked.messages[0].text) == ("me", "", "x")
+    assert (asked.parallel_tool_calls, asked.reasoning_effort) == (False, None)
+    body |= {"parallel_tool_calls": True, "reasoning": {"effort": "minimal"}}
+    asked = read_response(json.dumps(body).encode()).request([])
+    assert (asked.parallel_tool_calls, asked.reasoning_effort) == (True, "minimal")

@@ -70,7 +70,9 @@ class Model:
             self.num_closed += not is_done
 
 
-def ask(model: Model | Calling, request: ChatRequest, abilities: Abilities = NOTHING, **options: object) -> Answer:
+def ask(
+    model: Model | Calling | CallingTwice, request: ChatRequest, abilities: Abilities = NOTHING, **options: object
+) -> Answer:
     async def main() -> Answer:
         return await collect(fulfil(request, model.answer, abilities, backend="b", **options))  # type: ignore[arg-type]
 
@@ -97,6 +99,10 @@ def test_plain_requests_pass_untouched() -> None:
         (chat(tools=[ADD], tool_choice="auto"), {"tools"}),
         (chat(tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}}), {"tools", "tool_choice"}),
         (chat(tools=[STRICT]), {"tools", "strict"}),
+        (chat(tools=[ADD], parallel_tool_calls=False), {"tools", "parallel_tool_calls"}),
+        (chat(tools=[ADD], tool_choice="none", parallel_tool_calls=False), {"tools", "tool_choice"}),
+        (chat(parallel_tool_calls=False, reasoning_effort="none"), set[str]()),
+        (chat(reasoning_effort="low"), {"reasoning_effort"}),
         (chat(tools=[STRICT], tool_choice="none"), {"tools", "tool_choice"}),
         (ChatRequest(messages=[Message("tool", "2", tool_call_id="c")]), {"tools"}),
         (ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])]), {"images"}),
@@ -118,6 +124,7 @@ def test_every_field_is_served_emulated_or_refused_by_name() -> None:
         "images": ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])]),
         "prompt": ChatRequest(prompt="x"),
         "beam": chat(beam=BeamSearch(width=2)),
+        "reasoning_effort": chat(reasoning_effort="high"),
         "best_of": chat(best_of=2),
         "seed": chat(sampling=SamplingParams(seed=1)),
         "logit_bias": chat(sampling=SamplingParams(logit_bias={1: 1.0})),
@@ -296,6 +303,38 @@ def test_tools_and_a_form_together() -> None:
     request = chat(tools=[ADD], response_format=SCHEMA)
     assert ask(Model(CALL), request, frozenset({"json_schema"})).last.tool_calls
     assert ask(Model('{"n": 1}'), request, frozenset({"json_schema"})).text == '{"n": 1}'
+
+
+class CallingTwice:
+    """Calls `add` twice in each of two answers, as models do that were not told otherwise."""
+
+    async def answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        assert request.n == 2
+        for index in (0, 1):
+            for number in (1, 2):
+                call = ToolCall(id=f"c{index}{number}", function=FunctionCall("add", f'{{"a": {number}}}'))
+                yield ChatDelta(index=index, tool_calls=[call], backend="b")
+            yield ChatDelta(index=index, finish_reason="tool_calls", backend="b")
+
+
+def test_calls_are_held_to_one_at_a_time() -> None:
+    """Of several calls each answer keeps its first; a model that calls in tags is told so too."""
+    one = chat(tools=[ADD], parallel_tool_calls=False)
+    answer = ask(Model(CALL + CALL.replace("1", "2")), one)
+    assert [call.function.arguments for call in answer.last.tool_calls] == ['{"a": 1}']
+    model = Model(CALL)
+    ask(model, one)
+    assert "Make one call at a time" in model.asked[0].messages[0].text
+
+    several = msgspec.structs.replace(one, n=2)
+    abilities: Abilities = frozenset({"tools", "n"})
+    answer = ask(CallingTwice(), several, abilities)
+    assert [call.id for delta in answer.deltas for call in delta.tool_calls] == ["c01", "c11"]
+    assert [delta.index for delta in answer.deltas if delta.finish_reason] == [0, 1]
+    answer = ask(CallingTwice(), several, abilities | {"parallel_tool_calls"})
+    assert len([call for delta in answer.deltas for call in delta.tool_calls]) == 4
+    with pytest.raises(BackendError, match="cannot do parallel_tool_calls"):
+        ask(CallingTwice(), several, abilities, unsupported="refuse")
 
 
 def test_several_answers_come_one_after_another() -> None:

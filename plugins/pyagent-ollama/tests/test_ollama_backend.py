@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ from pyagent.plugin import (
     Link,
     Message,
     PyAgentError,
+    ReasoningEffort,
     RequestError,
     ResponseFormat,
     SamplingParams,
@@ -41,6 +43,7 @@ from pyagent.plugin import (
     TextPart,
     Tool,
     ToolCall,
+    UnsupportedError,
     collect,
 )
 from pyagent.testing import Fault, OllamaServer, ollama_server
@@ -360,6 +363,24 @@ def test_link_options_reach_ollama() -> None:
         asyncio.run(main())
         (body,) = server.requests
         assert (body["keep_alive"], body["think"], body["options"]["num_ctx"]) == ("10m", "low", 2048)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("effort", "think"), [("none", False), ("minimal", "low"), ("medium", "medium"), ("xhigh", "max")]
+)
+def test_effort_reaches_models_that_think(effort: ReasoningEffort, think: bool | str) -> None:
+    """How much to reason goes to models that do, in Ollama's words; others refuse it by name, and need not be told."""
+    wish = msgspec.structs.replace(HELLO, reasoning_effort=effort)
+    with ollama_server(answer="ok") as server:
+        assert ask(server, wish).text == "ok"
+        assert server.requests[0]["think"] == think
+    with ollama_server(answer="ok", capabilities=("completion",)) as server:
+        if effort == "none":
+            assert ask(server, wish).text == "ok"
+            assert "think" not in server.requests[0]
+        else:
+            with pytest.raises(UnsupportedError, match="reasoning_effort"):
+                ask(server, wish)
 
 
 @pytest.mark.parametrize(

@@ -25,4 +25,5 @@ class TestOllama(BackendConformance):
                 scheme="ollama",
                 make_down=lambda: OllamaBackend(DOWN, model="m"),
                 num_running=lambda: server.num_running,
+                lacks=frozenset({"reasoning_effort"}),
             )

@@ -32,10 +32,15 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "images": _has_images,
     "tools": _has_tools,
     "tool_choice": lambda request: bool(request.tools) and request.tool_choice not in (None, "auto"),
+    "parallel_tool_calls": lambda request: (
+        bool(request.tools) and request.tool_choice != "none" and not request.parallel_tool_calls
+    ),
     "strict": lambda request: request.tool_choice != "none" and any(tool.function.strict for tool in request.tools),
     "json_object": _needs_form("json_object"),
     "json_schema": _needs_form("json_schema"),
     "choice": _needs_form("choice"),
+    # not to reason is a wish, told to those that know it
+    "reasoning_effort": lambda request: request.reasoning_effort not in (None, "none"),
     "n": lambda request: request.n > 1,
     "best_of": lambda request: request.best_of is not None,
     "beam": lambda request: request.beam is not None,

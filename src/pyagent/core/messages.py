@@ -18,6 +18,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort", "error"]
 JsonObject = dict[str, object]
 Unsupported = Literal["emulate", "refuse"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -181,6 +182,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `timeout_seconds`, `private` and `session` are ours: the time the caller still has, whether the text may leave
     this machine, and a name under which consecutive requests continue one token log. `origin`, `priority` (lower goes
     first, as in vLLM) and `request_class` (a queue of the settings) steer the order in which the engine works.
+    `reasoning_effort` is how much a model that reasons should do so; None leaves it to the model.
     `unsupported` says what becomes of a field that the backend lacks: emulated where that is sound, or refused; None
     leaves it to the settings.
 
@@ -196,7 +198,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     tools: list[Tool] = []
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
+    reasoning_effort: ReasoningEffort | None = None
     sampling: SamplingParams = SamplingParams()
     timeout_seconds: float | None = None
     private: bool = False

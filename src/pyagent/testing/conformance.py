@@ -346,6 +346,8 @@ _REQUESTS: dict[str, ChatRequest] = {
     "prompt": ChatRequest(prompt="Once upon", sampling=SamplingParams(max_tokens=8)),
     "images": ChatRequest(messages=[Message("user", _IMAGE)]),
     "tool_choice": _chat(tools=[_TOOL], tool_choice="none"),
+    "parallel_tool_calls": _chat(tools=[_TOOL], parallel_tool_calls=False),
+    "reasoning_effort": _chat(reasoning_effort="low"),
     "best_of": _chat(best_of=2),
     "beam": _chat(beam=BeamSearch(width=2)),
     "max_tokens": _sampled(max_tokens=5),

@@ -60,6 +60,8 @@ class LMStudioBackend:
 
     abilities: Abilities = ABILITIES - {
         "tool_choice",
+        "parallel_tool_calls",
+        "reasoning_effort",
         "strict",
         "choice",
         "seed",

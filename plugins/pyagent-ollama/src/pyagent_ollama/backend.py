@@ -48,7 +48,7 @@ from pyagent_ollama.wire import (
 )
 
 _HEALTH_SECONDS = 5.0
-_MODEL_ABILITIES = {"tools": "tools", "images": "vision"}
+_MODEL_ABILITIES = {"tools": "tools", "images": "vision", "reasoning_effort": "thinking"}
 
 
 class OllamaBackend:
@@ -58,6 +58,7 @@ class OllamaBackend:
     sends_headers = True
     abilities: Abilities = ABILITIES - {
         "tool_choice",
+        "parallel_tool_calls",
         "strict",
         "choice",
         "logit_bias",

@@ -23,6 +23,7 @@ from pyagent.plugin import (
     Message,
     ModelInfo,
     PyAgentError,
+    ReasoningEffort,
     RequestError,
     ResponseFormat,
     SamplingParams,
@@ -149,6 +150,18 @@ class _Embeddings(msgspec.Struct):
     prompt_eval_count: int = 0
 
 
+_LEVELS: dict[ReasoningEffort, bool | str] = {
+    "none": False,
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "max",
+    "max": "max",
+}
+"""Ollama's words for how much to reason."""
+
+
 def encode_request(
     request: ChatRequest, shown: ShownModel, num_ctx: int, link: LinkOptions, backend: str
 ) -> tuple[str, bytes]:
@@ -166,7 +179,9 @@ def encode_request(
         body |= {"logprobs": True, "top_logprobs": request.sampling.top_logprobs}
     if (schema := answer_format(request.response_format)) is not None:
         body["format"] = schema
-    if link.think is not None:
+    if request.reasoning_effort is not None and shown.can("thinking"):
+        body["think"] = _LEVELS[request.reasoning_effort]
+    elif link.think is not None:
         body["think"] = link.think
     elif schema is not None and shown.can("thinking") and shown.capabilities is not None:
         body["think"] = False  # a grammar holds for the thoughts too, and they are all that comes

@@ -21,7 +21,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _BLOCK = re.compile(f"{OPEN}(.*?)(?:{CLOSE}|(?={OPEN})|$)", re.DOTALL)
 
 
-def instruction(tools: Sequence[Tool]) -> str:
+def instruction(tools: Sequence[Tool], *, is_parallel: bool = True) -> str:
     """The tools and how to call them, in words."""
     described = "\n".join(json.dumps(msgspec.to_builtins(tool.function), ensure_ascii=False) for tool in tools)
     return (
@@ -29,7 +29,8 @@ def instruction(tools: Sequence[Tool]) -> str:
         f"To call one, answer with {OPEN}"
         '{"name": "FUNCTION", "arguments": {...}}'
         f"{CLOSE} and nothing after it. "
-        "Several calls stand one after another. The results come in <tool_response> tags. "
+        f"{'Several calls stand one after another' if is_parallel else 'Make one call at a time'}. "
+        "The results come in <tool_response> tags. "
         "Call a function only when it is needed; else answer in plain text."
     )
 

@@ -34,7 +34,11 @@ from pyagent.core.resilience.deadline import Deadline
 Answering = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
 
 EMULATED: Abilities = frozenset(
-    {"json_object", "json_schema", "choice", "tools", "tool_choice", "strict", "n", "stop", "max_tokens"}
+    {
+        *("json_object", "json_schema", "choice"),
+        *("tools", "tool_choice", "parallel_tool_calls", "strict"),
+        *("n", "stop", "max_tokens"),
+    }
 )
 _NUM_ROUNDS = 2
 
@@ -97,9 +101,17 @@ async def _one(
     plan.choose_strict()
     plan.choose_tools()
     plan.choose_form(has_choice="choice" in abilities)
+    called = set[int]()
     async with aclosing(source(request) if plan.is_empty else _checked(plan, source, backend)) as deltas:
         async for delta in deltas:
-            yield delta
+            yield _first_call(delta, called) if "parallel_tool_calls" in missing and delta.tool_calls else delta
+
+
+def _first_call(delta: ChatDelta, called: set[int]) -> ChatDelta:
+    """The delta with no call but an answer's first; `called` are the answers that had theirs."""
+    calls = [] if delta.index in called else delta.tool_calls[:1]
+    called.add(delta.index)
+    return msgspec.structs.replace(delta, tool_calls=calls)
 
 
 @dataclass(slots=True)
@@ -133,7 +145,8 @@ class _Plan:
         self._ask(msgspec.structs.replace(self.request, tools=tools, tool_choice=None))
         if "tools" in self.missing:
             self.tagged = tools
-            self._ask(dialect.told_plainly(self.request), dialect.instruction(tools) if tools else "")
+            words = dialect.instruction(tools, is_parallel=self.request.parallel_tool_calls) if tools else ""
+            self._ask(dialect.told_plainly(self.request), words)
         if self.needs_call:
             self._ask(self.request, "Answer with a call of one of your functions, not with text.")
 

@@ -82,6 +82,7 @@ class OpenAIBackend:
         if parts.username or parts.password:
             raise ConfigError("openai: the URL may hold no password; name it in backends.api_keys", key="chain")
         self._url = url.rstrip("/")
+        self._is_openai = parts.hostname == "api.openai.com"
         self._model = model
         self._api_key = api_key
         self._pool = HttpPool(
@@ -111,7 +112,8 @@ class OpenAIBackend:
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)
-        path, body = encode_request(request, await deadline.bound(self._pick_model(request), self.name))
+        model = await deadline.bound(self._pick_model(request), self.name)
+        path, body = encode_request(request, model, is_openai=self._is_openai)
         reader = ChunkReader(self.name, request.model or self._model, request.n)
         events = self._events(path, body)
         try:

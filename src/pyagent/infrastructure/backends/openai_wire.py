@@ -198,6 +198,9 @@ _NUM_TOKENS = re.compile(
 _NO_IMAGES = re.compile(
     r"(image|vision)[^.]* (not|only) supported|not support[^.]* (image|vision)|not a multi-?modal", re.IGNORECASE
 )
+# codes of OpenAI's; in the words of litellm
+_UNSUPPORTED = frozenset({"unsupported_parameter", "unsupported_value"})
+_UNSUPPORTED_NAMES = re.compile(r"UnsupportedParamsError.* parameters: \['([^\]]{1,200})'\]")
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _FINISHES: dict[str, FinishReason] = {
     "stop": "stop",
@@ -208,8 +211,12 @@ _FINISHES: dict[str, FinishReason] = {
 }
 
 
-def encode_request(request: ChatRequest, model: str) -> tuple[str, bytes]:
-    """The path below the base URL, and the JSON body, of a streamed answer to `request` by `model`."""
+def encode_request(request: ChatRequest, model: str, *, is_openai: bool = False) -> tuple[str, bytes]:
+    """The path below the base URL, and the JSON body, of a streamed answer to `request` by `model`.
+
+    OpenAI's own models that reason (`is_openai`) take the limit of a chat only under its newer name, which others
+    do not all know.
+    """
     body: JsonObject = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     is_chat = bool(request.messages)
     body |= {"messages": msgspec.to_builtins(request.messages)} if is_chat else {"prompt": request.prompt or ""}
@@ -218,12 +225,18 @@ def encode_request(request: ChatRequest, model: str) -> tuple[str, bytes]:
         body["messages"] = [*msgspec.to_builtins(request.messages), begun]
         body |= {"continue_final_message": True, "add_generation_prompt": False}  # vLLM's; llama.cpp needs neither
     body |= _sampling(request.sampling, is_chat=is_chat)
+    if is_openai and is_chat and "max_tokens" in body:
+        body["max_completion_tokens"] = body.pop("max_tokens")
     if request.n > 1:
         body["n"] = request.n
     if request.tools:
         body["tools"] = [{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in request.tools]
         if request.tool_choice is not None:
             body["tool_choice"] = request.tool_choice
+        if not request.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
+    if request.reasoning_effort is not None:
+        body["reasoning_effort"] = request.reasoning_effort
     if request.response_format and request.response_format.type != "text":
         body["response_format"] = _response_format(request.response_format)
     return "chat/completions" if is_chat else "completions", msgspec.json.encode(body)
@@ -401,7 +414,7 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
         text = f"{backend} cannot do images: {fault.message} (HTTP {status})"
         return UnsupportedError(text, backend=backend, fields=["images"])
     if status in {400, 404, 413, 415, 422}:
-        return _refusal(fault, status, text)
+        return _lack(fault, backend, status) or _refusal(fault, status, text)
     if status in {401, 403}:
         hint = "name its API key in backends.api_keys"
         return BackendError(f"{text}; {hint}", backend=backend, retryable=False, status=status)
@@ -409,6 +422,18 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
         return CapacityError(text, retry_after_seconds=retry_after_seconds(retry_after))
     retryable = status >= 500 or status in {408, 409, 425}
     return BackendError(text, backend=backend, retryable=retryable, status=status)
+
+
+def _lack(fault: _Error, backend: str, status: int) -> UnsupportedError | None:
+    """The fields that the server says its model cannot be asked for, which another link's may."""
+    if fault.code in _UNSUPPORTED and fault.param:
+        fields = [fault.param]
+    elif told := _UNSUPPORTED_NAMES.search(fault.message):
+        fields = told[1].split("', '")
+    else:
+        return None
+    text = f"{backend} cannot do {', '.join(fields)}: {fault.message} (HTTP {status})"
+    return UnsupportedError(text, backend=backend, fields=fields)
 
 
 def _refusal(fault: _Error, status: int, text: str) -> RequestError:

@@ -43,7 +43,10 @@ class NativeBackend:
 
     gives_several = True
     continues = True
-    abilities: Abilities = ABILITIES - {"tools", "tool_choice", "strict", "images"}
+    abilities: Abilities = ABILITIES - {
+        *("tools", "tool_choice", "parallel_tool_calls", "strict"),
+        *("images", "reasoning_effort"),
+    }
 
     def __init__(
         self,

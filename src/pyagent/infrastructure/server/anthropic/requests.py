@@ -33,7 +33,6 @@ REFUSED: Refused = {
     "inference_geo": ((), "requests stay with the links of the chain"),
     "speed": (("standard",), "there is one speed"),
 }
-_REFUSED_CHOICE: Refused = {"disable_parallel_tool_use": ((False,), "calls cannot be held to one at a time")}
 _REFUSED_TOOL: Refused = {
     "type": (("custom",), "only tools that the client runs itself are"),
     "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),
@@ -61,7 +60,7 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
-    disable_parallel_tool_use: object = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -141,6 +140,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             prefill=prefill,
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
+            parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
             response_format=_format(self.output_config),
             sampling=sampling,
             origin=Origin(client=client),
@@ -223,7 +223,6 @@ def _tool(tool: InputTool) -> Tool:
 def _choice(said: ToolChoice | None) -> str | JsonObject | None:
     if said is None:
         return None
-    refuse(said, _REFUSED_CHOICE, "tool_choice.")
     if said.type == "tool":
         return {"type": "function", "function": {"name": said.name}}
     return {"any": "required"}.get(said.type, said.type)

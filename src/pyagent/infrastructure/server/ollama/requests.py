@@ -8,6 +8,7 @@ bytes in, a `ChatRequest` out.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import msgspec
 
@@ -139,7 +140,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str | JsonObject | None = None
     keep_alive: float | str | None = None
     options: Options | None = None
-    think: bool | str | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
     truncate: bool | None = None
     shift: bool | None = None
     logprobs: bool | None = None
@@ -154,9 +155,6 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         tools: list[Tool] | None = None,
     ) -> Asked:
         """The request understood."""
-        if isinstance(self.think, str):
-            text = f"think={self.think!r} is not supported: how long to think cannot be set; use true or false"
-            raise RequestError(text, param="think", code="unsupported_parameter")
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         options = self.options or Options()
@@ -167,6 +165,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             prefill=prefill,
             tools=tools or [],
             response_format=_format(self.format),
+            reasoning_effort="none" if self.think is False else self.think if isinstance(self.think, str) else None,
             sampling=sampling,
         )
         return Asked(

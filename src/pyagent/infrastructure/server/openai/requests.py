@@ -18,6 +18,7 @@ from pyagent.core.messages import (
     JsonObject,
     Message,
     Origin,
+    ReasoningEffort,
     SamplingParams,
     Unsupported,
 )
@@ -48,9 +49,7 @@ REFUSED: Refused = {
     "moderation": ((), "nothing is moderated"),
     "functions": (([],), "use `tools`, which replaced it"),
     "function_call": (("none",), "use `tool_choice`, which replaced it"),
-    "parallel_tool_calls": ((True,), "calls cannot be held to one at a time"),
     "web_search_options": ((), "nothing is searched"),
-    "reasoning_effort": ((), "use a model or an agent that reasons"),
     "verbosity": (("medium",), "say in the prompt how long the answer should be"),
 }
 
@@ -177,6 +176,8 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     tools: list[InputTool] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     # vLLM's
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -186,9 +187,7 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     moderation: object = None
     functions: object = None
     function_call: object = None
-    parallel_tool_calls: object = None
     web_search_options: object = None
-    reasoning_effort: object = None
     verbosity: object = None
 
 
@@ -231,7 +230,15 @@ def read_chat(body: bytes) -> Asked:
     tools = read_tools(said.tools or [])
     choice = checked_choice(tools, said.tool_choice)
     messages, prefill = _begun(said, messages)
-    request = said.chat_request(sampling, messages=messages, prefill=prefill, tools=tools, tool_choice=choice)
+    request = said.chat_request(
+        sampling,
+        messages=messages,
+        prefill=prefill,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=said.parallel_tool_calls is not False,
+        reasoning_effort=said.reasoning_effort,
+    )
     return _asked(said, request, is_chat=True)
 
 

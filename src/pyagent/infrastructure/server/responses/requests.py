@@ -16,6 +16,7 @@ from pyagent.core.messages import (
     JsonSchemaFormat,
     Message,
     Origin,
+    ReasoningEffort,
     ResponseFormat,
     SamplingParams,
 )
@@ -41,10 +42,8 @@ REFUSED: Refused = {
     "moderation": ((), "nothing is moderated"),
     "image": ((), "no images are made"),
     "access_programs": ((), "there are none"),
-    "parallel_tool_calls": ((True,), "calls cannot be held to one at a time"),
     "truncation": (("disabled",), "a conversation that does not fit is an error, never cut"),
 }
-_REFUSED_REASONING: Refused = {"effort": (("none",), "use a model or an agent that reasons")}
 _REFUSED_TEXT: Refused = {"verbosity": (("medium",), "say in the prompt how long the answer should be")}
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
@@ -66,7 +65,7 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How to reason. Whatever summary is asked for, what is told is the reasoning itself."""
 
-    effort: object = None
+    effort: ReasoningEffort | None = None
     summary: object = None
     generate_summary: object = None
 
@@ -87,6 +86,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     tools: list[InputTool] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
     text: _Text | None = None
     reasoning: _Reasoning | None = None
     include: list[str] | None = None
@@ -112,7 +112,6 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     moderation: object = None
     image: object = None
     access_programs: object = None
-    parallel_tool_calls: object = None
     truncation: object = None
 
     @property
@@ -150,6 +149,8 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             messages=[*system, *messages],
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
             response_format=_format(self.text),
             sampling=self.sampling(),
             origin=Origin(client=self.user or ""),
@@ -159,8 +160,6 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def read_response(body: bytes) -> ResponsesBody:
     """Understand the body of POST /v1/responses; raises `RequestError` naming the field at fault."""
     said = decode(body, ResponsesBody, REFUSED)
-    if said.reasoning is not None:
-        refuse(said.reasoning, _REFUSED_REASONING, "reasoning.")
     if said.stream_options is not None and not said.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
     return said

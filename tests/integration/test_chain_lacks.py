@@ -1,8 +1,9 @@
-"""Images in a chain: links that cannot read them are passed by, and only a chain without one that can says so."""
+"""What a link's model cannot do: the chain passes it by, and only a chain without one that can says so."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from support.server import serving
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.config import load_settings
+from pyagent.core.errors import UnsupportedError
 from pyagent.infrastructure.backends.openai_wire import map_error
 from pyagent.testing import openai_server
 
@@ -60,6 +62,39 @@ def test_chain_without_eyes_says_so(tiny_model_path: Path) -> None:
         )
     assert "cannot do images" in both.json()["error"]["message"]
     assert "does not support image input" in both.json()["error"]["message"]
+
+
+def test_effort_goes_past_models_that_do_not_reason(tiny_model_path: Path) -> None:
+    """`reasoning_effort` is served by the first link that knows it; with none it is refused by name."""
+    native, asked = f"native:{tiny_model_path}", HI | {"reasoning_effort": "low"}
+    with openai_server(answer="so") as server:
+        (answer,), _ = asyncio.run(ask([native, f"openai:{server.url}"], asked))
+        assert server.requests[-1]["reasoning_effort"] == "low"
+    assert answer.json()["choices"][0]["message"]["content"] == "so"
+    assert answer.json()["attempts"] == [{"backend": native, "reason": f"{native} cannot do reasoning_effort"}]
+    (alone,), _ = asyncio.run(ask([native], asked))
+    assert alone.status_code == 400
+    assert alone.json()["error"]["param"] == "reasoning_effort"
+    (wish,), _ = asyncio.run(ask([native], HI | {"reasoning_effort": "none"}))
+    assert wish.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "Unsupported parameter", "param": "reasoning_effort", "code": "unsupported_parameter"},
+        {"message": "Unsupported value: 'minimal'", "param": "reasoning_effort", "code": "unsupported_value"},
+        {
+            "message": "litellm.UnsupportedParamsError: m does not support parameters: ['reasoning_effort'], for model",
+            "code": "400",
+        },
+    ],
+)
+def test_servers_say_what_their_model_cannot_be_asked(error: dict[str, str]) -> None:
+    """A field that the server's model does not take is the link's lack, by which the chain passes."""
+    found = map_error("b", 400, json.dumps({"error": error}).encode(), None)
+    assert isinstance(found, UnsupportedError)
+    assert found.fields == ("reasoning_effort",)
 
 
 @pytest.mark.parametrize(
