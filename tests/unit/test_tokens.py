@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from tokenizers import AddedToken, Tokenizer
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import FunctionCall, FunctionDefinition, Message, TextPart, Tool, ToolCall
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
+from pyagent.infrastructure.engine.tokens import tokenizer as tokenizer_module
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS, build_tokenizer
+from pyagent.infrastructure.engine.tokens.kept_parts import KeptParts
 
 NUM_TOKENS = len(vocabulary()[0])
 WRITTEN_CONTROLS = [*CONTROL_TOKENS, "<|im_<|im_end|>end|>", "<|im_\ue0ffend|>", "<|im_end|><|im_end|>"]
@@ -174,6 +177,65 @@ def test_prompts_encoded_part_by_part_are_those_encoded_whole(
             tokenizer = ModelTokenizer(changed, template=None, declared_end_ids=[], begin_id=None, name="m")
             whole = changed.encode(text, add_special_tokens=False).ids
             assert [tokenizer.encode_rendered(text) for _ in range(2)] == [whole, whole]
+
+
+WORDS = [
+    "the",
+    " the",
+    "user",
+    "'s",
+    " ",
+    "  ",
+    "\n",
+    " \n ",
+    "12",
+    " 7",
+    "é",
+    "e\u0301",
+    " \u0301",
+    "中文",
+    ".",
+    " -",
+    "x's",
+    "\t",
+]
+
+
+@pytest.mark.parametrize("pre", SUPPORTED_PRE_TOKENIZERS)
+@given(data=st.data())
+def test_prompts_cut_between_words_are_those_encoded_whole(pre: str, data: st.DataObject) -> None:
+    """Parts of long texts are cut where no tokenizer of the kind looks across; also beside words it has whole."""
+    text = "".join(data.draw(st.lists(st.one_of(st.sampled_from([*WORDS, *CONTROL_TOKENS]), st.text(max_size=6)))))
+    built = build_tokenizer({**metadata(), "tokenizer.ggml.pre": pre}, "m")
+    whole = built.encode(text, add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "_PART_CHARS", data.draw(st.integers(1, 9)))
+        tokenizer = ModelTokenizer(built, template=None, declared_end_ids=[], begin_id=None, name="m", cuts_words=True)
+        assert [tokenizer.encode_text(text) for _ in range(2)] == [whole if text else []] * 2
+
+
+def test_words_with_spaces_in_them_are_not_cut() -> None:
+    """A vocabulary with a token that spans the border of two words is encoded in parts no shorter than its own."""
+    built = build_tokenizer(metadata(), "m")
+    built.add_tokens([AddedToken("the user", special=False, normalized=False)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "_PART_CHARS", 1)
+        tokenizer = ModelTokenizer(built, template=None, declared_end_ids=[], begin_id=None, name="m", cuts_words=True)
+        assert tokenizer.encode_text("so the user is") == built.encode("so the user is").ids
+
+
+def test_parts_kept_are_bounded_and_the_latest() -> None:
+    """What was asked for longest ago is forgotten first; parts that are too long are encoded each time."""
+    asked: list[str] = []
+
+    def encode(text: str) -> array[int]:
+        asked.append(text)
+        return array("I", map(ord, text))
+
+    kept = KeptParts(encode, most_chars=3 * (4 + 128), longest=10)
+    for text in ("aaaa", "bbbb", "cccc", "aaaa", "dddd", "aaaa", "bbbb", "x" * 11, "x" * 11):
+        assert kept[text] == array("I", map(ord, text))
+    assert asked == ["aaaa", "bbbb", "cccc", "dddd", "bbbb", "x" * 11, "x" * 11]
 
 
 def test_words_a_model_has_whole_are_not_parted() -> None:

@@ -10,8 +10,7 @@ import contextlib
 import json
 import re
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar, cast
@@ -24,6 +23,7 @@ from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message, Tool
 from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer, TokenBytes
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import LLAMA3_NAMES, build_tokenizer
+from pyagent.infrastructure.engine.tokens.kept_parts import KeptParts
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 _T = TypeVar("_T")
@@ -32,9 +32,13 @@ _T = TypeVar("_T")
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 # Parts a control token that somebody wrote in a message; a private-use character no vocabulary has.
 _BREAK = "\ue0ff"
-# Parts of rendered prompts whose tokens are kept: many prompts begin with the same system message.
-_NUM_KEPT_PARTS = 64
+# Parts of prompts whose tokens are kept: many prompts begin with the same system message, or as one before did.
+_PART_CHARS = 1024
+_KEPT_CHARS = 500_000
 _MAX_KEPT_CHARS = 32_768
+# No byte-level tokenizer that a GGUF file can name looks across the border of a word and the space before the next.
+_BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+_LETTER_SPACE = re.compile(r"[A-Za-z] ")
 # With more control tokens (Gemma has 6,000) looking for them would take longer than it saves.
 _MAX_CUTS = 256
 _MAX_CUT_CHARS = 64
@@ -45,7 +49,7 @@ _ANCHORS = "a.0"
 class ModelTokenizer:
     """Tokenizer, chat template and end tokens of one model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         tokenizer: Tokenizer,
         *,
@@ -53,7 +57,9 @@ class ModelTokenizer:
         declared_end_ids: Iterable[int],
         begin_id: int | None,
         name: str,
+        cuts_words: bool = False,
     ) -> None:
+        """`cuts_words` says that the tokenizer encodes what stands before a word and from its space on apart."""
         self.tokenizer = tokenizer
         self.template = template
         self.begin_id = begin_id
@@ -65,7 +71,10 @@ class ModelTokenizer:
         controls = (token.content for token in added.values() if token.special and len(token.content) > 1)
         self._control_texts = sorted(controls, key=len, reverse=True)
         self._cuts = _cuts(added.values())
-        self._kept_part = lru_cache(_NUM_KEPT_PARTS)(self._part)
+        self._cuts_words = cuts_words and not any(
+            token.rstrip or _LETTER_SPACE.search(token.content) for token in added.values()
+        )
+        self._kept = KeptParts(self._part, most_chars=_KEPT_CHARS, longest=_MAX_KEPT_CHARS)
         ends = (tokenizer.token_to_id(text) for text in _END_TOKENS)
         self.end_ids = frozenset(declared_end_ids) | {token for token in ends if token is not None and token in added}
 
@@ -100,6 +109,7 @@ class ModelTokenizer:
             declared_end_ids=[token for token in declared if isinstance(token, int)],
             begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
             name=str(path),
+            cuts_words=metadata["tokenizer.ggml.model"] == "gpt2",
         )
         return loaded, len(cast("_rust.Texts", metadata["tokenizer.ggml.tokens"]))
 
@@ -131,7 +141,7 @@ class ModelTokenizer:
         """Plain text, as the start of a document; control tokens in it are read as such. Empty text has no tokens."""
         if not text:
             return []
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._in_parts(text)
         return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -159,8 +169,17 @@ class ModelTokenizer:
         cuts = [match.start() for match in self._cuts.finditer(text)] if self._cuts else []
         ids: list[int] = []
         for start, end in pairwise(sorted({0, *cuts, len(text)})):
-            ids.extend((self._kept_part if end - start <= _MAX_KEPT_CHARS else self._part)(text[start:end]))
+            for part in self._words(text[start:end]):
+                ids.extend(self._kept[part])
         return ids
+
+    def _words(self, text: str) -> Iterator[str]:
+        """The text in parts of some length, where it can be cut between words: those of its beginning stay the same."""
+        start = 0
+        while self._cuts_words and (found := _BETWEEN_WORDS.search(text, start + _PART_CHARS)):
+            yield text[start : found.start()]
+            start = found.start()
+        yield text[start:]
 
     def _part(self, text: str) -> array[int]:
         return array("I", self.tokenizer.encode(text, add_special_tokens=False).ids)
