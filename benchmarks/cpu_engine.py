@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -265,7 +266,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer-build", type=Path, help="folder of llama.cpp's programs, another than PEERS_HOME's")
     parser.add_argument("--repeats", type=int, default=5, help="samples of each engine for each figure")
     parser.add_argument("--at-once", action="store_true", help="take samples without waiting for a quiet machine")
-    parser.add_argument("--only", default="", help="figures whose name contains this")
+    parser.add_argument("--only", default="", help="figures whose name matches this regular expression")
     parser.add_argument("--isa", choices=("scalar", "avx2", "avx512", "amx"), help="our instruction set")
     parser.add_argument("--sample", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -289,8 +290,10 @@ def main() -> None:
         print(measure(arguments.model, FIGURES[arguments.sample], arguments.isa))
         return
     figure_to_samples: dict[Figure, dict[str, Samples]] = {
-        figure: {} for figure in FIGURES if arguments.only in figure.name
+        figure: {} for figure in FIGURES if re.search(arguments.only, figure.name)
     }
+    if not figure_to_samples:
+        raise SystemExit(f"no figure is called {arguments.only!r}; there are: {'; '.join(one.name for one in FIGURES)}")
     with ExitStack() as stack:
         contest = Contest(arguments, stack)
         for _ in range(arguments.repeats):
