@@ -39,7 +39,7 @@ help:  ## Show this help
 .clients/.installed: .venv/.dev
 	@echo "installing clients of other people for their tests (once, into .clients)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .clients
-	@$(UV) pip install --quiet --python .clients/bin/python -r pyproject.toml --group dev --group clients && touch $@
+	@$(UV) pip install --quiet --python .clients/bin/python --constraint constraints.txt -r pyproject.toml --group dev --group clients && touch $@
 
 install: .venv/.installed  ## Build and install into .venv (gives .venv/bin/pyagent)
 
@@ -99,7 +99,7 @@ wheel: .venv/.dev  ## Build the wheel into dist/
 	@$(BIN)/maturin build --release --quiet --out dist
 
 lock: .tools/bin/uv  ## Pin every dependency again (constraints.txt)
-	@$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --group docs --group oracle --no-emit-index-url --no-header --no-annotate --quiet --output-file constraints.txt
+	@$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --group docs --group oracle --group clients --no-emit-index-url --no-header --no-annotate --quiet --output-file constraints.txt
 
 clean:  ## Remove everything make made
 	rm -rf .venv .oracle .clients .peers .tools dist site target
