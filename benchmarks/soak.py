@@ -259,7 +259,7 @@ async def run_phase(name: str, options: dict[str, Any], minutes: float, memory: 
     """Soak one engine; returns what was wrong."""
     queues = {"batch": RequestClass(policy="fair", share=0.5)}
     engine = Engine(memory=memory, max_num_seqs=MAX_AT_ONCE, queues=queues, **options)
-    settings = Settings(engine=engine)
+    settings = Settings(chain=["native"], engine=engine)
     chain = make_chain(settings, make_host(settings))
     native, samples = cast("NativeBackend", chain.links[0]), list[Sample]()
     watching = asyncio.create_task(watch(native, samples))
