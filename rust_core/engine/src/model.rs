@@ -14,7 +14,7 @@ use crate::config::{ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 /// Row groups one thread packs at a time.
-const PACK_GROUPS: usize = 64;
+const PACK_GROUPS: usize = 4;
 
 /// A matrix and its optional bias.
 pub struct Linear {

@@ -73,7 +73,7 @@ impl Block {
     }
 
     /// A block of `kind` with all numbers zero, for the readers of the families to fill.
-    pub(super) fn empty(kind: GgmlType) -> Self {
+    pub(crate) fn empty(kind: GgmlType) -> Self {
         Self {
             quants: [0; MAX_BLOCK_ELEMENTS],
             sub_scales: [0; MAX_BLOCK_GROUPS],
@@ -86,12 +86,19 @@ impl Block {
     }
 
     fn read_checked(kind: GgmlType, bytes: &[u8]) -> Self {
+        let mut block = Self::empty(kind);
+        block.refill(kind, bytes);
+        block
+    }
+
+    /// Reads another block of the same kind, whose length the caller has checked, into this one.
+    pub(crate) fn refill(&mut self, kind: GgmlType, bytes: &[u8]) {
         match kind {
             GgmlType::Q2_K | GgmlType::Q3_K | GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K => {
-                k_quants::read(kind, bytes)
+                k_quants::read(self, kind, bytes);
             }
-            GgmlType::IQ4_NL | GgmlType::IQ4_XS => iq4::read(kind, bytes),
-            _ => legacy::read(kind, bytes),
+            GgmlType::IQ4_NL | GgmlType::IQ4_XS => iq4::read(self, kind, bytes),
+            _ => legacy::read(self, kind, bytes),
         }
     }
 }

@@ -7,8 +7,7 @@ use super::kind::GgmlType;
 const NIBBLE_TO_VALUE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Reads a block whose length the caller has checked.
-pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
-    let mut block = Block::empty(kind);
+pub(super) fn read(block: &mut Block, kind: GgmlType, bytes: &[u8]) {
     block.d = leading_f16(bytes);
     let nibbles = match kind {
         GgmlType::IQ4_NL => {
@@ -16,7 +15,7 @@ pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
             &bytes[2..]
         }
         _ => {
-            read_scales(&mut block, bytes);
+            read_scales(block, bytes);
             &bytes[8..]
         }
     };
@@ -27,7 +26,6 @@ pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
             high[i] = NIBBLE_TO_VALUE[usize::from(byte >> 4)];
         }
     }
-    block
 }
 
 /// `d high(u16) low[4]`: six bits per group less 32, the lower four in a nibble of `low`, the rest in `high`.

@@ -4,16 +4,14 @@ use super::block::{Block, leading_f16};
 use super::kind::GgmlType;
 
 /// Reads a block whose length the caller has checked.
-pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
-    let mut block = Block::empty(kind);
+pub(super) fn read(block: &mut Block, kind: GgmlType, bytes: &[u8]) {
     match kind {
-        GgmlType::Q2_K => read_q2(&mut block, bytes),
-        GgmlType::Q3_K => read_q3(&mut block, bytes),
-        GgmlType::Q4_K => read_q4(&mut block, bytes),
-        GgmlType::Q5_K => read_q5(&mut block, bytes),
-        _ => read_q6(&mut block, bytes),
+        GgmlType::Q2_K => read_q2(block, bytes),
+        GgmlType::Q3_K => read_q3(block, bytes),
+        GgmlType::Q4_K => read_q4(block, bytes),
+        GgmlType::Q5_K => read_q5(block, bytes),
+        _ => read_q6(block, bytes),
     }
-    block
 }
 
 /// `scales[16] quants[64] d dmin`: a scale in the low nibble, a minimum in the high one.

@@ -4,20 +4,24 @@ use super::block::{Block, leading_f16};
 use super::kind::GgmlType;
 
 /// Reads a block whose length the caller has checked.
-pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
-    let mut block = Block::empty(kind);
+pub(super) fn read(block: &mut Block, kind: GgmlType, bytes: &[u8]) {
     block.d = leading_f16(bytes);
     block.sub_scales[0] = 1;
     match kind {
-        GgmlType::Q4_0 => read_quants(&mut block, 0, &bytes[2..], 8),
-        GgmlType::Q5_0 => read_quants(&mut block, high_bits(&bytes[2..]), &bytes[6..], 16),
+        GgmlType::Q4_0 => read_nibbles(block, &bytes[2..18], 8),
+        GgmlType::Q5_0 => {
+            read_nibbles(block, &bytes[6..22], 16);
+            add_fifth_bits(block, high_bits(&bytes[2..]));
+        }
         GgmlType::Q4_1 | GgmlType::Q5_1 => {
             // The stored offset is added, the block's minimum is subtracted.
             block.dmin = -leading_f16(&bytes[2..]);
             block.sub_mins[0] = 1;
-            match kind {
-                GgmlType::Q4_1 => read_quants(&mut block, 0, &bytes[4..], 0),
-                _ => read_quants(&mut block, high_bits(&bytes[4..]), &bytes[8..], 0),
+            if kind == GgmlType::Q4_1 {
+                read_nibbles(block, &bytes[4..20], 0);
+            } else {
+                read_nibbles(block, &bytes[8..24], 0);
+                add_fifth_bits(block, high_bits(&bytes[4..]));
             }
         }
         _ => {
@@ -26,7 +30,6 @@ pub(super) fn read(kind: GgmlType, bytes: &[u8]) -> Block {
             }
         }
     }
-    block
 }
 
 /// Bit `i` is the fifth bit of element `i`.
@@ -35,11 +38,17 @@ fn high_bits(bytes: &[u8]) -> u32 {
 }
 
 /// Elements 0..16 are the low nibbles of the 16 bytes, elements 16..32 the high ones.
-fn read_quants(block: &mut Block, high_bits: u32, nibbles: &[u8], bias: i8) {
+fn read_nibbles(block: &mut Block, nibbles: &[u8], bias: i8) {
     let (low, high) = block.quants[..32].split_at_mut(16);
-    for (i, byte) in nibbles.iter().enumerate() {
-        let fifth = |i: usize| (((high_bits >> i) & 1) as u8) << 4;
-        low[i] = ((byte & 0x0f) | fifth(i)).cast_signed() - bias;
-        high[i] = ((byte >> 4) | fifth(i + 16)).cast_signed() - bias;
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(nibbles) {
+        *low = (byte & 0x0f).cast_signed() - bias;
+        *high = (byte >> 4).cast_signed() - bias;
+    }
+}
+
+/// Adds bit `i` of `high_bits` to element `i`, as its fifth.
+fn add_fifth_bits(block: &mut Block, high_bits: u32) {
+    for (i, quant) in block.quants[..32].iter_mut().enumerate() {
+        *quant += ((high_bits >> i & 1) << 4) as i8;
     }
 }

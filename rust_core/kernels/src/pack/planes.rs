@@ -1,7 +1,7 @@
 //! Moves one group of rows from the file's order into the packed one.
 
 use super::format::{BLOCK_COLS, CODEBOOK, Format, GROUP_ROWS, QUAD_BYTES, QUADS, d_at, sc_at};
-use crate::ggml::{Block, blocks};
+use crate::ggml::Block;
 
 /// The unsigned integers of a group's block: `[8 quads][16 rows][4 columns]`.
 pub(super) type Ints = [u8; QUADS * QUAD_BYTES];
@@ -21,24 +21,18 @@ pub(super) fn pack_plain<const N: usize>(source: &[u8], row_bytes: usize, target
 pub(super) fn pack_quantised<F: Format>(source: &[u8], row_bytes: usize, header: &mut [u8], ints: &mut [u8]) {
     let block_bytes = F::KIND.block_bytes();
     let source_ints = F::INT_BYTES * F::SOURCE_BLOCKS;
+    let mut block = Block::empty(F::KIND);
+    let mut unpacked = [[0; QUADS * QUAD_BYTES]; 8];
     for (index, ints) in ints.chunks_exact_mut(source_ints).enumerate() {
-        let mut unpacked = [[0; QUADS * QUAD_BYTES]; 8];
         for (r, row) in source.chunks_exact(row_bytes).enumerate() {
             let bytes = &row[index * block_bytes..(index + 1) * block_bytes];
-            let block = read_block::<F>(bytes);
+            block.refill(F::KIND, bytes);
             write_header::<F>(bytes, &block, header, index * F::SOURCE_BLOCKS, r);
             scatter::<F>(&block, &mut unpacked, r);
         }
         for (unpacked, ints) in unpacked.iter().zip(ints.chunks_exact_mut(F::INT_BYTES)) {
             write_planes::<F>(unpacked, ints);
         }
-    }
-}
-
-fn read_block<F: Format>(bytes: &[u8]) -> Block {
-    match blocks(F::KIND, bytes) {
-        Ok(mut blocks) => blocks.next().expect("one block of bytes"),
-        Err(error) => unreachable!("{error}"),
     }
 }
 
@@ -106,12 +100,12 @@ fn write_planes<F: Format>(unpacked: &Ints, planes: &mut [u8]) {
             continue;
         }
         let per_line = 8 / width;
+        let mask = u8::MAX >> (8 - width);
         for (line, quads) in lines[next..next + width].iter_mut().zip(quads.chunks_exact(per_line)) {
-            for (byte, at) in line.iter_mut().zip(0..QUAD_BYTES) {
-                *byte = 0;
-                for (i, quad) in quads.iter().enumerate() {
-                    let bits = (u16::from(quad[at] >> shift) & ((1 << width) - 1)) as u8;
-                    *byte |= bits << (i * width);
+            *line = [0; QUAD_BYTES];
+            for (i, quad) in quads.iter().enumerate() {
+                for (byte, integer) in line.iter_mut().zip(quad) {
+                    *byte |= ((integer >> shift) & mask) << (i * width);
                 }
             }
         }
