@@ -259,6 +259,7 @@ def test_anthropic_keys_come_in_their_own_header() -> None:
             "document",
         ),
         ({"max_tokens": None}, "max_tokens", "Expected `int`"),
+        ({"messages": [*HI, {"role": "x", "content": "x"}]}, "messages[1].role", "one of user, assistant, system; got"),
         ({"temperature": 3}, "temperature", "between 0 and 2"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.type", "client runs itself"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -23,6 +24,9 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _KIND = re.compile(r"^Invalid value ('[^']*') ")
 """What msgspec says of a struct whose tag it does not know."""
 _UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
+_NO_CHOICE = re.compile(r"^Invalid enum value ('.*') - at ")
+_STEPS = re.compile(r"[^.\[\]]+")
+"""Names and places in a path such as `messages[0].role`."""
 
 
 def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
@@ -78,4 +82,28 @@ def field_error(text: str, kind: type[msgspec.Struct], inside: str = "") -> Requ
         return RequestError(f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
     if kind_said := _KIND.search(text):
         return RequestError(f"{where}={kind_said[1]} is not supported", param=where, code="unsupported_parameter")
+    if (said := _NO_CHOICE.search(text)) and path and (choices := _choices(kind, path[1])):
+        return RequestError(f"{where} is one of {', '.join(choices)}; got {said[1]:.80}", param=where)
     return RequestError(f"{inside}: {text}" if inside else text, param=where or None)
+
+
+def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
+    """The texts that a field takes, where the body's types name them."""
+    kinds: list[object] = [kind]
+    for step in _STEPS.findall(path):
+        if step == "..." or step.isdigit():
+            kinds = [one for held in _alternatives(kinds) if get_origin(held) is list for one in get_args(held)]
+        else:
+            structs = [one for one in _alternatives(kinds) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+            kinds = [hint for one in structs if (hint := get_type_hints(one).get(step)) is not None]
+    literals = (get_args(one) for one in _alternatives(kinds) if get_origin(one) is Literal)
+    return [text for texts in literals for text in texts if isinstance(text, str)]
+
+
+def _alternatives(kinds: Iterable[object]) -> Iterator[object]:
+    """The kinds, unions taken apart."""
+    for one in kinds:
+        if get_origin(one) in {Union, UnionType}:
+            yield from _alternatives(get_args(one))
+        else:
+            yield one
