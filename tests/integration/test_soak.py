@@ -26,5 +26,5 @@ def test_random_work_leaves_nothing_behind(
     monkeypatch.setitem(sys.modules, "soak", soak)
     spec.loader.exec_module(soak)
     engine = {"models": [str(tiny_model_path)], "threads": 1, **options}
-    faults = asyncio.run(soak.run_phase("a moment", engine, minutes=0.05, memory=200_000_000, seed=7))
+    faults = asyncio.run(soak.run_phase("a moment", engine, minutes=0.05, memory=2_000_000_000, seed=7))
     assert [fault for fault in faults if "resident memory" not in fault] == []

@@ -488,7 +488,7 @@ API = (
     "EmbedResult EvictionPolicy EvictionPolicyFactory FinishReason FleetTool FunctionCall "
     "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
-    "RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
+    "ReasoningEffort RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
     "ToolCall Unsupported UnsupportedError Usage collect error_body estimated_tokens estimated_usage fulfil hookimpl "
     "read_headers trace_headers"
 )
