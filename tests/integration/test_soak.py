@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,7 @@ def test_random_work_leaves_nothing_behind(
 ) -> None:
     """Requests of all kinds, some broken off: probes have the text of their first time, and every block is back."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("soak", BENCHMARKS / "soak.py")
-    assert spec
-    assert spec.loader
-    soak = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "soak", soak)
-    spec.loader.exec_module(soak)
+    soak = importlib.import_module("soak")
     engine = {"models": [str(tiny_model_path)], "threads": 1, **options}
     faults = asyncio.run(soak.run_phase("a moment", engine, minutes=0.05, memory=2_000_000_000, seed=7))
     assert [fault for fault in faults if "resident memory" not in fault] == []

@@ -374,6 +374,10 @@ def test_effort_reaches_models_that_think(effort: ReasoningEffort, think: bool |
     with ollama_server(answer="ok") as server:
         assert ask(server, wish).text == "ok"
         assert server.requests[0]["think"] == think
+    with ollama_server(answer="{}") as server, contextlib.ExitStack() as stack:
+        if effort != "none":  # a grammar would hold for the thoughts, so a form and an effort go to another link
+            stack.enter_context(pytest.raises(UnsupportedError, match="reasoning_effort"))
+        ask(server, msgspec.structs.replace(wish, response_format=ResponseFormat("json_object")))
     with ollama_server(answer="ok", capabilities=("completion",)) as server:
         if effort == "none":
             assert ask(server, wish).text == "ok"

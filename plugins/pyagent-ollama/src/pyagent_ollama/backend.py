@@ -36,6 +36,7 @@ from pyagent_ollama.wire import (
     PullProgress,
     RunningModel,
     ShownModel,
+    answer_format,
     decode_chunk,
     decode_embeddings,
     decode_progress,
@@ -102,6 +103,8 @@ class OllamaBackend:
             request = msgspec.structs.replace(request, timeout_seconds=deadline.remaining_seconds)
         named = msgspec.structs.replace(request, model=model)
         can = self._abilities_of(shown)
+        if answer_format(request.response_format) is not None:
+            can -= {"reasoning_effort"}  # a grammar holds for the thoughts too, and they are all that comes
         answer = fulfil(named, self._answer, can, backend=self.name, unsupported=self._unsupported)
         async with aclosing(answer) as deltas:
             async for delta in deltas:

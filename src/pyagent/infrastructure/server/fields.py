@@ -91,7 +91,7 @@ def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
     """The texts that a field takes, where the body's types name them."""
     kinds: list[object] = [kind]
     for step in _STEPS.findall(path):
-        if step == "..." or step.isdigit():
+        if step.isdigit():
             kinds = [one for held in _alternatives(kinds) if get_origin(held) is list for one in get_args(held)]
         else:
             structs = [one for one in _alternatives(kinds) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
