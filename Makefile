@@ -23,7 +23,7 @@ help:  ## Show this help
 
 .venv/.installed: .venv/.created $(RUST_SOURCES) pyproject.toml constraints.txt
 	@echo "building the Rust core (about three minutes the first time on two cores)"
-	@$(UV_INSTALL) --reinstall-package pyagent --editable . && touch $@
+	@$(UV_INSTALL) --reinstall-package pyagent-fleet --editable . && touch $@
 
 .venv/.dev: .venv/.installed $(wildcard plugins/*/pyproject.toml)
 	@$(UV_INSTALL) --group dev $(foreach plugin,$(wildcard plugins/*),--editable $(plugin)) && touch $@

@@ -122,7 +122,7 @@ def test_builtins_come_by_the_same_door() -> None:
     if "native" not in infos:
         pytest.skip("pyagent is not installed here, only on the path")
     assert infos["native"].is_builtin
-    assert infos["native"].distribution == "pyagent"
+    assert infos["native"].distribution == "pyagent-fleet"
 
 
 def test_name_without_noun_fills_any_hook(install: Install) -> None:
