@@ -6,14 +6,17 @@ Plain ASGI, one call deep: each layer between the socket and a function costs a 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from pyagent.core import hops
+from pyagent.core.errors import RequestError
 from pyagent.infrastructure.server.bodies import RefusedError
 from pyagent.infrastructure.server.errors import logged_error, refusal
 from pyagent.infrastructure.server.streaming import ClientLeftError
@@ -41,15 +44,20 @@ class _Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The table of routes; a path or a method that is not in it is told like any other error."""
+    """The table of routes; a path or a method that is not in it is told like any other error, and so is a loop.
+
+    `server_id` is what this server adds to the servers that a request has passed (`core.hops`).
+    """
 
     router: Router
+    server_id: str = field(default_factory=hops.new_server_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by the route that the path names."""
         try:
+            hops.enter(Headers(scope=scope).get(hops.HEADER, ""), self.server_id)
             await self.router(scope, receive, send)
-        except HTTPException as error:
+        except (HTTPException, RequestError) as error:
             await _response_of(Request(scope), error)(scope, receive, send)
 
 
