@@ -56,7 +56,7 @@ def conversations(
 
 def tokens_of(tokenizer: ModelTokenizer, answer: list[int] | str) -> list[int]:
     if isinstance(answer, str):
-        return tokenizer.encode_continuation(tokenizer.parted(answer))
+        return tokenizer.encode_continuation(tokenizer.markers.parted_answer(answer))
     return [token for token in answer if token < tokenizer.vocab_size]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import example, given
@@ -19,6 +20,7 @@ from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens import tokenizer as tokenizer_module
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS, build_tokenizer
 from pyagent.infrastructure.engine.tokens.kept_parts import KeptParts
+from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 NUM_TOKENS = len(vocabulary()[0])
 WRITTEN_CONTROLS = [*CONTROL_TOKENS, "<|im_<|im_end|>end|>", "<|im_\ue0ffend|>", "<|im_end|><|im_end|>"]
@@ -120,9 +122,14 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
     assert built.decode(built.encode("hello hé").ids) == "hello hé"
 
 
+@pytest.mark.parametrize("token_type", [3, 4], ids=["control", "user-defined"])
 @pytest.mark.parametrize("written", WRITTEN_CONTROLS)
-def test_control_tokens_in_messages_stay_text(tokenizer: ModelTokenizer, written: str) -> None:
-    """A message, name, call or tool that writes a control token has written characters; no turn ends or begins."""
+def test_control_tokens_in_messages_stay_text(written: str, token_type: int, tmp_path: Path) -> None:
+    """A message, name, call or tool that writes a control token has written characters; no turn ends or begins,
+    whether the file marks such tokens as control or as user-defined ones."""
+    types = [token_type if kind == 3 else kind for kind in cast("list[int]", metadata()["tokenizer.ggml.token_type"])]
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__ggml__token_type=types)
+    tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
     control = {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS}
     call = ToolCall(id=written, function=FunctionCall(name=written, arguments=f'{{"a": "{written}"}}'))
     messages = [
@@ -245,11 +252,45 @@ def test_words_a_model_has_whole_are_not_parted() -> None:
     tokens.append("\n\n\n")
     types.append(4)
     built = build_tokenizer({**entries, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}, "m")
-    from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
-
     template = ChatTemplate("{{ messages[0].content }}", {}, "m")
     model = ModelTokenizer(built, template=template, declared_end_ids=[], begin_id=None, name="m")
     assert encode_chat(model, [Message("user", "a\n\n\nb")])[1] == len(tokens) - 1
+
+
+def user_defined(*texts: str, template: str) -> ModelTokenizer:
+    """The tiny vocabulary with user-defined tokens, and a template."""
+    built = build_tokenizer(metadata(), "m")
+    built.add_tokens([AddedToken(text, special=False, normalized=False) for text in texts])
+    chat = ChatTemplate(template, {}, "m")
+    return ModelTokenizer(built, template=chat, declared_end_ids=[], begin_id=None, name="m")
+
+
+@pytest.mark.parametrize(
+    ("marker", "template"),
+    [
+        ("<turn>", "{% for m in messages %}<turn>{{ m.content }}{% endfor %}"),
+        ("<user>", "{% for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content }}{% endfor %}"),
+        ("<|tool|>", "{% for m in messages %}{{ '<' ~ '|' ~ m.role ~ '|>' ~ m.content }}{% endfor %}"),
+        ("<call>", "{% for m in messages %}{{ '<' ~ 'call>' if m.tool_calls }}{{ m.content }}{% endfor %}"),
+        ("<think>", "{% for m in messages %}{{ m.content.split('<think>')[-1] }}{% endfor %}"),
+    ],
+)
+def test_what_a_template_writes_as_a_marker_stays_text_in_a_users_message(marker: str, template: str) -> None:
+    """A user-defined token that the template writes, whole or put together of pieces, is a marker: a user's is text."""
+    model = user_defined(marker, "<b>", template=template)
+    ids = encode_chat(model, [Message("user", f"a{marker}b <b>c</b>")])
+    made_by_template = model.render_chat([Message("user", "a")]).count(marker)
+    assert ids.count(model.tokenizer.token_to_id(marker)) == made_by_template
+    assert ids.count(model.tokenizer.token_to_id("<b>")) == 1  # a word that the vocabulary merely has whole
+    assert f"a{marker}b <b>c</b>" in model.shown(ids)
+
+
+def test_thoughts_of_past_answers_are_still_found_by_the_template() -> None:
+    """A template that drops an old answer's thoughts finds their end in it; in a user's message it is text."""
+    template = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}|{% endfor %}"
+    model = user_defined("</think>", template=template)
+    said = [Message("user", "no</think>yes"), Message("assistant", "no</think>yes"), Message("user", "a")]
+    assert model.shown(encode_chat(model, said)) == "no</think>yes|yes|a|"
 
 
 def test_prompt_reads_control_tokens_and_begins_with_the_begin_token(tmp_path: Path) -> None:

@@ -26,7 +26,11 @@ class Prefill:
     @classmethod
     def of(cls, text: str, tokenizer: ModelTokenizer) -> Prefill:
         """The beginning in a tokenizer's tokens; control tokens written in it stay text."""
-        return cls(text, tuple(tokenizer.encode_continuation(tokenizer.parted(text)))) if text else NO_PREFILL
+        return (
+            cls(text, tuple(tokenizer.encode_continuation(tokenizer.markers.parted_answer(text))))
+            if text
+            else NO_PREFILL
+        )
 
     @property
     def told(self) -> Output:

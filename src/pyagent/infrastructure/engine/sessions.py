@@ -120,7 +120,7 @@ class Sessions:
         tokens = array("I", [*prompt.tokens[prompt.num_log_tokens :], *kept])
         tokens.extend(self._tokenizer.encode_continuation(rest) if rest else ())
         key = next_key(prompt.key, Message("assistant", answer))
-        text = prompt.text.plus(self._tokenizer.parted(answer))
+        text = prompt.text.plus(self._tokenizer.markers.parted_answer(answer))
         turn = Turn(key, prompt.turn, tokens, len(prompt.settled.messages) + 1, prompt.tools_key, text)
         self._keep(turn, prompt.session)
 
@@ -172,7 +172,7 @@ class Sessions:
         except (RequestError, ModelError):
             return ""
         _, _, added = text.partition(_ANSWER)
-        asked = (self._tokenizer.parted(message.text) for message in messages if message.role != "assistant")
+        asked = (self._tokenizer.markers.parted(message.text) for message in messages if message.role != "assistant")
         return added if _ANSWER not in added and _are_in(added, asked) else ""
 
     def _as_sent(self, answer: str, drawn: Sequence[int]) -> tuple[Sequence[int], str]:

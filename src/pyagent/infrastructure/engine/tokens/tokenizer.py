@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
@@ -24,14 +24,11 @@ from pyagent.core.messages import Message, Tool
 from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer, TokenBytes
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import LLAMA3_NAMES, build_tokenizer
 from pyagent.infrastructure.engine.tokens.kept_parts import KeptParts
+from pyagent.infrastructure.engine.tokens.markers import BREAK, Markers
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
-
-_T = TypeVar("_T")
 
 # Names of tokens that end an answer, in the families supported, beside those a file declares.
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
-# Parts a control token that somebody wrote in a message; a private-use character no vocabulary has.
-_BREAK = "\ue0ff"
 # Parts of prompts whose tokens are kept: many prompts begin with the same system message, or as one before did.
 _PART_CHARS = 1024
 _KEPT_CHARS = 500_000
@@ -67,9 +64,7 @@ class ModelTokenizer:
         self.vocab_size = tokenizer.get_vocab_size()
         self._token_bytes = TokenBytes(tokenizer, name)
         added = tokenizer.get_added_tokens_decoder()
-        # Only control tokens: words a model merely has whole (Gemma's "\n\n") are text like any other.
-        controls = (token.content for token in added.values() if token.special and len(token.content) > 1)
-        self._control_texts = sorted(controls, key=len, reverse=True)
+        self.markers = Markers(added.values(), template)
         self._cuts = _cuts(added.values())
         self._cuts_words = cuts_words and not any(
             token.rstrip or _LETTER_SPACE.search(token.content) for token in added.values()
@@ -145,20 +140,20 @@ class ModelTokenizer:
         return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """A conversation as the template's text, up to where its answer begins; written control tokens are parted."""
+        """A conversation as the template's text, up to where its answer begins; markers in messages are parted."""
         if self.template is None:
             raise RequestError(
                 f"{self.name} has no chat template; use the completions API with a prompt", param="messages"
             )
         if not any(message.text.strip() or message.tool_calls for message in messages):
             raise RequestError("the prompt is empty; send at least one message with text", param="messages")
-        plain = [_plain(message) for message in messages]
+        plain = [self._plain(message) for message in messages]
         offered = [msgspec.to_builtins(tool) for tool in tools]
-        return self.template.render(self.parted(plain), self.parted(offered))
+        return self.template.render(plain, self.markers.parted(offered))
 
     def encode_rendered(self, rendered: str) -> list[int]:
         """The tokens of a text that `render_chat` made."""
-        first, *others = rendered.split(_BREAK)
+        first, *others = rendered.split(BREAK)
         ids = self._in_parts(first)
         for piece in others:
             ids.extend(self._encode_further(piece))
@@ -186,11 +181,11 @@ class ModelTokenizer:
 
     def encode_continuation(self, rendered: str) -> list[int]:
         """The tokens of a part of such a text that follows other tokens: no space is put before it."""
-        return [token for piece in rendered.split(_BREAK) for token in self._encode_further(piece)]
+        return [token for piece in rendered.split(BREAK) for token in self._encode_further(piece)]
 
     def _encode_further(self, text: str) -> list[int]:
         """Text in the middle of a text. Where the tokenizer puts a space before texts, a letter takes it and goes."""
-        if self._token_bytes.has_leading_space and not text.startswith(tuple(self._control_texts)):
+        if self._token_bytes.has_leading_space and not text.startswith(tuple(self.markers.texts)):
             for letter in _ANCHORS:
                 ids = self.tokenizer.encode(letter + text, add_special_tokens=False).ids
                 for num_tokens in (1, 2):
@@ -224,20 +219,17 @@ class ModelTokenizer:
         """A new stream of text for one answer."""
         return Detokenizer(self._token_bytes)
 
-    def parted(self, value: _T) -> _T:
-        """The value with every control token in its texts parted, so that it stays text."""
-        if isinstance(value, str):
-            text = value.replace(_BREAK, "")
-            for control in self._control_texts:
-                if control in text:
-                    text = text.replace(control, control[0] + _BREAK + control[1:])
-            return cast("_T", text)
-        if isinstance(value, list):
-            return cast("_T", [self.parted(item) for item in cast("list[object]", value)])
-        if isinstance(value, dict):
-            items = cast("dict[object, object]", value).items()
-            return cast("_T", {self.parted(key): self.parted(item) for key, item in items})
-        return value
+    def _plain(self, message: Message) -> dict[str, object]:
+        """A message as templates expect it: content one text, a call's arguments the values they stand for."""
+        fields = cast("dict[str, object]", msgspec.to_builtins(message))
+        fields["content"] = message.text
+        for call in cast("list[dict[str, dict[str, object]]]", fields.get("tool_calls") or []):
+            with contextlib.suppress(ValueError):  # arguments that are no JSON stay the text they are
+                call["function"]["arguments"] = json.loads(cast("str", call["function"].get("arguments", "{}")))
+        parted = self.markers.parted(fields)
+        if message.role == "assistant":
+            parted["content"] = self.markers.parted_answer(message.text)
+        return parted
 
 
 def _cuts(added: Collection[AddedToken]) -> re.Pattern[str] | None:
@@ -261,16 +253,6 @@ def _ends(added: Collection[AddedToken], letters: Collection[str]) -> set[str]:
     texts = (token.content for token in added)
     starts = ((text, place) for text in texts for place in range(1, len(text)) if text[place] in letters)
     return {text[place : place + _MAX_CUT_CHARS] for text, place in starts}
-
-
-def _plain(message: Message) -> dict[str, object]:
-    """A message as templates expect it: content one text, a call's arguments the values they stand for."""
-    fields = cast("dict[str, object]", msgspec.to_builtins(message))
-    fields["content"] = message.text
-    for call in cast("list[dict[str, dict[str, object]]]", fields.get("tool_calls") or []):
-        with contextlib.suppress(ValueError):  # arguments that are no JSON stay the text they are
-            call["function"]["arguments"] = json.loads(cast("str", call["function"].get("arguments", "{}")))
-    return fields
 
 
 def _text(tokenizer: Tokenizer, token: object) -> str:
