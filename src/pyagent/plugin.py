@@ -16,6 +16,7 @@ from pyagent.core.errors import (
     ConfigError,
     ContextOverflowError,
     DeadlineError,
+    Decline,
     ModelError,
     PluginError,
     PyAgentError,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent, Task
     from pyagent.core.fleet.context import Context
+    from pyagent.core.fleet.scores import Score
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
     from pyagent.core.http_pool import HttpPool, error_body
@@ -83,6 +85,7 @@ _LATER = {
     "QueuePolicy": "pyagent.core.scheduling",
     "QueuePolicyFactory": "pyagent.core.scheduling",
     "Queued": "pyagent.core.scheduling",
+    "Score": "pyagent.core.fleet.scores",
     "Settings": "pyagent.core.settings",
     "Task": "pyagent.core.fleet.agent",
     "error_body": "pyagent.core.http_pool",
@@ -111,6 +114,7 @@ __all__ = [
     "ContextOverflowError",
     "Deadline",
     "DeadlineError",
+    "Decline",
     "EmbedRequest",
     "EmbedResult",
     "EvictionPolicy",
@@ -143,6 +147,7 @@ __all__ = [
     "ResponseFormat",
     "Role",
     "SamplingParams",
+    "Score",
     "Settings",
     "Task",
     "TextPart",

@@ -484,13 +484,13 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
 
 API = (
     "ABILITIES Abilities Agent AgentError Answer Attempt Backend BackendError BackendFactory BudgetError CapacityError "
-    "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError EmbedRequest "
+    "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError Decline EmbedRequest "
     "EmbedResult EvictionPolicy EvictionPolicyFactory FinishReason FleetTool FunctionCall "
     "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonSchemaFormat Link Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
-    "ReasoningEffort RequestError ResponseFormat Role SamplingParams Settings Task TextPart Timings TokenLogprob Tool "
-    "ToolCall Unsupported UnsupportedError Usage collect error_body estimated_tokens estimated_usage fulfil hookimpl "
-    "read_headers trace_headers"
+    "ReasoningEffort RequestError ResponseFormat Role SamplingParams Score Settings Task TextPart Timings TokenLogprob "
+    "Tool ToolCall Unsupported UnsupportedError Usage collect error_body estimated_tokens estimated_usage fulfil "
+    "hookimpl read_headers trace_headers"
 )
 
 

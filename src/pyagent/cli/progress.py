@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.fleet.events import (
+    AgentDeclined,
     AgentFailed,
     AgentFinished,
     AgentStarted,
@@ -69,18 +70,19 @@ class RunProgress:
             case ModelCalled():
                 self._count(event)
             case RouteChosen():
-                self._row(event.step, event.agent).line = event.reason
+                row = self._row(event.step, event.agent)
+                row.state, row.line, row.tail = "running", event.reason, ""
             case Progress():
                 self._row(event.step, event.agent).line = event.text
             case TextDelta():
                 row = self._row(event.step, event.agent)
                 row.tail = (row.tail + event.text)[-_MAX_TAIL:]
-            case AgentStarted() | AgentFinished() | AgentFailed():
+            case AgentStarted() | AgentFinished() | AgentFailed() | AgentDeclined():
                 self._agent(event)
             case _:
                 pass
 
-    def _agent(self, event: AgentStarted | AgentFinished | AgentFailed) -> None:
+    def _agent(self, event: AgentStarted | AgentFinished | AgentFailed | AgentDeclined) -> None:
         row = self._row(event.step, event.agent)
         is_child = "/" in event.step
         if isinstance(event, AgentStarted):
@@ -90,7 +92,8 @@ class RunProgress:
         elif isinstance(event, AgentFinished):
             row.state, row.output, row.totals = "done", event.output, event.totals
         else:
-            row.state, row.line, row.totals = "failed", event.error, event.totals
+            error = event.error if isinstance(event, AgentFailed) else f"declines: {event.reason}"
+            row.state, row.line, row.totals = "failed", error, event.totals
 
     def _count(self, event: ModelCalled) -> None:
         usage = event.usage

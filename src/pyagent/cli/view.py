@@ -8,7 +8,16 @@ import time
 from typing import TYPE_CHECKING, Protocol, Self
 
 from pyagent.cli.progress import Row, RunProgress, as_text
-from pyagent.core.fleet.events import AgentFailed, AgentFinished, Event, Progress, RouteChosen, TextDelta, encode_event
+from pyagent.core.fleet.events import (
+    AgentDeclined,
+    AgentFailed,
+    AgentFinished,
+    Event,
+    Progress,
+    RouteChosen,
+    TextDelta,
+    encode_event,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -80,6 +89,8 @@ class PlainView:
                 return finished_line(self.progress.rows[event.step])
             case AgentFailed() if "/" not in event.step:
                 return f"✗ {event.agent:<12} {event.error}"
+            case AgentDeclined() if "/" not in event.step:
+                return f"  {event.agent:<12} declines: {event.reason}"
             case _:
                 return ""
 

@@ -3,7 +3,8 @@
     PyAgentError
     ├── ConfigError        the user: a setting, a flag, a file of settings
     ├── RequestError       the caller: a request that cannot be served as it is
-    │   └── ContextOverflowError   the prompt does not fit the model's context
+    │   ├── ContextOverflowError   the prompt does not fit the model's context
+    │   └── Decline        an agent says that a task is not for it; the router asks the next
     ├── PluginError        the plugin's author: names the plugin and, where known, the hook
     ├── ModelError         the model's files: format, weights, checksum
     ├── CapacityError      nobody, later: says when to try again
@@ -50,6 +51,13 @@ class ContextOverflowError(RequestError):
         super().__init__(message, param="messages", code="context_length_exceeded")
         self.num_tokens = num_tokens
         self.limit = limit
+
+
+class Decline(RequestError):  # noqa: N818 - what an agent does, not what went wrong
+    """An agent does not take a task. The router hands it to the next; asked by name, the caller is told."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="task", code="declined")
 
 
 class PluginError(PyAgentError):

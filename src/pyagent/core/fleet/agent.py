@@ -42,8 +42,8 @@ class Agent(Protocol):
     """A specialist. It may also have:
 
     - `arguments`: the type of `Task.arguments`, checked before it runs;
-    - `matches(task) -> str | bool | None`: why the task is plainly for this agent; False when it plainly is not; None
-      when only its description can tell (the router asks before it asks a model);
+    - `score(task) -> float | None`: how well the task fits, from 0 (plainly not for it) to 1 (plainly for it); None
+      when only its description can tell. `Score(0.9, "why")` also says why. It runs in a thread and must be quick;
     - `needs`: names of agents it spawns;
     - `async close()`: releases what it holds, when the fleet ends.
     """
@@ -52,7 +52,10 @@ class Agent(Protocol):
     description: str
 
     async def run(self, context: Context, task: Task) -> object:
-        """Do the task. What it returns must be of the annotated type, and not empty."""
+        """Do the task. What it returns must be of the annotated type, and not empty.
+
+        Raises `Decline` when the task turns out not to be for it: the router hands it to the next agent.
+        """
         ...
 
 
@@ -93,12 +96,6 @@ def output_type(agent: Agent) -> object:
 def needs(agent: Agent) -> tuple[str, ...]:
     """The agents it spawns."""
     return tuple(cast("Sequence[str]", getattr(agent, "needs", ())))
-
-
-def rule_verdict(agent: Agent, task: Task) -> str | bool | None:
-    """What the agent's own rule says of a task: a reason to take it, False for never, None when it cannot tell."""
-    matches = getattr(agent, "matches", None)
-    return cast("str | bool | None", matches(task)) if callable(matches) else None
 
 
 def checked_task(agent: Agent, task: Task) -> Task:

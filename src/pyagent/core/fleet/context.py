@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import msgspec
 
-from pyagent.core.errors import AgentError, BackendError, PyAgentError
+from pyagent.core.errors import AgentError, BackendError, Decline, PyAgentError, RequestError
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
@@ -189,7 +189,10 @@ class Context:
         deadline = self.deadline if timeout_seconds is None else self.deadline.sooner(timeout_seconds)
         child = Context(self.run, agent, step, budget, deadline, parent=self)
         with self.run.hints.away(self.session, f"agent {agent}"):
-            return await self.run.run_agent(child, Task(text=task) if isinstance(task, str) else task)
+            try:
+                return await self.run.run_agent(child, Task(text=task) if isinstance(task, str) else task)
+            except Decline as error:  # the child's, not this agent's own
+                raise RequestError(f"{agent} declines: {error}", param="task", code="declined") from error
 
     async def map(
         self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, max_concurrency: int | None = None

@@ -44,12 +44,13 @@ class RunStarted(_Event, frozen=True):
 
 
 class RouteChosen(_Event, frozen=True):
-    """The router picked an agent. `how`: the caller named it, a rule matched, a model chose, or there is no other."""
+    """The router picked an agent. `how`: the caller named it, by its score, a model chose, or there is no other."""
 
     step: str
     agent: str
-    how: Literal["named", "rule", "model", "only"]
+    how: Literal["named", "score", "model", "only"]
     reason: str
+    score: float | None = None
 
 
 class AgentStarted(_Event, frozen=True):
@@ -132,6 +133,15 @@ class AgentFailed(_Event, frozen=True):
     totals: Totals
 
 
+class AgentDeclined(_Event, frozen=True):
+    """An agent does not take the task. Unless it was asked by name, a `RouteChosen` with the next agent follows."""
+
+    step: str
+    agent: str
+    reason: str
+    totals: Totals
+
+
 class RunFinished(_Event, frozen=True):
     """The run's result: the output of its last step, or of each of its last steps by name."""
 
@@ -159,6 +169,7 @@ Event = (
     | StepFinished
     | AgentFinished
     | AgentFailed
+    | AgentDeclined
     | RunFinished
     | RunFailed
 )

@@ -17,7 +17,7 @@ from typing import Self, cast
 import msgspec
 
 from pyagent.core.backends import Backend, Hintable
-from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
@@ -25,8 +25,9 @@ from pyagent.core.fleet.events import Event, RouteChosen, RunFailed, RunFinished
 from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
-from pyagent.core.fleet.router import Route, choose_route, plain_route
+from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
+from pyagent.core.fleet.scores import Score, Scores
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import Hint
 from pyagent.core.resilience.deadline import Deadline
@@ -72,6 +73,7 @@ class Fleet:
         self.limits = limits or FleetLimits()
         self.budget = Budget("the fleet", self.limits.fleet_tokens)
         self._durations = Durations()
+        self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
         self._jobs: set[asyncio.Task[object]] = set()
 
@@ -182,7 +184,7 @@ class Fleet:
         outputs: dict[str, object] = {}
 
         async def work(name: str, results: Mapping[str, object]) -> object:
-            outputs[name] = await _run_step(run, name_to_step[name], results)
+            outputs[name] = await self._run_step(run, name_to_step[name], results)
             return outputs[name]
 
         try:
@@ -196,17 +198,43 @@ class Fleet:
         run.emit(RunFinished(run=run.id, output=result, totals=run.totals()))
         return result
 
+    async def _run_step(self, run: Run, step: Step, results: Mapping[str, object]) -> object:
+        """The result of the agent that takes the step's task; those that decline hand it on."""
+        task = msgspec.structs.replace(step.task, results=dict(results)) if results else step.task
+        if (fixed := fixed_route(run.agents, step.agent)) is not None:
+            try:
+                return await _run_routed(run, step, task, fixed)
+            except Decline as error:
+                raise RequestError(f"{fixed.agent} declines: {error}", param="task", code="declined") from error
+        scores = await self._scores.of(task)
+        declined: dict[str, str] = {}
+        while True:
+            route = await _next_route(run, step, task, scores, declined)
+            try:
+                return await _run_routed(run, step, task, route)
+            except Decline as error:
+                declined[route.agent] = str(error)
 
-async def _run_step(run: Run, step: Step, results: Mapping[str, object]) -> object:
-    task = msgspec.structs.replace(step.task, results=dict(results)) if results else step.task
-    route = plain_route(task, run.agents, step.agent)
-    if not isinstance(route, Route):
-        context = Context(run, "router", step.name, run.budget, run.deadline)
-        try:
-            route = await choose_route(context, task, route)
-        finally:
-            run.usage.extend(context.usage)
-    run.emit(RouteChosen(run=run.id, step=step.name, agent=route.agent, how=route.how, reason=route.reason))
+
+async def _next_route(
+    run: Run, step: Step, task: Task, scores: Mapping[str, Score | None], declined: Mapping[str, str]
+) -> Route:
+    """The agent to hand the task to, `declined` ones being out; a model is asked when no score is sure."""
+    route = route_by_scores(scores, declined)
+    if isinstance(route, Route):
+        return route
+    context = Context(run, "router", step.name, run.budget, run.deadline)
+    try:
+        return await choose_route(context, task, {name: run.agents[name] for name in route})
+    finally:
+        run.usage.extend(context.usage)
+
+
+async def _run_routed(run: Run, step: Step, task: Task, route: Route) -> object:
+    chosen = RouteChosen(
+        run=run.id, step=step.name, agent=route.agent, how=route.how, reason=route.reason, score=route.score
+    )
+    run.emit(chosen)
     budget = Budget(f"step {step.name}", None, run.budget)
     return await run.run_agent(Context(run, route.agent, step.name, budget, run.deadline), task)
 

@@ -1,7 +1,8 @@
-"""Which agent a task is for, and why: the caller's word, else a rule of the agents' own, else a model's choice.
+"""Which agent a task is for, and why: the caller's word, else the agents' own scores, else a model's choice.
 
-Rules come first because they cost nothing and can be explained; agents declare them (`matches`), and they may
-also say that a task is plainly not theirs. Among those left a model chooses by description, constrained to the names.
+Scores come first because they cost nothing and can be explained (`core.fleet.scores`): the highest wins, ties by the
+agents' order. When none is sure, a model chooses by description, constrained to the names, among those that did not
+score 0. An agent that declines after all is out, and the rest are asked in the same way.
 """
 
 from __future__ import annotations
@@ -11,42 +12,57 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.core.errors import ConfigError
-from pyagent.core.fleet.agent import Agent, Task, rule_verdict, unknown_name
+from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.fleet.agent import Agent, Task, unknown_name
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.scores import Score
 from pyagent.core.messages import SamplingParams
 
 _SYSTEM = "You hand tasks to specialists. Answer with the name of the one specialist who should do the task."
 _MAX_SHOWN_CHARACTERS = 1500
+_SURE = 0.5
+"""From this score on an agent gets the task without a model being asked."""
 
 
 class Route(msgspec.Struct, frozen=True):
     """The agent chosen, how, and the reason to show."""
 
     agent: str
-    how: Literal["named", "rule", "model", "only"]
+    how: Literal["named", "score", "model", "only"]
     reason: str
+    score: float | None = None
 
 
-def plain_route(task: Task, agents: Mapping[str, Agent], named: str | None = None) -> Route | dict[str, Agent]:
-    """The route that needs no model, or the agents a model has to choose from."""
+def fixed_route(agents: Mapping[str, Agent], named: str | None) -> Route | None:
+    """The route there is no choice about; None when there is. Raises for an unknown name and for no agents."""
     if named is not None:
         if named not in agents:
             raise unknown_name("agent", named, list(agents))
         return Route(named, "named", "asked for by name")
     if not agents:
         raise ConfigError("the fleet has no agents; install a plugin that brings some, or enable one", key="plugins")
-    if len(agents) == 1:
-        return Route(next(iter(agents)), "only", "the only agent there is")
-    verdicts = {name: rule_verdict(agent, task) for name, agent in agents.items()}
-    reasons = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, str)}
-    if len(reasons) == 1:
-        name, reason = next(iter(reasons.items()))
-        return Route(name, "rule", reason)
-    left = [name for name, verdict in verdicts.items() if verdict is not False]
-    if len(left) == 1:
-        return Route(left[0], "rule", "the other agents say it is not for them")
-    return {name: agents[name] for name in reasons or left or agents}
+    return Route(next(iter(agents)), "only", "the only agent there is") if len(agents) == 1 else None
+
+
+def route_by_scores(scores: Mapping[str, Score | None], declined: Mapping[str, str]) -> Route | list[str]:
+    """The route by score, or the names a model has to choose from; `declined` agents, with their reasons, are out.
+
+    Raises `RequestError` when nobody is left.
+    """
+    left = [name for name in scores if name not in declined]
+    candidates = [name for name in left if scores[name] != 0]
+    if not candidates and not declined:
+        candidates = left  # all say that it is not theirs: the descriptions decide
+    if not candidates:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in declined.items())
+        raise RequestError(f"no agent takes the task ({reasons})", param="task", code="declined")
+    best = max(candidates, key=lambda name: scores[name] or 0.0)
+    score = scores[best]
+    if score is not None and score >= _SURE:
+        return Route(best, "score", score.reason or f"it scores the task {score:.2g}, the highest", float(score))
+    if len(candidates) == 1:
+        return Route(best, "score", "the other agents say it is not for them", score)
+    return candidates
 
 
 async def choose_route(context: Context, task: Task, candidates: Mapping[str, Agent]) -> Route:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pyagent.core.backends import Backend
-from pyagent.core.errors import AgentError, PyAgentError
+from pyagent.core.errors import AgentError, Decline, PyAgentError
 from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context, sum_totals
-from pyagent.core.fleet.events import AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
+from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.tools import FleetTool
@@ -81,6 +81,10 @@ class Run:
         try:
             work = agent.run(context, task)
             output = checked_output(agent, await context.deadline.bound(work, f"the agent {name}"))
+        except Decline as error:
+            totals = context.totals()
+            self.emit(AgentDeclined(run=self.id, step=context.step, agent=name, reason=str(error), totals=totals))
+            raise
         except Exception as error:
             self._fail(context, error)
             if isinstance(error, PyAgentError):

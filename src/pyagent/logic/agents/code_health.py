@@ -18,6 +18,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 
@@ -90,13 +91,13 @@ class CodeHealthAgent:
     description = "Measures Python code: complexity and maintainability of a file, folder or repository."
     arguments = HealthArguments
 
-    def matches(self, task: Task) -> str | bool | None:
+    def score(self, task: Task) -> float | None:
         """Asks about the complexity or maintainability of code; never without naming code or a path."""
         is_about_code = bool(task.files or _ABOUT_CODE.search(task.text) or _named_path(task.text))
         found = _ASKS_FOR_HEALTH.search(task.text)
         if found and is_about_code:
-            return f"it asks about {found[0].lower()}, of code"
-        return None if is_about_code and not task.files else False
+            return Score(0.9, f"it asks about {found[0].lower()}, of code")
+        return None if is_about_code and not task.files else 0.0
 
     async def run(self, context: Context, task: Task) -> CodeHealth:
         """The health of the files and folders named."""

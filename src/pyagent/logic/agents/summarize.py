@@ -15,6 +15,7 @@ import msgspec
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.scores import Score
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
 from pyagent.logic.agents.documents import read_documents
@@ -65,13 +66,13 @@ class SummarizeAgent:
         self._part_characters = part_characters
         self._whole_characters = part_characters * 3 // 2
 
-    def matches(self, task: Task) -> str | bool | None:
+    def score(self, task: Task) -> float | None:
         """Asks for a summary, or is a text too long to be a question; never a short text alone."""
         if found := _ASKS.search(task.text[:300]):
-            return f"it asks for a summary ({found[0]!r})"
+            return Score(0.9, f"it asks for a summary ({found[0]!r})")
         if len(task.text) > 4 * self._part_characters:
-            return "it is a long text"
-        return None if task.files or task.results or len(task.text) > _SHORT_CHARACTERS else False
+            return Score(0.7, "it is a long text")
+        return None if task.files or task.results or len(task.text) > _SHORT_CHARACTERS else 0.0
 
     async def run(self, context: Context, task: Task) -> Summary:
         """The summary of the files, else of the results handed on, else of the text."""

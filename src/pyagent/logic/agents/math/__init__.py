@@ -17,6 +17,7 @@ import msgspec
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
@@ -50,11 +51,13 @@ class MathAgent:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    def matches(self, task: Task) -> str | bool | None:
+    def score(self, task: Task) -> float | None:
         """A short text that is an expression or a mathematical question; never one without a number, or with files."""
         if task.files:
-            return False
-        return reason_to_take(task.text) or (None if re.search(r"\d", task.text) else False)
+            return 0.0
+        if reason := reason_to_take(task.text):
+            return Score(0.95, reason)
+        return None if re.search(r"\d", task.text) else 0.0
 
     async def run(self, context: Context, task: Task) -> Solved:
         """The answer to a question or an action."""
