@@ -124,7 +124,7 @@ def test_server_says_who_answered_and_why_others_did_not() -> None:
     chain = Chain([down, Model()], retry_policy=RetryPolicy(num_retries=0))
     whole = post({"messages": HI}, chain).json()
     assert whole["backend"] == "test:m"
-    assert whole["attempts"] == [{"backend": "down:1", "reason": "connection refused"}]
+    assert whole["attempts"] == [{"backend": "down:1", "reason": "connection refused", "kind": "backend"}]
     streamed = post({"messages": HI, "stream": True}, chain).text.split("\n\n")
     assert json.loads(streamed[0].removeprefix("data: "))["attempts"][0]["backend"] == "down:1"
     assert "attempts" not in streamed[1]

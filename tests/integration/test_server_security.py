@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
-import structlog
 import uvicorn
 from support.server import HI, KEY, Model, fault, post, words
+from support.watching import logged
 
 from pyagent.core.chain import Chain
 from pyagent.core.messages import ChatDelta
 from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.settings import Server
-from pyagent.infrastructure.observability.logging import configure_logging
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.connections import MAX_HEAD_BYTES, bounded
 from pyagent.infrastructure.server.serving import address, bind
@@ -149,23 +144,6 @@ def test_data_and_public_images_pass() -> None:
     ):
         messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
         assert post({"messages": messages}, Model(), **more).status_code == 200
-
-
-@contextmanager
-def logged() -> Iterator[io.StringIO]:
-    """Everything that is logged, as `pyagent serve` writes it."""
-    stream, root, ours = io.StringIO(), logging.getLogger(), logging.getLogger("pyagent")
-    handlers, levels = list(root.handlers), (root.level, ours.level)
-    root.handlers.clear()  # a command run in this process may have left one that waits for the first record
-    configure_logging("debug", "json", stream)
-    root.setLevel("DEBUG")
-    try:
-        yield stream
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(levels[0])
-        ours.setLevel(levels[1])
-        structlog.reset_defaults()
 
 
 def test_no_key_is_in_any_log() -> None:

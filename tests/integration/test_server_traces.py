@@ -56,7 +56,7 @@ def test_a_request_is_traced_to_the_engine(tiny_model_path: Path, monkeypatch: p
 
 def test_failures_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links that failed are events of the request; an answer that broke off, and a 502, are errors."""
-    tried = ChatDelta(content="a", attempts=[Attempt("gpu", "on fire")])
+    tried = ChatDelta(content="a", attempts=[Attempt("gpu", "on fire", "backend")])
     for script, error in (
         ([tried, *words()], None),
         ([tried, BackendError("gone", backend="b")], "broken_off"),

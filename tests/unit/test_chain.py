@@ -210,7 +210,7 @@ def test_chain_open_breaker_is_skipped_and_probed_later() -> None:
         assert ask(chain).text == "b"
     skipped = ask(chain)
     assert len(flaky.requests) == 3
-    assert skipped.deltas[0].attempts[0].reason == "left alone after: connection refused (next probe in 5 s)"
+    assert skipped.deltas[0].attempts[0].reason == "left alone after: backend (next probe in 5 s)"
     now[0] = 5.0
     assert ask(chain).text == "back"
     assert chain.name == "chain"

@@ -95,15 +95,32 @@ def test_secrets_are_struck_out(fields: dict[str, object], shape: Format) -> Non
     assert "dXNlcjpwYXNz" not in said
 
 
-def test_secrets_in_exceptions_are_struck_out() -> None:
-    """A traceback is cleaned as the rest is."""
+@pytest.mark.parametrize("shape", ["console", "json"])
+def test_tracebacks_have_types_and_places_but_no_texts(shape: Format) -> None:
+    """The texts of an exception and of its causes may quote a request: only their types and places are logged."""
+    stream = _configured(shape=shape)
+    words = "".join(("the ", "diagnosis"))  # the lines of a program are shown, values are not
+    try:
+        try:
+            int(words)
+        except ValueError as error:
+            raise RuntimeError(words) from error
+    except RuntimeError:
+        logging.getLogger("pyagent").exception("failed")
+    said = stream.getvalue()
+    assert words not in said
+    assert said.index("ValueError") < said.index("RuntimeError")
+    assert "test_logging.py" in said
+
+
+def test_failures_of_the_system_say_why() -> None:
+    """What the operating system said of its own failure is no client's text."""
     stream = _configured(shape="console")
     try:
-        int("Bearer abcdefgh1234")
-    except ValueError:
+        raise OSError(28, "No space left on device", "somebody's name")  # noqa: TRY301 - as the system raises it
+    except OSError:
         logging.getLogger("pyagent").exception("failed")
-    assert "abcdefgh1234" not in stream.getvalue()
-    assert "ValueError" in stream.getvalue()
+    assert "OSError: No space left on device" in stream.getvalue()
 
 
 def test_counts_of_tokens_are_no_secrets() -> None:

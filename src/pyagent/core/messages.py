@@ -304,11 +304,12 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: Literal["computed", "kept", "shared"] = "computed"
 
 
-class Attempt(msgspec.Struct, frozen=True):
-    """Why a link of a chain did not answer."""
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a link of a chain did not answer. `reason` may quote the request, `kind` never does."""
 
     backend: str
     reason: str
+    kind: str = ""
 
 
 class Resumption(msgspec.Struct, frozen=True):

@@ -1,4 +1,8 @@
-"""Why a link did not answer: the kinds that are counted, and the failures that only a chain sees."""
+"""Why a link did not answer: the kinds that are counted, and the failures that only a chain sees.
+
+An error's text may quote the request (an upstream's complaint, a parser's dump): it is told to the caller whose request
+it was and to nobody else. What a link remembers for others is `public_reason`.
+"""
 
 from __future__ import annotations
 
@@ -84,3 +88,14 @@ def reason_of(error: Exception) -> str:
     """An error in words; one that is not ours with its type."""
     text = str(error) or "no reason given"
     return text if isinstance(error, PyAgentError) else f"{type(error).__name__}: {text}"
+
+
+def public_reason(error: Exception) -> str:
+    """An error for those whose request it was not: its kind, HTTP status and types, never its text."""
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    is_plain = isinstance(first, PyAgentError)
+    status: int | None = getattr(error, "status", None)
+    facts = ([f"HTTP {status}"] if status is not None else []) + ([] if is_plain else [type(first).__name__])
+    return kind_of(error) + (f" ({', '.join(facts)})" if facts else "")

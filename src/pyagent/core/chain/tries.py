@@ -150,7 +150,7 @@ class Tries:
 
     def _note(self, member: Member, refusal: Refusal) -> None:
         member.figures.failures[refusal.kind] += 1
-        attempt = Attempt(backend=member.name, reason=reason_of(refusal.error))
+        attempt = Attempt(member.name, reason_of(refusal.error), refusal.kind)
         self.attempts.append(attempt)
         self._all.append(attempt)
 

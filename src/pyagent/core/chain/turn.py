@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from pyagent.core.chain.conditions import estimated_tokens
-from pyagent.core.chain.failures import BrokenOffError, FilteredError, LateError, reason_of
+from pyagent.core.chain.failures import BrokenOffError, FilteredError, LateError, public_reason, reason_of
 from pyagent.core.chain.member import Admission, Member
 from pyagent.core.errors import (
     BackendError,
@@ -164,7 +164,7 @@ class Turn:
         if is_alive:
             member.breaker.succeed(permit)
         else:
-            member.breaker.fail(permit, reason_of(cast("Exception", error)))
+            member.breaker.fail(permit, public_reason(cast("Exception", error)))
         if error is None:
             self.budget.succeed()
             member.figures.num_answers += 1

@@ -96,7 +96,7 @@ class Breaker:
             self.reason = ""
 
     def fail(self, permit: Permit, reason: str) -> None:
-        """The call failed; `reason` is what people are shown while the breaker is open."""
+        """The call failed; `reason` is what everybody is shown while the breaker is open."""
         if permit.generation != self._generation:
             return
         self._failures += 1

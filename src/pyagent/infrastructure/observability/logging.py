@@ -2,6 +2,8 @@
 
 Core and plugins log with the standard library's `logging`; this module gives those records the same shape. It must not
 know the settings: it receives a level and a format. Each warning that would repeat is said once in its scope.
+
+The text of an exception may quote the request it failed on, so tracebacks have types and places, and no texts.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import logging
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Literal, TextIO, cast
 
 import structlog
@@ -29,7 +33,9 @@ _SECRET_VALUES = (
     re.compile(r"(?<=://)()[^\s/@:]+:[^\s/@]+(?=@)"),
 )
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _MAX_DEPTH = 6
+_MAX_CAUSES = 8
 _MAX_KEYS = 4096
 
 
@@ -84,11 +90,23 @@ def _formatter(format: Format, *, is_terminal: bool) -> logging.Formatter:  # no
         foreign_pre_chain=[*_shared(), structlog.stdlib.ExtraAdder(), _without_copy],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.format_exc_info,
+            structlog.processors.ExceptionRenderer(_traceback_of),
             redact,
             renderer,
         ],
     )
+
+
+def _traceback_of(exc_info: _ExcInfo) -> str:
+    """Where an exception and its causes were raised, by type; the first cause comes first."""
+    error: BaseException | None = exc_info[1]
+    parts: list[str] = []
+    while error is not None and len(parts) < _MAX_CAUSES:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        why = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        parts.append(f"Traceback (most recent call last):\n{frames}{type(error).__qualname__}{why}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n\nwhich led to\n\n".join(reversed(parts))
 
 
 def _without_copy(_logger: object, _method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:

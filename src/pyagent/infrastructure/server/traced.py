@@ -106,7 +106,7 @@ class Traced:
     ) -> None:
         """The span of the link that answered; those that did not are events of the request's."""
         for moment, attempt in answer.attempts:
-            attributes = {"pyagent.backend": attempt.backend, "pyagent.reason": attempt.reason}
+            attributes = {"pyagent.backend": attempt.backend, "pyagent.kind": attempt.kind}
             span.add_event("pyagent.link_failed", attributes, moment)
         for moment, resumed in answer.resumptions:
             attributes = {"pyagent.kind": resumed.kind, "pyagent.backend": resumed.backend}
