@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
     from pyagent.core.http_pool import HttpPool, error_body
+    from pyagent.core.line_reader import LineReader, LineTooLongError
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
 
 _LATER = {
@@ -80,6 +81,8 @@ _LATER = {
     "EvictionPolicyFactory": "pyagent.core.eviction",
     "FleetTool": "pyagent.core.fleet.tools",
     "HttpPool": "pyagent.core.http_pool",
+    "LineReader": "pyagent.core.line_reader",
+    "LineTooLongError": "pyagent.core.line_reader",
     "Parts": "pyagent.core.hooks",
     "PreemptingPolicy": "pyagent.core.scheduling",
     "QueuePolicy": "pyagent.core.scheduling",
@@ -129,6 +132,8 @@ __all__ = [
     "ImagePart",
     "ImageUrl",
     "JsonSchemaFormat",
+    "LineReader",
+    "LineTooLongError",
     "Link",
     "Message",
     "ModelError",

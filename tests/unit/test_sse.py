@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyagent.core.line_reader import MAX_LINE_BYTES, LineReader, LineTooLongError
 from pyagent.infrastructure.backends.sse import MAX_EVENT_BYTES, EventTooLargeError, SseDecoder
 
 line_end = st.sampled_from([b"\n", b"\r\n", b"\r"])
@@ -41,10 +44,47 @@ def test_sse_decoder_takes_any_bytes(chunks: list[bytes]) -> None:
         decoder.feed(chunk)
 
 
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\r", b"\n", b"\r\n", b""]), max_size=30))
+def test_line_reader_reads_what_splitlines_reads(chunks: list[bytes]) -> None:
+    """Lines in pieces are those of the whole text, whatever ends them and wherever they are cut."""
+    reader, found = LineReader(), list[bytes]()
+    for chunk in chunks:
+        found += reader.feed(chunk)
+    whole = b"".join(chunks).splitlines()
+    assert [*found, *filter(None, [reader.rest()])] == whole
+
+
+def test_line_reader_bounds_a_line() -> None:
+    """A line without an end is refused before it fills the memory."""
+    reader = LineReader()
+    for _ in range(MAX_LINE_BYTES // 2**20):
+        assert reader.feed(b"x" * 2**20) == []
+    with pytest.raises(LineTooLongError):
+        reader.feed(b"x")
+
+
+def test_line_reader_takes_linear_time() -> None:
+    """A chunk after 12 MB of one line costs what the first did: nothing is joined anew."""
+    reader = LineReader()
+    reader.feed(b"x" * 12_000_000)
+    started = time.process_time()
+    for _ in range(20_000):
+        reader.feed(b"yyyy")
+    assert time.process_time() - started < 5, "joined anew for each chunk it takes a minute"
+
+
 def test_sse_decoder_bounds_an_event() -> None:
-    """An event without an end is refused before it fills the memory."""
+    """An event of many lines without an end is refused before it fills the memory."""
     decoder = SseDecoder()
-    for _ in range(MAX_EVENT_BYTES // 2**20):
-        assert decoder.feed(b"x" * 2**20) == []
+    for _ in range(MAX_EVENT_BYTES // 2**20 - 1):
+        assert decoder.feed(b"data:" + b"x" * 2**20 + b"\n") == []
     with pytest.raises(EventTooLargeError):
-        decoder.feed(b"x")
+        decoder.feed(b"data:" + b"x" * 2**20 + b"\n")
+
+
+def test_sse_decoder_forgets_comments() -> None:
+    """Comments, of which a gateway sends one every few seconds, do not add up to an event that is too large."""
+    decoder = SseDecoder()
+    for _ in range(MAX_EVENT_BYTES // 2**20 + 2):
+        assert decoder.feed(b":" + b"x" * 2**20 + b"\n") == []
+    assert decoder.feed(b"data: 1\n\n") == [b"1"]

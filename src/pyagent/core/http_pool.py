@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ _MAX_ERROR_BYTES = 64 * 1024
 class HttpPool:
     """Connections to the server of `url`, with its key and `headers` in each request.
 
-    `read_seconds` bounds the silence between two pieces of an answer.
+    `read_seconds` bounds the silence between two pieces of an answer: bytes without one are silence too.
     """
 
     def __init__(
@@ -55,6 +56,27 @@ class HttpPool:
             )
             self._client = (loop, client)
         return self._client[1]
+
+    async def pieces(
+        self, response: httpx.Response, read: Callable[[bytes], list[bytes]]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what `read` finds in the body of a streamed response.
+
+        Raises `httpx.ReadTimeout` when it finds nothing for `read_seconds`, though bytes come: gateways keep a
+        connection open with comments and blank lines.
+        """
+        import httpx
+
+        heard_at = time.monotonic()
+        async for chunk in response.aiter_bytes():
+            found = read(chunk)
+            now = time.monotonic()
+            if not found and now - heard_at > self._seconds[1]:
+                raise httpx.ReadTimeout("", request=response.request)
+            for piece in found:
+                yield piece
+            if found:
+                heard_at = time.monotonic()  # the time that the reader took is not the server's
 
     async def close(self) -> None:
         """Close the pool of the running event loop; a pool of an ended loop died with it. Safe to call twice."""

@@ -6,15 +6,13 @@ Closing a stream closes its connection, which stops Ollama's work.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from urllib.parse import urlsplit
 
 import httpx
 
-from pyagent.plugin import BackendError, ConfigError, HttpPool, error_body, trace_headers
+from pyagent.plugin import BackendError, ConfigError, HttpPool, LineReader, LineTooLongError, error_body, trace_headers
 from pyagent_ollama.wire import error_of
-
-_MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
 class Transport:
@@ -70,15 +68,13 @@ class Transport:
         ):
             if response.status_code != 200:
                 raise error_of(response.status_code, await error_body(response), self._name)
-            pending = b""
-            async for piece in response.aiter_bytes():
-                *lines, pending = (pending + piece).split(b"\n")
-                if len(pending) > _MAX_LINE_BYTES:
-                    raise BackendError(f"{self._name} sent a line of over 16 MiB", backend=self._name, retryable=False)
-                for line in filter(None, map(bytes.strip, lines)):
+            reader = LineReader()
+            read = self._pool.pieces(response, lambda chunk: [*filter(bytes.strip, reader.feed(chunk))])
+            async with aclosing(read) as lines:
+                async for line in lines:
                     yield line
-            if pending.strip():
-                yield pending
+            if (rest := reader.rest()).strip():
+                yield rest
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""
@@ -88,7 +84,7 @@ class Transport:
     async def _errors_mapped(self) -> AsyncGenerator[None]:
         try:
             yield
-        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
+        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, LineTooLongError, OSError) as error:
             raise BackendError(f"{self._name}: {self._why(error)}", backend=self._name) from error
 
     def _why(self, error: Exception) -> str:

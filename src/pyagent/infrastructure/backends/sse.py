@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pyagent.core.line_reader import LineReader
+
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
@@ -18,30 +20,26 @@ class EventTooLargeError(ValueError):
 class SseDecoder:
     """Feed it chunks cut anywhere, also inside a character or a line end."""
 
-    _tail: bytes = b""
+    _lines: LineReader = field(default_factory=LineReader)
     _data: list[bytes] = field(default_factory=list[bytes])
     _num_bytes: int = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of every event that `chunk` finishes. Raises `EventTooLargeError`."""
-        text = self._tail + chunk
-        held = b"\r" if text.endswith(b"\r") else b""  # may be half of a CR LF
-        text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, tail = text.split(b"\n")
-        self._tail = tail + held
-        self._num_bytes += len(chunk)
+        """Return the data of every event that `chunk` finishes. Raises `EventTooLargeError`, `LineTooLongError`."""
         events: list[bytes] = []
-        for line in lines:
+        for line in self._lines.feed(chunk):
             if not line:
                 if self._data:
                     events.append(b"\n".join(self._data))
-                    self._data = []
+                    self._data, self._num_bytes = [], 0
             elif line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
+                self._add(line[5:].removeprefix(b" "))
             elif line == b"data":
-                self._data.append(b"")
-        if events:
-            self._num_bytes = len(self._tail)
+                self._add(b"")
+        return events
+
+    def _add(self, data: bytes) -> None:
+        self._data.append(data)
+        self._num_bytes += len(data) + 1
         if self._num_bytes > MAX_EVENT_BYTES:
             raise EventTooLargeError(f"an event of the stream is larger than {MAX_EVENT_BYTES} bytes")
-        return events
