@@ -15,7 +15,7 @@ from support.server import serving
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.config import load_settings
 from pyagent.core.errors import UnsupportedError
-from pyagent.infrastructure.backends.openai_wire import map_error
+from pyagent.infrastructure.backends.openai_errors import map_error
 from pyagent.testing import openai_server
 
 PIXEL: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from support.wire import DONE, USAGE, WHOLE, Piece, answered, ask, chat, event, head, serving, token
 
+from pyagent.core.backends import collect
 from pyagent.core.errors import (
     BackendError,
     RequestError,
+    UnsupportedError,
 )
 from pyagent.core.messages import (
     ChatRequest,
@@ -92,6 +94,86 @@ def test_openai_is_told_limits_by_their_newer_name() -> None:
     ):
         body = json.loads(encode_request(request, "m", is_openai=is_openai)[1])
         assert {key: value for key, value in body.items() if key.startswith("max")} == {name: 9}
+
+
+def test_openai_backend_asks_again_without_what_a_server_refuses() -> None:
+    """A reasoning model behind a gateway is asked without a temperature and with the newer limit, from then on."""
+
+    def play(body: dict[str, Any]) -> tuple[Piece, ...]:
+        refused = next((name for name in ("max_tokens", "temperature", "top_k") if name in body), None)
+        if refused is None:
+            return WHOLE
+        text = f"Unsupported parameter: '{refused}' is not supported with this model."
+        return answered({"error": {"message": text, "param": None, "code": None}}, "400 Bad")
+
+    async def main() -> None:
+        async with serving(play=play) as wire:
+            backend = OpenAIBackend(wire.url, model="o9")
+            request = chat(sampling=SamplingParams(max_tokens=9, temperature=0.2, top_k=5))
+            first = await collect(backend.chat(request))
+            num_asked = len(wire.requests)
+            second = await collect(backend.chat(request))
+            await backend.close()
+            assert first.text == second.text == "Hello"
+            assert first.usage.ignored == ("temperature", "top_k")
+            assert first.usage.prompt_tokens == 5
+            assert (num_asked, len(wire.requests)) == (4, 5), "what was learnt is remembered"
+            assert wire.requests[-1][2]["max_completion_tokens"] == 9
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "Unknown parameter: 'top_k'.", "param": "top_k", "code": "unknown_parameter"}},
+        {"error": {"message": "Unrecognized request argument supplied: top_k", "param": None, "code": None}},
+        {"error": {"message": "property 'top_k' is unsupported, did you mean 'top_p'?", "type": "invalid"}},
+        {"object": "error", "message": {"detail": [{"type": "extra_forbidden", "loc": ["body", "top_k"]}]}},
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "top_k"], "msg": "Extra inputs are not permitted"}]},
+    ],
+)
+def test_openai_backend_knows_refused_fields_in_many_words(body: dict[str, Any]) -> None:
+    """A server's refusal of one field is no fault of the request: asked not to leave it out, the next link is next."""
+    status = "422 Unprocessable" if "detail" in str(body) else "400 Bad"
+    request = chat(sampling=SamplingParams(top_k=5), unsupported="refuse")
+    with pytest.raises(UnsupportedError) as caught:
+        ask(answered(body, status), request)
+    assert caught.value.fields == ("top_k",)
+    answer, _ = ask(
+        (),
+        chat(sampling=SamplingParams(top_k=5)),
+        play=lambda said: answered(body, status) if "top_k" in said else WHOLE,
+    )
+    assert (answer.text, answer.usage.ignored) == ("Hello", ("top_k",))
+
+
+def test_openai_backend_reads_a_whole_answer_of_a_server_that_streams_nothing() -> None:
+    """Servers that ignore `stream` are understood, calls and usage included."""
+    calls = [{"id": "a", "function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "g", "arguments": "{}"}}]
+    message = {"role": "assistant", "content": "Hello", "tool_calls": calls}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    whole = {"model": "served", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    answer, _ = ask(answered(whole | {"usage": usage}))
+    assert (answer.text, answer.usage.total_tokens) == ("Hello", 7)
+    assert [call.function.name for call in answer.last.tool_calls] == ["f", "g"]
+    for kind in ("application/octet-stream", "text/plain; charset=utf-8"):
+        assert ask((head(kind=kind), *WHOLE[1:]))[0].text == "Hello"
+
+
+def test_openai_backend_joins_a_character_cut_between_chunks() -> None:
+    """Half a character (a UTF-16 surrogate) at a chunk's end and the other at the next one's beginning are one."""
+
+    def raw(text: str, finish: str = "null") -> bytes:
+        return b'data: {"choices":[{"delta":{"content":"%s"},"finish_reason":%s}]}\n\n' % (
+            text.encode(),
+            finish.encode(),
+        )
+
+    answer, _ = ask((head(), raw("hi \\ud83d"), raw("\\ude00!"), raw("", '"stop"'), DONE))
+    assert answer.text == "hi \U0001f600!"
+    lone, _ = ask((head(), raw("x\\ud83d"), raw("y", '"stop"'), DONE))
+    assert lone.text == "x\ufffdy"
 
 
 def test_openai_backend_plain_prompt_uses_completions() -> None:

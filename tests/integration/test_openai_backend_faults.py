@@ -21,7 +21,7 @@ from pyagent.core.errors import (
 from pyagent.infrastructure.backends.openai import (
     OpenAIBackend,
 )
-from pyagent.infrastructure.backends.openai_wire import retry_after_seconds
+from pyagent.infrastructure.backends.openai_errors import retry_after_seconds
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,15 @@ def test_openai_backend_maps_each_status_once(
     assert {name: getattr(caught.value, name) for name in fields} == fields
 
 
+def _pings(seconds: float, count: int) -> list[Piece]:
+    return [piece for _ in range(count) for piece in (seconds, b": keep-alive\n\n")]
+
+
+def called(arguments: str, **fields: object) -> bytes:
+    call = {"index": 0, "function": {"name": "f", "arguments": arguments}, **fields}
+    return event(choices=[{"delta": {"tool_calls": [call]}}])
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [
@@ -66,6 +75,12 @@ def test_openai_backend_maps_each_status_once(
         ((b"",), "closed the connection"),
         ((head("500 Oh", "text/html"), b"<h1>oops</h1>" + b"x" * 200_000), "oops"),
         ((head(), 0.5, token("late")), "sent nothing for too long"),
+        ((head(), *_pings(0.02, 40)), "sent nothing for too long"),
+        ((head(), token("Hel"), *_pings(0.02, 40)), "sent nothing for too long"),
+        ((head(), token("Hel"), token("lo", "error"), b"data: [DONE]\n\n"), "broke off: finish_reason 'error'"),
+        ((head(), called('{"ci'), token("", "tool_calls")), "no JSON object"),
+        ((head(), called('{"city":1}', id="a"), called('{"city":1}', id="a"), token("", "stop")), "no JSON object"),
+        ((head(), called("[1]"), token("", "tool_calls")), "no JSON object"),
     ],
 )
 def test_openai_backend_survives_what_servers_do_wrong(script: tuple[Piece, ...], says: str) -> None:
@@ -73,6 +88,16 @@ def test_openai_backend_survives_what_servers_do_wrong(script: tuple[Piece, ...]
     with pytest.raises(BackendError, match=says) as caught:
         ask(script, read_seconds=0.2)
     assert caught.value.backend.startswith("openai:http://127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("text/event-stream", "a line is longer than 16 MiB"), ("application/json", "an answer is larger than")],
+)
+def test_openai_backend_bounds_what_it_buffers(kind: str, says: str) -> None:
+    """A line, or an answer that is not streamed, that never ends is refused before it fills the memory."""
+    with pytest.raises(BackendError, match=says):
+        ask((head(kind=kind), *[b"x" * 2**20] * 18))
 
 
 def test_openai_backend_nobody_listening() -> None:
@@ -171,9 +196,17 @@ def test_openai_backend_survives_a_connection_closed_while_idle() -> None:
     asyncio.run(main())
 
 
+def test_openai_backend_takes_calls_without_ids_for_two() -> None:
+    """Two calls under one index and without ids are told apart where the first is whole and a name follows."""
+    answer, _ = ask((head(), called('{"city":"Paris"}'), called('{"city":"Rome"}'), token("", "tool_calls")))
+    first, second = answer.last.tool_calls
+    assert (first.function.arguments, second.function.arguments) == ('{"city":"Paris"}', '{"city":"Rome"}')
+
+
 def test_retry_after_reads_both_forms() -> None:
     """Seconds, a date, or nothing useful."""
     assert retry_after_seconds("1.5") == 1.5
     assert retry_after_seconds("-3") == 0
     assert retry_after_seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert retry_after_seconds("Wed, 21 Oct 2099 07:28:00 GMT") == retry_after_seconds("1e9") == 86400, "a day at most"
     assert [retry_after_seconds(text) for text in (None, "", "soon", "nan" * 0)] == [None] * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,13 +18,18 @@ from pyagent.infrastructure.backends.openai import (
 )
 
 Piece = bytes | float
+Play = Callable[[Any], Sequence[Piece]]
 
 
 class WireServer:
-    """Plays one script for every request: bytes go out as they are, numbers are seconds of silence; hangs up."""
+    """Plays one script for every request: bytes go out as they are, numbers are seconds of silence; hangs up.
 
-    def __init__(self, *script: Piece) -> None:
+    With `play` the script follows from the request's body.
+    """
+
+    def __init__(self, *script: Piece, play: Play | None = None) -> None:
         self.script = script
+        self.play = play
         self.requests: list[tuple[str, dict[str, str], Any]] = []
         self.num_left_early = 0
         self.left = asyncio.Event()
@@ -37,7 +42,8 @@ class WireServer:
             headers = {k.lower(): v.strip() for k, _, v in (h.partition(":") for h in rest if h)}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             self.requests.append((line, headers, json.loads(body) if body else None))
-            for piece in self.script:
+            script = self.script if self.play is None else self.play(self.requests[-1][2])
+            for piece in script:
                 if isinstance(piece, bytes):
                     writer.write(piece)
                     await writer.drain()
@@ -58,8 +64,8 @@ class WireServer:
 
 
 @asynccontextmanager
-async def serving(*script: Piece) -> AsyncIterator[WireServer]:
-    wire = WireServer(*script)
+async def serving(*script: Piece, play: Play | None = None) -> AsyncIterator[WireServer]:
+    wire = WireServer(*script, play=play)
     server = await asyncio.start_server(wire.handle, "127.0.0.1", 0)
     wire.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     try:
@@ -99,9 +105,11 @@ DONE = b"data: [DONE]\n\n"
 WHOLE: tuple[Piece, ...] = (head(), token("Hel"), token("lo"), token("", "stop"), USAGE, DONE)
 
 
-def ask(script: tuple[Piece, ...], request: ChatRequest | None = None, **options: Any) -> tuple[Answer, WireServer]:
+def ask(
+    script: tuple[Piece, ...], request: ChatRequest | None = None, *, play: Play | None = None, **options: Any
+) -> tuple[Answer, WireServer]:
     async def main() -> tuple[Answer, WireServer]:
-        async with serving(*script) as wire:
+        async with serving(*script, play=play) as wire:
             backend = OpenAIBackend(wire.url, **({"model": "m"} | options))
             try:
                 return await collect(backend.chat(request or chat())), wire

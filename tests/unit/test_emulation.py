@@ -126,7 +126,6 @@ def test_every_field_is_served_emulated_or_refused_by_name() -> None:
         "beam": chat(beam=BeamSearch(width=2)),
         "reasoning_effort": chat(reasoning_effort="high"),
         "best_of": chat(best_of=2),
-        "seed": chat(sampling=SamplingParams(seed=1)),
         "logit_bias": chat(sampling=SamplingParams(logit_bias={1: 1.0})),
     }
     model = Model()
@@ -134,13 +133,24 @@ def test_every_field_is_served_emulated_or_refused_by_name() -> None:
         with pytest.raises(BackendError, match=f"b cannot do {name}") as caught:
             ask(model, request)
         assert not caught.value.retryable
-    for request in (chat(n=2), chat(response_format=SCHEMA), chat(tools=[ADD])):
+    seeded = chat(sampling=SamplingParams(seed=1))
+    for request in (chat(n=2), chat(response_format=SCHEMA), chat(tools=[ADD]), seeded):
         with pytest.raises(BackendError, match="cannot do"):
             ask(model, request, unsupported="refuse")
     with pytest.raises(BackendError, match="cannot do n"):
         ask(model, chat(n=2, unsupported="refuse"), unsupported="emulate")
     assert model.asked == []
     assert EMULATED < ABILITIES
+
+
+def test_sampling_hints_a_backend_lacks_are_left_out_and_named() -> None:
+    """Temperature, penalties and a seed make no backend refused: it is asked without them, and the usage says so."""
+    model = Model("hello")
+    hints = SamplingParams(temperature=0.2, top_p=0.9, top_k=40, repetition_penalty=1.1, seed=3)
+    answer = ask(model, chat(sampling=hints), {"top_p"})
+    assert answer.text == "hello"
+    assert answer.usage.ignored == ("repetition_penalty", "seed", "temperature", "top_k")
+    assert model.asked[0].sampling == SamplingParams(top_p=0.9)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 
-from pyagent.core.messages import ChatRequest, SamplingParams, TextPart
+import msgspec
+
+from pyagent.core.messages import ChatDelta, ChatRequest, SamplingParams, TextPart, Usage
 
 Abilities = frozenset[str]
 
@@ -50,7 +52,16 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
 
 _SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NEEDS)
 _sampling_values = attrgetter(*_SAMPLING)
-_PLAIN_VALUES = _sampling_values(SamplingParams())
+_PLAIN = SamplingParams()
+_PLAIN_VALUES = _sampling_values(_PLAIN)
+
+SOFT: Abilities = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "seed"),
+        *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    }
+)
+"""Hints about how to sample. A backend that lacks one is asked without it: the answer is right all the same."""
 
 ABILITIES: Abilities = frozenset([*_NEEDS, *_SAMPLING])
 """Everything a request can ask for."""
@@ -61,3 +72,20 @@ def needs(request: ChatRequest) -> Abilities:
     said = zip(_SAMPLING, _sampling_values(request.sampling), _PLAIN_VALUES, strict=True)
     drawn = [name for name, value, plain in said if value != plain]
     return frozenset([*drawn, *(name for name, asks in _NEEDS.items() if asks(request))])
+
+
+def without(request: ChatRequest, hints: Abilities) -> ChatRequest:
+    """Return the request with these sampling parameters as if nobody had set them."""
+    if not hints:
+        return request
+    plain = {name: getattr(_PLAIN, name) for name in hints}
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, **plain))
+
+
+def noting(delta: ChatDelta, ignored: Abilities) -> ChatDelta:
+    """Return an answer's last delta with the hints that were left out named in its usage."""
+    if not ignored:
+        return delta
+    usage = delta.usage or Usage()
+    names = tuple(sorted({*usage.ignored, *ignored}))
+    return msgspec.structs.replace(delta, usage=msgspec.structs.replace(usage, ignored=names))

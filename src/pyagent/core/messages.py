@@ -133,12 +133,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, low, high in _RANGES:
             value: float | None = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise RequestError(f"{name} must be between {low:g} and {high:g}, got {value}", param=name)
+                raise RequestError(f"{name} must be between {_shown(low)} and {_shown(high)}, got {value}", param=name)
         if self.top_p == 0 or self.repetition_penalty == 0:
             name = "top_p" if self.top_p == 0 else "repetition_penalty"
             raise RequestError(f"{name} must be greater than 0, got 0", param=name)
         if len(self.stop) > 16 or any(not text for text in self.stop):
             raise RequestError("stop takes up to 16 texts, none of them empty", param="stop")
+
+
+def _shown(bound: float) -> str:
+    """A bound in digits: 2147483647 rather than 2.14748e+09."""
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -293,6 +298,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens counted for one answer.
 
     `answer` (ours): computed for this request, kept from an equal one before, or shared with an equal one under way.
+    `ignored` (ours): sampling parameters that the backend does not know, and that it was asked without.
     """
 
     prompt_tokens: int = 0
@@ -302,6 +308,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     timings: Timings | None = None
     cache: CacheReport | None = None
     answer: Literal["computed", "kept", "shared"] = "computed"
+    ignored: tuple[str, ...] = ()
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -185,7 +185,8 @@ class Turn:
 
     def _used(self) -> Usage | None:
         """What the call used: as told, or as seen where it broke off; nothing when it never began."""
-        if self._usage is not None or not self._num_deltas or self._request is None:
+        is_counted = self._usage is not None and (self._usage.prompt_tokens or self._usage.completion_tokens)
+        if is_counted or not self._num_deltas or self._request is None:
             return self._usage
         return Usage(prompt_tokens=estimated_tokens(self._request), completion_tokens=self._num_deltas)
 

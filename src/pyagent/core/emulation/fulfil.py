@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyagent.core.abilities import Abilities, needs
+from pyagent.core.abilities import SOFT, Abilities, needs, noting, without
 from pyagent.core.emulation import dialect, forms
 from pyagent.core.emulation.cutting import cut
 from pyagent.core.emulation.forms import FaultyAnswer
@@ -53,20 +53,23 @@ async def fulfil(
 ) -> AsyncGenerator[ChatDelta, None]:
     """Stream the answer of `answer`, which serves requests that need no more than `abilities`.
 
-    `unsupported` is the setting, which the request's own word overrides. Raises `UnsupportedError` naming the fields
+    `unsupported` is the setting, which the request's own word overrides. Sampling hints that the backend lacks are left
+    out, and named in the last delta's `usage.ignored`. Raises `UnsupportedError` naming the fields
     that can be neither served nor emulated, before anything is asked.
     """
     missing = needs(request) - abilities
     if "json_schema" in abilities:  # a choice in the form of a schema loses nothing
         missing -= {"choice"}
     is_emulating = (request.unsupported or unsupported) == "emulate"
+    ignored = missing & SOFT if is_emulating else frozenset[str]()
+    missing -= ignored
     refused = missing - EMULATED if is_emulating else missing
     if refused:
         named = sorted(refused)
         raise UnsupportedError(f"{backend} cannot do {', '.join(named)}", backend=backend, fields=named)
-    async with aclosing(_several(request, answer, abilities, missing, backend)) as deltas:
+    async with aclosing(_several(without(request, ignored), answer, abilities, missing, backend)) as deltas:
         async for delta in deltas:
-            yield delta
+            yield noting(delta, ignored) if delta.finish_reason else delta
 
 
 async def _several(

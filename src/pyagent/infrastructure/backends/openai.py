@@ -7,29 +7,30 @@ key goes into one header and nowhere else. Sockets open on the first call, one p
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-from pyagent.core.abilities import ABILITIES
+from pyagent.core.abilities import ABILITIES, SOFT, Abilities, needs, noting
 from pyagent.core.backends import Backend, BackendFactory, Link
 from pyagent.core.config import read_headers, read_secret
 from pyagent.core.emulation.fulfil import fulfil
-from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError
+from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError, UnsupportedError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.http_pool import HttpPool, error_body
+from pyagent.core.line_reader import LineTooLongError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
+from pyagent.infrastructure.backends.openai_errors import map_error
 from pyagent.infrastructure.backends.openai_wire import (
     ChunkReader,
     decode_embeddings,
     decode_models,
     encode_request,
-    map_error,
 )
-from pyagent.infrastructure.backends.sse import EventTooLargeError, SseDecoder
+from pyagent.infrastructure.backends.sse import MAX_EVENT_BYTES, EventTooLargeError, SseDecoder
 
 if TYPE_CHECKING:
     import httpx
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from pyagent.core.config import Settings
 
 _HEALTH_SECONDS = 3.0
+_MAX_MODELS = 256
+_RENAMED = frozenset({"max_tokens", "stream_options"})
+"""What goes under another name, or can be done without, on servers that refuse it."""
+_STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ class OpenAIBackend:
             url, api_key=api_key, headers=headers, connect_seconds=connect_seconds, read_seconds=read_seconds
         )
         self._unsupported: Unsupported = unsupported
+        self._model_to_refused: dict[str, Abilities] = {}
         self._preset = preset
         if preset is not None:
             self.name = f"{preset.name}:{model}" if model else preset.name
@@ -113,17 +119,37 @@ class OpenAIBackend:
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)
         model = await deadline.bound(self._pick_model(request), self.name)
-        path, body = encode_request(request, model, is_openai=self._is_openai)
-        reader = ChunkReader(self.name, request.model or self._model, request.n)
-        events = self._events(path, body)
-        try:
-            while not reader.is_finished and (data := await deadline.bound(_next(events), self.name)) is not None:
-                for delta in reader.read(data):
-                    yield delta
-        finally:
-            await events.aclose()
-        for delta in reader.last():
-            yield delta
+        while True:
+            refused = self._model_to_refused.get(model, frozenset())
+            ignored = needs(request) & refused & SOFT
+            path, body = encode_request(request, model, is_openai=self._is_openai, refused=refused)
+            reader = ChunkReader(self.name, request.model or self._model, request.n)
+            try:
+                async with aclosing(self._events(path, body)) as events:
+                    while (
+                        not reader.is_finished and (data := await deadline.bound(_next(events), self.name)) is not None
+                    ):
+                        for delta in reader.read(data):
+                            yield delta
+            except UnsupportedError as error:
+                self._learn(model, error, request)
+                continue
+            for delta in reader.last():
+                yield noting(delta, ignored)
+            return
+
+    def _learn(self, model: str, error: UnsupportedError, request: ChatRequest) -> None:
+        """Remember fields that the server refused and can be asked without; raises the error when there are none."""
+        known = self._model_to_refused.get(model, frozenset())
+        found = frozenset(error.fields) & (_RENAMED if self._refuses(request) else _RENAMED | SOFT)
+        if not found - known:
+            raise error
+        if len(self._model_to_refused) >= _MAX_MODELS:
+            self._model_to_refused.clear()
+        self._model_to_refused[model] = known | found
+
+    def _refuses(self, request: ChatRequest) -> bool:
+        return (request.unsupported or self._unsupported) == "refuse"
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """One vector a text, from the model named, the link's, or the first that the server lists."""
@@ -180,13 +206,14 @@ class OpenAIBackend:
         ):
             if response.status_code != 200:
                 raise self._mapped(response, await error_body(response))
-            kind = response.headers.get("content-type", "")
-            if not kind.startswith("text/event-stream"):
-                raise BackendError(
-                    f"{self.name} answered with {kind or 'no content type'}, not a stream", backend=self.name
-                )
-            async for chunk in response.aiter_bytes():
-                for data in decoder.feed(chunk):
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind == "application/json":  # a server that streams nothing: the whole answer is one event
+                yield await _whole_body(response)
+                return
+            if kind and kind not in _STREAMS:
+                raise BackendError(f"{self.name} answered with {kind}, not a stream", backend=self.name)
+            async with aclosing(self._pool.pieces(response, decoder.feed)) as events:
+                async for data in events:
                     yield data
 
     def _http(self) -> httpx.AsyncClient:
@@ -201,7 +228,14 @@ class OpenAIBackend:
 
         try:
             yield
-        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, EventTooLargeError, OSError) as error:
+        except (
+            httpx.HTTPError,
+            httpx.StreamError,
+            httpx.InvalidURL,
+            EventTooLargeError,
+            LineTooLongError,
+            OSError,
+        ) as error:
             raise BackendError(f"{self.name}: {_why(error)}", backend=self.name) from error
 
     def _mapped(self, response: httpx.Response, body: bytes) -> PyAgentError:
@@ -221,6 +255,15 @@ def _why(error: Exception) -> str:
             return "closed the connection in mid-answer"
         case _:
             return str(error) or type(error).__name__
+
+
+async def _whole_body(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_EVENT_BYTES:
+            raise EventTooLargeError(f"an answer is larger than {MAX_EVENT_BYTES} bytes")
+    return bytes(body)
 
 
 async def _next(events: AsyncIterator[bytes]) -> bytes | None:

@@ -6,22 +6,15 @@ fields pass, missing ones have defaults) and what is sent is only what was asked
 
 from __future__ import annotations
 
-import email.utils
-import re
-import time
+import json
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
-from pyagent.core.errors import (
-    BackendError,
-    CapacityError,
-    ContextOverflowError,
-    PyAgentError,
-    RequestError,
-    UnsupportedError,
-)
+from pyagent.core.errors import BackendError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -36,6 +29,7 @@ from pyagent.core.messages import (
     ToolCall,
     Usage,
 )
+from pyagent.infrastructure.backends.openai_errors import Fault
 
 
 class _Function(msgspec.Struct):
@@ -77,8 +71,11 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    """A part of an answer; in `message` the whole of it, from a server that streams nothing."""
+
     index: int = 0
     delta: _Delta | None = None
+    message: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
@@ -95,26 +92,11 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-    type: str | None = None
-    param: str | None = None
-    code: str | int | None = None
-    n_prompt_tokens: int | None = None
-    n_ctx: int | None = None
-
-
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     model: str | None = None
-    error: _Error | str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _Error | str | None = None
-    detail: object = None
-    message: str | None = None
+    error: Fault | str | None = None
 
 
 class _Limits(msgspec.Struct):
@@ -186,21 +168,6 @@ def decode_embeddings(body: bytes, backend: str, count: int) -> EmbedResult:
     return EmbedResult(vectors=vectors, model=said.model, usage=_usage(said.usage) if said.usage else Usage())
 
 
-# in the words of vLLM and OpenAI, of litellm, and of llama.cpp
-_TOO_LONG = re.compile(
-    r"maximum context length is (\d{1,12})|ContextWindowExceeded()|exceeds? the available context size()"
-)
-# in the words of vLLM and OpenAI, newer and older
-_NUM_TOKENS = re.compile(
-    r"(?:contains (?:at least )?|resulted in )(\d{1,12})(?: input)? tokens|\((\d{1,12}) in the (?:messages|prompt)"
-)
-# in the words of vLLM, OpenAI, llama.cpp, Ollama and LM Studio
-_NO_IMAGES = re.compile(
-    r"(image|vision)[^.]* (not|only) supported|not support[^.]* (image|vision)|not a multi-?modal", re.IGNORECASE
-)
-# codes of OpenAI's; in the words of litellm
-_UNSUPPORTED = frozenset({"unsupported_parameter", "unsupported_value"})
-_UNSUPPORTED_NAMES = re.compile(r"UnsupportedParamsError.* parameters: \['([^\]]{1,200})'\]")
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _FINISHES: dict[str, FinishReason] = {
     "stop": "stop",
@@ -208,14 +175,21 @@ _FINISHES: dict[str, FinishReason] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
+    # in the words of TGI, of Mistral, and of gateways to Anthropic, Cohere and Gemini
+    **dict.fromkeys(("eos", "eos_token", "stop_sequence", "end_turn", "complete"), "stop"),
+    **dict.fromkeys(("model_length", "max_tokens", "max_output_tokens"), "length"),
+    **dict.fromkeys(("refusal", "safety", "recitation"), "content_filter"),
+    "tool_use": "tool_calls",
 }
 
 
-def encode_request(request: ChatRequest, model: str, *, is_openai: bool = False) -> tuple[str, bytes]:
+def encode_request(
+    request: ChatRequest, model: str, *, is_openai: bool = False, refused: Collection[str] = ()
+) -> tuple[str, bytes]:
     """The path below the base URL, and the JSON body, of a streamed answer to `request` by `model`.
 
-    OpenAI's own models that reason (`is_openai`) take the limit of a chat only under its newer name, which others
-    do not all know.
+    Models of OpenAI's that reason take the limit of a chat only under its newer name, which others do not all know:
+    `is_openai` says whose they are, and `refused` which fields a server was found not to take.
     """
     body: JsonObject = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     is_chat = bool(request.messages)
@@ -225,8 +199,10 @@ def encode_request(request: ChatRequest, model: str, *, is_openai: bool = False)
         body["messages"] = [*msgspec.to_builtins(request.messages), begun]
         body |= {"continue_final_message": True, "add_generation_prompt": False}  # vLLM's; llama.cpp needs neither
     body |= _sampling(request.sampling, is_chat=is_chat)
-    if is_openai and is_chat and "max_tokens" in body:
+    if is_chat and "max_tokens" in body and (is_openai or "max_tokens" in refused):
         body["max_completion_tokens"] = body.pop("max_tokens")
+    for name in refused:
+        body.pop(name, None)
     if request.n > 1:
         body["n"] = request.n
     if request.tools:
@@ -281,14 +257,17 @@ class _Member:
     """One of the answers under way."""
 
     finish: FinishReason | None = None
+    high: str = ""
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     places: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_call(self, part: _ToolCallPart) -> None:
-        """Join a piece to its call. Some servers give every call the index 0; another id begins another call."""
+        """Join a piece to its call. Some servers give every call the index 0: another id, or a name after whole
+        arguments, begins another call.
+        """
         function = part.function or _Function()
         place = self.places.get(part.index)
-        if place is None or (part.id and self.calls[place].id not in {"", part.id}):
+        if place is None or _is_another(self.calls[place], part.id, function):
             place = self.places[part.index] = len(self.calls)
             self.calls.append(ToolCall(id="", function=FunctionCall(name="", arguments="")))
         known = self.calls[place]
@@ -300,6 +279,21 @@ class _Member:
             ),
         )
 
+    def joined(self, content: str) -> str:
+        """Put a character together whose two halves (UTF-16 surrogates) came in two chunks."""
+        if not self.high and (not content or content.isascii()):
+            return content
+        content, self.high = self.high + content, ""
+        if "\ud800" <= content[-1] <= "\udbff" and not self.finish:
+            content, self.high = content[:-1], content[-1]
+        return content.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+    def faulty_call(self) -> str:
+        """The arguments of a call that are no JSON object; empty when there is none. One that was cut off may be."""
+        if self.finish == "length":
+            return ""
+        return next((call.function.arguments for call in self.calls if not _is_object(call.function.arguments)), "")
+
     def whole_calls(self) -> list[ToolCall]:
         """The calls, each with an id and arguments that are JSON text."""
         return [
@@ -309,6 +303,30 @@ class _Member:
             )
             for call in self.calls
         ]
+
+
+def _is_another(known: ToolCall, id_: str | None, function: _Function) -> bool:
+    if id_ and known.id:
+        return id_ != known.id
+    arguments = known.function.arguments
+    return bool(function.name) and bool(arguments) and _is_object(arguments)
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return not arguments or isinstance(cast("object", msgspec.json.decode(arguments.encode())), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+
+
+def _chunk_of(data: bytes) -> _Chunk:
+    """A chunk, also one with half a character, which is no JSON by the letter."""
+    try:
+        return _decode_chunk(data)
+    except msgspec.DecodeError:
+        if b"\\u" not in data:
+            raise
+        return msgspec.convert(json.loads(data), _Chunk)
 
 
 @dataclass(slots=True)
@@ -328,19 +346,25 @@ class ChunkReader:
             self.is_finished = True
             return []
         try:
-            chunk = _decode_chunk(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            chunk = _chunk_of(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             text = data[:80].decode(errors="replace")
             raise BackendError(
                 f"{self.backend} sent something that is not a chat chunk: {text!r} ({error})", backend=self.backend
             ) from error
         if chunk.error is not None:
-            fault = chunk.error if isinstance(chunk.error, _Error) else _Error(message=chunk.error)
+            fault = chunk.error if isinstance(chunk.error, Fault) else Fault(message=chunk.error)
             raise BackendError(f"{self.backend} broke off: {fault.message or 'no reason given'}", backend=self.backend)
         self.model = chunk.model or self.model
         if chunk.usage:
             self._usage = _usage(chunk.usage)
         return [delta for choice in chunk.choices or () if (delta := self._delta(choice)) is not None]
+
+    def _finish(self, said: str) -> FinishReason:
+        """Why the answer ended; raises `BackendError` for what is no end that we know, such as `error`."""
+        if (finish := _FINISHES.get(said.lower())) is None:
+            raise BackendError(f"{self.backend} broke off: finish_reason {said[:80]!r}", backend=self.backend)
+        return finish
 
     def last(self) -> list[ChatDelta]:
         """The closing deltas. Raises `BackendError` when the server stopped before it said why."""
@@ -354,6 +378,9 @@ class ChunkReader:
 
     def _end(self, index: int, usage: Usage | None) -> ChatDelta:
         member = self._members[index]
+        if faulty := member.faulty_call():
+            text = f"{self.backend} sent a tool call whose arguments are no JSON object: {faulty[:80]!r}"
+            raise BackendError(text, backend=self.backend)
         calls = member.whole_calls()
         return ChatDelta(
             index=index,
@@ -367,11 +394,14 @@ class ChunkReader:
     def _delta(self, choice: _Choice) -> ChatDelta | None:
         member = self._members.setdefault(choice.index, _Member())
         if choice.finish_reason:
-            member.finish = _FINISHES.get(choice.finish_reason, "stop")
-        delta = choice.delta or _Delta(content=choice.text)
-        for part in delta.tool_calls or ():
+            member.finish = self._finish(choice.finish_reason)
+        delta = choice.delta or choice.message or _Delta(content=choice.text)
+        for number, part in enumerate(delta.tool_calls or ()):
+            if choice.message is not None:
+                part.index = number
             member.add_call(part)
-        content, reasoning = delta.content or "", delta.reasoning_content or delta.reasoning or ""
+        content = member.joined(delta.content or "")
+        reasoning = delta.reasoning_content or delta.reasoning or ""
         logprobs = _logprobs(choice.logprobs) if choice.logprobs else []
         if not (content or reasoning or logprobs):
             return None
@@ -404,71 +434,3 @@ def _usage(counted: _Usage) -> Usage:
         total_tokens=counted.total_tokens or counted.prompt_tokens + counted.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=(details and details.cached_tokens) or 0),
     )
-
-
-def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -> PyAgentError:
-    """The one place where an HTTP status becomes an error of ours."""
-    fault = _fault(body)
-    text = f"{backend}: {fault.message or 'no reason given'} (HTTP {status})"
-    if status in {400, 415, 422, 500, 501} and _NO_IMAGES.search(fault.message):
-        text = f"{backend} cannot do images: {fault.message} (HTTP {status})"
-        return UnsupportedError(text, backend=backend, fields=["images"])
-    if status in {400, 404, 413, 415, 422}:
-        return _lack(fault, backend, status) or _refusal(fault, status, text)
-    if status in {401, 403}:
-        hint = "name its API key in backends.api_keys"
-        return BackendError(f"{text}; {hint}", backend=backend, retryable=False, status=status)
-    if status == 429 or (status == 503 and retry_after):
-        return CapacityError(text, retry_after_seconds=retry_after_seconds(retry_after))
-    retryable = status >= 500 or status in {408, 409, 425}
-    return BackendError(text, backend=backend, retryable=retryable, status=status)
-
-
-def _lack(fault: _Error, backend: str, status: int) -> UnsupportedError | None:
-    """The fields that the server says its model cannot be asked for, which another link's may."""
-    if fault.code in _UNSUPPORTED and fault.param:
-        fields = [fault.param]
-    elif told := _UNSUPPORTED_NAMES.search(fault.message):
-        fields = told[1].split("', '")
-    else:
-        return None
-    text = f"{backend} cannot do {', '.join(fields)}: {fault.message} (HTTP {status})"
-    return UnsupportedError(text, backend=backend, fields=fields)
-
-
-def _refusal(fault: _Error, status: int, text: str) -> RequestError:
-    code = str(fault.code or fault.type or "")
-    told = _TOO_LONG.search(fault.message)
-    if told or "context_length_exceeded" in code or fault.type == "exceed_context_size_error":
-        limit = fault.n_ctx or int((told and told[1]) or 0)
-        counted = _NUM_TOKENS.search(fault.message)
-        num_tokens = fault.n_prompt_tokens or int((counted and (counted[1] or counted[2])) or 0)
-        return ContextOverflowError(text, num_tokens=num_tokens, limit=limit)
-    if code == "model_not_found" or (status == 404 and fault.param in {None, "model"}):
-        return RequestError(text, param="model", code="model_not_found")
-    return RequestError(text, param=fault.param, code=code or "invalid_request")
-
-
-def _fault(body: bytes) -> _Error:
-    """What the body says went wrong, in any of the shapes that servers use."""
-    try:
-        said = msgspec.json.decode(body, type=_ErrorBody)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _Error(message=" ".join(body[:200].decode(errors="replace").split()))
-    if isinstance(said.error, _Error):
-        return said.error
-    return _Error(message=said.error or said.message or (str(said.detail)[:200] if said.detail else ""))
-
-
-def retry_after_seconds(header: str | None) -> float | None:
-    """Retry-After as seconds: a number or an HTTP date (RFC 9110, section 10.2.3); None when it says nothing."""
-    if not header:
-        return None
-    try:
-        return min(max(0.0, float(header)), 86400.0)
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
