@@ -13,6 +13,7 @@ from support.server import HI, KEY, Model, fault, post, words
 from support.watching import logged
 
 from pyagent.core.chain import Chain
+from pyagent.core.errors import ConfigError
 from pyagent.core.messages import ChatDelta
 from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.settings import Server
@@ -29,8 +30,7 @@ async def served(settings: Server, work: Any, backend: Model | None = None) -> N
     app = create_app(backend or Model(), settings=settings)
     config = uvicorn.Config(
         app,
-        http=bounded(settings.request_seconds),
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        http=bounded(settings.request_seconds, settings.max_connections),
         lifespan="off",
         log_config=None,
     )
@@ -95,10 +95,106 @@ def test_heads_are_bounded() -> None:
     """Headers without end are refused at a bound."""
 
     async def work(url: str) -> None:
-        told, _ = await sent(url, HEAD + b"x: " + b"y" * (2 * MAX_HEAD_BYTES))
-        assert told == b"reset" or b"400 Bad Request" in told
+        for pieces in (
+            (HEAD, b"x: " + b"y" * (2 * MAX_HEAD_BYTES)),
+            (HEAD + b"x: " + b"y" * MAX_HEAD_BYTES + b"\r\n\r\n",),
+        ):
+            told, _ = await sent(url, *pieces)
+            assert told == b"reset" or b"400 Bad Request" in told
 
     asyncio.run(served(Server(), work))
+
+
+def test_length_beside_chunks_is_refused() -> None:
+    """A request with both, which two servers may read as two requests, is refused and its connection closed."""
+
+    async def work(url: str) -> None:
+        both = HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n"
+        told, _ = await sent(url, both)
+        assert b"400 Bad Request" in told
+        assert told.count(b"HTTP/1.1") == 1
+
+    asyncio.run(served(Server(), work))
+
+
+@pytest.mark.parametrize("more", [b"", b"expect: 100-continue\r\n"])
+def test_body_too_long_is_refused_by_its_length(more: bytes) -> None:
+    """A length above the bound is 413 at once: nobody sends, or waits for, what is not taken."""
+
+    async def work(url: str) -> None:
+        told, seconds = await sent(url, HEAD + more + b"content-length: 99999999999999\r\n\r\n")
+        assert b"413 " in told.splitlines()[0]
+        assert b"100 Continue" not in told
+        assert seconds < 10
+
+    asyncio.run(served(Server(request_seconds=30), work))
+
+
+def test_idle_connections_keep_nobody_out() -> None:
+    """Above `max_connections` the one that is idle longest goes; those being answered stay, and when all are: 503."""
+
+    async def work(url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
+        assert await asyncio.wait_for(idle[0][0].read(), 10) == b"", "the first went for the others"
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            asked = [asyncio.create_task(http.post("/v1/chat/completions", json={"messages": HI})) for _ in range(4)]
+            while model.num_running < 4:  # noqa: ASYNC110 - the backend under test has no event to wait for
+                await asyncio.sleep(0.005)
+            told, _ = await sent(url, HEAD)
+            assert b"503" in told.splitlines()[0]
+            assert b"overloaded" in told
+            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 4
+            assert (await http.get("/ready")).status_code == 200
+        for _, writer in idle:
+            writer.close()
+
+    model = Model(lambda _: [1.0, *words("late")])
+    asyncio.run(served(Server(max_connections=4), work, model))
+
+
+def test_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer whose client does not read ends after a time, and with it what makes it."""
+    monkeypatch.setattr("pyagent.infrastructure.server.connections._UNREAD_SECONDS", 0.2)
+
+    async def work(url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        body = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(30):
+            while not model.num_aborted:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.02)
+        writer.close()
+
+    model = Model(lambda _: (ChatDelta(content="x" * 100_000) for _ in range(10_000)))  # type: ignore[arg-type,return-value]
+    asyncio.run(served(Server(), work, model))
+
+
+@pytest.mark.parametrize("path", ["/pyagent/answers/clear", "/pyagent/engine/wake", "/api/chat", "/v1/messages"])
+@pytest.mark.parametrize("said", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}])
+def test_simple_request_of_a_page_is_refused(path: str, said: dict[str, str]) -> None:
+    """What a browser sends for a page without asking first does nothing, whatever the path."""
+    refused = post(b"{}", path=path, headers={"content-type": "text/plain"} | said)
+    assert refused.status_code == 415
+
+
+def test_pages_of_allowed_origins_may_ask() -> None:
+    """`allowed_origins` opens the server for pages, without a key for the browser's own question; `*` needs keys."""
+
+    async def work(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url) as http:
+            for origin, is_let_in in (("http://localhost:3000", True), ("http://evil.example", False)):
+                headers = {"origin": origin, "access-control-request-method": "POST"}
+                asked = await http.options("/v1/chat/completions", headers=headers)
+                answer = await http.post("/v1/chat/completions", json={"messages": HI}, headers={"origin": origin})
+                assert (asked.headers.get("access-control-allow-origin") == origin) is is_let_in
+                assert (answer.headers.get("access-control-allow-origin") == origin) is is_let_in
+
+    asyncio.run(served(Server(allowed_origins=["http://localhost:3000"]), work))
+    with pytest.raises(ConfigError, match="every page of the web"):
+        create_app(Model(), settings=Server(allowed_origins=["*"]))
+    assert create_app(Model(), settings=Server(allowed_origins=["*"]), api_keys=[KEY.encode()])
 
 
 @pytest.mark.parametrize(
@@ -119,6 +215,10 @@ def test_heads_are_bounded() -> None:
         "http://printer.local/a.png",
         "http://db.internal/a.png",
         "http://100.64.0.1/a.png",
+        "http://[64:ff9b::7f00:1]/a.png",
+        "http://[64:ff9b:1::7f00:1]/a.png",
+        "http://[::7f00:1]/a.png",
+        "http://192.0.0.192/a.png",
         "http://no-such-host.invalid/a.png",
         "file:///etc/passwd",
         "ftp://example.com/a.png",

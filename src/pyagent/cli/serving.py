@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyagent.cli.plain_flags import one_of, whole_number
-from pyagent.cli.startup import fetch_first_model, read_settings
+from pyagent.cli.startup import fetch_first_model, read_settings, set_up_logging
 from pyagent.core.errors import ConfigError, PyAgentError
 
 if TYPE_CHECKING:
     from pyagent.core.chain import Chain as BackendChain
+    from pyagent.core.settings import Settings
     from pyagent.fleet import Fleet
     from pyagent.infrastructure.server.agents import AgentBackend
 
@@ -71,7 +72,7 @@ def serve(
 
     agents = AgentBackend(make_fleet)
     # The model loads while the server's modules are imported: each takes about as long as the other.
-    threading.Thread(target=_load, args=(backend, agents), name="pyagent-first-model", daemon=True).start()
+    threading.Thread(target=_load, args=(backend, agents, settings), name="pyagent-first-model", daemon=True).start()
 
     from pyagent.infrastructure.server.app import create_app
     from pyagent.infrastructure.server.serving import serve as serve_app
@@ -99,11 +100,12 @@ def serve(
     asyncio.run(work())
 
 
-def _load(backend: BackendChain, agents: AgentBackend) -> None:
-    """Get the first link ready, then the agents; what goes wrong is told to the request that needs it."""
+def _load(backend: BackendChain, agents: AgentBackend, settings: Settings) -> None:
+    """Get the first link ready, then logs and agents; what goes wrong is told to the request that needs it."""
     import asyncio
 
     asyncio.run(backend.load())
+    set_up_logging(settings)
     try:
         agents.fleet()
     except PyAgentError as error:

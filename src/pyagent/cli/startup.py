@@ -36,20 +36,36 @@ def read_settings(
     return settings
 
 
-def _log_later(settings: Settings) -> None:
-    """Set up logging when the first record comes: importing structlog costs what loading the model costs."""
-    root, ours = logging.getLogger(), logging.getLogger("pyagent")
+class _First(logging.Handler):
+    """Sets logging up when the first record comes: importing structlog costs what loading the model costs."""
 
-    class _First(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            from pyagent.infrastructure.observability.logging import configure_logging
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
 
-            root.removeHandler(self)
-            configure_logging(settings.log.level, settings.log.format)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log it as the settings say."""
+        try:
+            set_up_logging(self._settings)
+        except OSError as error:  # no descriptors to read the modules with: the record must not be lost for it
+            sys.stderr.write(f"{record.levelname.lower()}: {record.getMessage()} (logging: {error})\n")
+        else:
             logging.getLogger(record.name).handle(record)
 
-    root.addHandler(_First())
-    ours.setLevel(settings.log.level.upper())
+
+def _log_later(settings: Settings) -> None:
+    logging.getLogger().addHandler(_First(settings))
+    logging.getLogger("pyagent").setLevel(settings.log.level.upper())
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Set up logging now. A server must not wait for its first record: it may come when no file can be opened."""
+    from pyagent.infrastructure.observability.logging import configure_logging
+
+    root = logging.getLogger()
+    for first in [handler for handler in root.handlers if isinstance(handler, _First)]:
+        root.removeHandler(first)
+    configure_logging(settings.log.level, settings.log.format)
 
 
 def fetch_first_model(settings: Settings) -> None:

@@ -312,10 +312,26 @@ class Server(Section, frozen=True):
         int | None,
         Setting(COUNT, "Tokens in and out that each may use in a minute, or `unlimited`.", none="unlimited"),
     ] = None
+    max_connections: Annotated[
+        int,
+        Setting(
+            COUNT,
+            "Connections held at once, as far as `ulimit -n` allows; for one more, the one that has been idle longest "
+            "is closed.",
+        ),
+    ] = 1000
     max_body_bytes: Annotated[int, Setting(SIZE, "Largest request body, such as `32MB`.")] = 32_000_000
     request_seconds: Annotated[
         float, Setting(NUMBER, "Longest that a request's headers, and then its body, may take to arrive.")
     ] = 30.0
+    allowed_origins: Annotated[
+        list[str],
+        Setting(
+            TEXTS,
+            "Origins of pages in a browser that may use the server (CORS), such as `http://localhost:3000`; `*` is "
+            "any, which needs API keys.",
+        ),
+    ] = []
     private_images: Annotated[
         bool,
         Setting(TRUTH, "Hand on addresses of images in private networks, which a backend could fetch for anybody."),

@@ -166,5 +166,5 @@ class WarningScope:
 def warn_once(scope: WarningScope, key: Hashable, event: str, **fields: object) -> None:
     """Log a warning the first time `key` comes up in `scope`; `fields` go with it."""
     if scope.is_first(key):
-        logger = structlog.stdlib.get_logger(f"pyagent.{scope.name}")
-        logger.warning(event, **fields)
+        # the standard library's logger: structlog's own would print plain lines until logging is configured
+        logging.getLogger(f"pyagent.{scope.name}").warning(event, extra=fields)

@@ -139,9 +139,22 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
         app = Limited(app, settings.requests_per_minute, settings.tokens_per_minute)
     paths = frozenset(one.path for one in routes)
     guarded: ASGIApp = Guard(app, tuple(api_keys))
+    if settings.allowed_origins:
+        guarded = _shared(guarded, settings.allowed_origins, has_keys=bool(api_keys))
     if settings.otlp_endpoint is not None:
         guarded = _traced(guarded, settings.otlp_endpoint, paths)
     return Measured(guarded, service.figures, paths)
+
+
+def _shared(app: ASGIApp, origins: Sequence[str], *, has_keys: bool) -> ASGIApp:
+    """The application for pages of these origins too; before the guard, since browsers ask without a key."""
+    from starlette.middleware.cors import CORSMiddleware
+
+    if "*" in origins and not has_keys:
+        text = "every page of the web may use this server; name origins, or set server.api_keys_file"
+        raise ConfigError(text, key="server.allowed_origins")
+    told = ("x-request-id", "request-id", "retry-after")
+    return CORSMiddleware(app, origins, allow_methods=("*",), allow_headers=("*",), expose_headers=told, max_age=600)
 
 
 def _traced(app: ASGIApp, endpoint: str, paths: frozenset[str]) -> ASGIApp:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.errors import refusal
 
 _MAX_DROPPED_BYTES = 8_000_000
+_LINGER_SECONDS = 0.5
+"""How long the body of a request that is refused by its length is read on: a client that still sends hears nothing."""
 
 
 class RefusedError(Exception):
@@ -22,9 +26,15 @@ class RefusedError(Exception):
 
 async def read_body(request: Request, settings: Server) -> bytes:
     """The body of a JSON request, never more of it than the settings allow, and no later."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not _is_plain_client(request):
-        raise RefusedError(415, f"send Content-Type: application/json, got {kind or 'none'}", "wrong_content_type")
+    kind = _content_type(request.headers)
+    if kind != "application/json" and not request.url.path.startswith("/api/"):
+        raise _wrong_type(kind)
+    too_large = RefusedError(
+        413, f"the body is larger than {settings.max_body_bytes} bytes (server.max_body_bytes)", "body_too_large"
+    )
+    if int(request.headers.get("content-length", "0")) > settings.max_body_bytes:
+        await _linger(request)
+        raise too_large
     try:
         async with asyncio.timeout(settings.request_seconds):
             body = await _read(request, settings.max_body_bytes)
@@ -32,9 +42,34 @@ async def read_body(request: Request, settings: Server) -> bytes:
         text = f"the body was not there within {settings.request_seconds:g} s (server.request_seconds)"
         raise RefusedError(408, text, "request_timeout") from None
     if body is None:
-        text = f"the body is larger than {settings.max_body_bytes} bytes (server.max_body_bytes)"
-        raise RefusedError(413, text, "body_too_large")
+        raise too_large
     return body
+
+
+def check_page(method: str, headers: Headers) -> None:
+    """Raise `RefusedError` for what a page of another origin can have a browser send without asking first.
+
+    Browsers ask before they send JSON; they name a page's origin, or where it stands, with every other POST.
+    """
+    is_cross = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} or "origin" in headers
+    if method not in {"GET", "HEAD", "OPTIONS"} and is_cross and _content_type(headers) != "application/json":
+        raise _wrong_type(_content_type(headers))
+
+
+def _content_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _wrong_type(kind: str) -> RefusedError:
+    return RefusedError(415, f"send Content-Type: application/json, got {kind or 'none'}", "wrong_content_type")
+
+
+async def _linger(request: Request) -> None:
+    """Read some of a body that is not wanted and drop it, unless the client waits to be told to send it."""
+    if "expect" not in request.headers:
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                await _read(request, 0)
 
 
 async def _read(request: Request, limit: int) -> bytes | None:
@@ -51,12 +86,3 @@ async def _read(request: Request, limit: int) -> bytes | None:
         elif num_bytes > limit + _MAX_DROPPED_BYTES:
             break
     return bytes(body) if num_bytes <= limit else None
-
-
-def _is_plain_client(request: Request) -> bool:
-    """Whether what a body is declared as may be passed over.
-
-    A page in a browser must declare JSON, since browsers then ask first; they name its origin with every POST. Ollama's
-    clients, curl among them, are used to a server that does not look.
-    """
-    return request.url.path.startswith("/api/") and "origin" not in request.headers

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from pyagent.core import hops
 from pyagent.core.errors import RequestError
-from pyagent.infrastructure.server.bodies import RefusedError
+from pyagent.infrastructure.server.bodies import RefusedError, check_page
 from pyagent.infrastructure.server.errors import logged_error, refusal
 from pyagent.infrastructure.server.streaming import ClientLeftError
 
@@ -55,9 +55,11 @@ class Routed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by the route that the path names."""
         try:
-            hops.enter(Headers(scope=scope).get(hops.HEADER, ""), self.server_id)
+            headers = Headers(scope=scope)
+            hops.enter(headers.get(hops.HEADER, ""), self.server_id)
+            check_page(scope["method"], headers)
             await self.router(scope, receive, send)
-        except (HTTPException, RequestError) as error:
+        except (HTTPException, RequestError, RefusedError) as error:
             await _response_of(Request(scope), error)(scope, receive, send)
 
 

@@ -15,6 +15,10 @@ from urllib.parse import urlsplit
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ImagePart, Message
 
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052
+_COMPATIBLE = ipaddress.ip_network("::/96")
+# NAT64 of a network's own (RFC 8215), and what protocols keep for themselves (RFC 6890): not "global" in all versions
+_SPECIAL = (ipaddress.ip_network("64:ff9b:1::/48"), ipaddress.ip_network("192.0.0.0/24"))
 _LOCAL_NAMES = ("localhost", "local", "internal", "home.arpa")
 
 
@@ -49,10 +53,17 @@ async def _check(url: str) -> None:
 
 def _is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        mapped = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        ip = mapped or ip
-    return ip.is_global and not ip.is_multicast
+    ip = _embedded(ip) or ip
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _SPECIAL)
+
+
+def _embedded(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The address of IPv4 that a gateway or this machine makes of one of IPv6."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return None
+    if ip in _NAT64 or ip in _COMPATIBLE:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
+    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
 
 
 def _refused(url: str, why: str) -> RequestError:

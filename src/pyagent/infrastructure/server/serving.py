@@ -6,8 +6,11 @@ seconds. A second signal cuts them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import logging
+import resource
 import signal
 import socket
 import time
@@ -25,6 +28,14 @@ _INTERRUPT_SECONDS = 3.0
 """What Ctrl+C leaves to running answers."""
 _CUT_SECONDS = 1
 """What answers that are cut have to say so."""
+_MAX_DESCRIPTORS = 65_536
+_NUM_ACCEPTED = 32
+"""Connections taken in one turn of the event loop; four turns pass before one of them can be closed for another."""
+_NUM_OTHER_DESCRIPTORS = 256
+"""Kept for model files, links and what else is not a client."""
+_BACKLOG = 2048
+_QUIET_SECONDS = 60.0
+logger = logging.getLogger("pyagent.server")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -53,7 +64,7 @@ def _listening(family: int, host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-        listening.listen(2048)
+        listening.listen(_BACKLOG)
     except OSError:
         listening.close()
         raise
@@ -64,6 +75,36 @@ def address(listening: socket.socket) -> str:
     """The URL to reach a bound socket at."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def max_connections(wanted: int) -> int:
+    """As many connections as are wanted, or as the descriptors of this process allow, of which it takes all it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(_MAX_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MAX_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    soft = _MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return max(8, min(wanted, soft - min(4 * _NUM_ACCEPTED + _NUM_OTHER_DESCRIPTORS, soft // 2)))
+
+
+class _Complaints:
+    """The event loop's complaints; that there are no descriptors left comes a thousand times a second, said seldom."""
+
+    def __init__(self) -> None:
+        self._said_at = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Log one."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._said_at > _QUIET_SECONDS:
+            self._said_at = time.monotonic()
+            logger.error(
+                "no file descriptors are left for new connections; raise `ulimit -n`, or lower server.max_connections"
+            )
 
 
 class _Server(uvicorn.Server):
@@ -90,6 +131,12 @@ class _Server(uvicorn.Server):
             self.should_exit |= self._draining.num_running == 0 or time.monotonic() > self._until
         return await super().on_tick(counter)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; asyncio makes the queue of the system as short as what it takes at once, which is too short."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -102,13 +149,14 @@ class _Server(uvicorn.Server):
 
 async def serve(app: ASGIApp, listening: socket.socket, settings: Server) -> None:
     """Answer on the socket until a signal comes, then a while more. Call it from the main thread."""
-    from pyagent.infrastructure.server.connections import MAX_HEAD_BYTES, bounded  # uvicorn reads h11 only now, too
+    from pyagent.infrastructure.server.connections import bounded  # uvicorn reads h11 only now, too
 
     draining = Draining(app)
+    asyncio.get_running_loop().set_exception_handler(_Complaints())
     config = uvicorn.Config(
         draining,
-        http=bounded(settings.request_seconds),
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        http=bounded(settings.request_seconds, max_connections(settings.max_connections)),
+        backlog=_NUM_ACCEPTED,
         ws="none",  # no route speaks WebSocket, and the library costs 10 ms to import
         lifespan="off",
         log_config=None,
