@@ -8,12 +8,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 import typer
 
-from pyagent.cli.root import COMMANDS
+from pyagent.cli.root import COMMANDS, app, real_command
 
 _NOT_SHOWN = {"install_completion", "show_completion", "help"}
 _INTRO = """# Command line
@@ -28,12 +27,8 @@ usage, 130 interrupted.
 
 def load(name: str) -> Any:
     """The click command behind `pyagent NAME`."""
-    if name == "version":
-        from pyagent.cli.root import app
-
-        return next(iter(typer.main.get_command(app).commands.values()))  # pyright: ignore
-    command: Any = typer.main.get_command(import_module(f"pyagent.cli.{name}").app)
-    return command
+    inside: Any = typer.main.get_command(app)
+    return inside.commands[name] if name in inside.commands else real_command(name)
 
 
 def commands() -> Iterator[tuple[str, Any]]:

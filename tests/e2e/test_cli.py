@@ -5,99 +5,18 @@ The chain is an OpenAI-compatible server on loopback with a scripted model, reac
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Usage
-from pyagent.infrastructure.server.app import create_app
-from pyagent.testing import serve
-
-COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()"]
-
-
-class Talker:
-    """Says what it was asked, goes on for a second (`slowly`) or for ever (`forever`) when the question holds that."""
-
-    name = "talker"
-
-    async def models(self) -> list[ModelInfo]:
-        return [ModelInfo(id="talker")]
-
-    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
-        text = request.messages[-1].text
-        for word in ("You", " said: ", text):
-            yield ChatDelta(content=word)
-        for number in range(100 if "slowly" in text else 0):
-            yield ChatDelta(content=f" {number}")
-            await asyncio.sleep(0.01)
-        while "forever" in text:
-            yield ChatDelta(content=" and")
-            await asyncio.sleep(0.01)
-        yield ChatDelta(finish_reason="stop", usage=Usage(5, 3, 8))
-
-    async def embed(self, request: EmbedRequest) -> EmbedResult:
-        raise NotImplementedError
-
-    async def health(self) -> Health:
-        return Health(is_ready=True, models=["talker"])
-
-    async def close(self) -> None:
-        return None
-
-
-@pytest.fixture(scope="module")
-def chain() -> Iterator[str]:
-    """The chain entry of a loopback server."""
-    with serve(create_app(Talker())) as url:
-        yield f"openai:{url}/v1#talker"
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """A user without settings, models or past runs."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYAGENT_", "XDG_"))}
-    return kept | {"HOME": str(tmp_path), "PYAGENT_PATHS__DATA": str(tmp_path / "data"), "NO_COLOR": "1"}
-
-
-def pyagent(
-    *arguments: str, env: dict[str, str], text: str = "", cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        check=False,
-        env=env,
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd or env["HOME"],
-    )
-
-
-def started(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=env["HOME"],
-    )
+from support.command_line import Terminal, pyagent, started
 
 
 def test_cli_help_lists_every_command(environment: dict[str, str]) -> None:
@@ -133,8 +52,8 @@ def test_cli_wrong_usage_is_exit_2(environment: dict[str, str]) -> None:
         (["run", "x", "--chain", "smoke:signals"], "no plugin brings the backend 'smoke'"),
         (["run", "x", "--model", "nowhere.gguf"], "nowhere.gguf does not exist"),
         (["agent", "maths", "1"], "did you mean 'math'"),
-        (["agent", "math", "--precision", "3", "1+1"], "the arguments are not what the agent takes"),
-        (["agent", "math", "--precision"], "needs a value"),
+        (["agent", "math", "--precision", "3", "1+1"], "math has no option --precision"),
+        (["agent", "math", "--expression"], "needs a value"),
         (["serve", "--runner", "torch"], "computes on the CPU only"),
         (["serve", "--host", "0.0.0.0"], "needs API keys"),
         (["runs", "show", "r-none"], "there is no run"),
@@ -187,25 +106,11 @@ def test_cli_run_plain_and_json(chain: str, environment: dict[str, str]) -> None
 
 def test_cli_run_is_live_on_a_terminal(chain: str, environment: dict[str, str]) -> None:
     """On a terminal the rows change in place, and the result is there at the end."""
-    primary, secondary = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "run", "2+2", "--chain", chain],
-        env=environment | {"TERM": "xterm"},
-        stdout=secondary,
-        stderr=secondary,
-    )
-    os.close(secondary)
-    shown = b""
-    while select.select([primary], [], [], 30)[0]:
-        try:
-            shown += os.read(primary, 4096)
-        except OSError:
-            break
-    assert process.wait(10) == 0
-    os.close(primary)
-    assert b"math" in shown
-    assert b"tok/s" in shown
-    assert re.search(rb"done in ", shown)
+    terminal = Terminal("run", "2+2", "--chain", chain, env=environment)
+    assert terminal.finish() == 0
+    assert "math" in terminal.shown
+    assert "tok/s" in terminal.shown
+    assert "done in " in terminal.shown
 
 
 def test_cli_agent_lists_and_runs(chain: str, environment: dict[str, str], tmp_path: Path) -> None:

@@ -8,98 +8,99 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Files, Model
+from pyagent.cli.options import AsJson, Chain, Config, Files, Model, Private, Seconds
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
-    from pyagent.core.fleet.agent import Agent, Task
+    from pyagent.core.fleet.agent import Agent
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def _agent_names(incomplete: str) -> list[str]:
+    """Return the names of agents for the shell to complete."""
+    from pyagent.assembly import make_host
+
+    return [name for name in make_host(read_settings()).agents() if name.startswith(incomplete)]
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
 def agent(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="The agent; without one they are listed.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The agent; without one they are listed.", autocompletion=_agent_names),
+    ] = None,
     file: Files = None,
     chain: Chain = None,
     model: Model = None,
+    private: Private = False,
+    seconds: Seconds = None,
     as_json: AsJson = False,
     config: Config = None,
+    help: Annotated[bool, typer.Option("--help", "-h", help="Show this, or an agent's own options.")] = False,  # noqa: A002
 ) -> None:
-    """Give a task to one agent: the words that follow its name, and its own options as --key value."""
+    """Give a task to one agent: the words that follow its name, and its own options as --key value.
+
+    `pyagent agent NAME --help` lists them. Without words the task is read from standard input.
+    """
     import asyncio
 
-    from pyagent.cli.files import checked_files
+    from pyagent.assembly import make_host
+    from pyagent.cli.agent_options import help_of, task_of
+    from pyagent.cli.input import readable_files
+    from pyagent.cli.output import write_json_line
     from pyagent.cli.progress import as_json as json_of
     from pyagent.cli.run import watch
     from pyagent.core.fleet.agent import unknown_name
+    from pyagent.core.fleet.orchestrator import Step
     from pyagent.fleet import Fleet
 
+    if name is None and help:
+        typer.echo(context.get_help())
+        return
     settings = read_settings(config, chain, model)
-    files = checked_files(file or [])
+    host = make_host(settings)
+    agents = host.agents()
+    if name is None:
+        _list(list(agents.values()), as_json=as_json)
+        return
+    if name not in agents:
+        raise unknown_name("agent", name, list(agents))
+    if help:
+        typer.echo(f"{help_of(agents[name])}\n{_shared_options(context)}")
+        return
+    with readable_files(file or []) as files:
+        task = task_of(agents[name], context.args, files)
 
-    async def work() -> None:
-        async with Fleet(settings) as fleet:
-            if name is None:
-                _list(list(fleet.agents.values()), as_json=as_json)
-                return
-            if name not in fleet.agents:
-                raise unknown_name("agent", name, list(fleet.agents))
-            task = task_of(fleet.agents[name], context.args, files)
-            if as_json:
-                output = await fleet.run_agent(name, task)
-                sys.stdout.write(json_of(output).decode() + "\n")
-                return
-            from pyagent.core.fleet.orchestrator import Step
+        async def work() -> None:
+            async with Fleet(settings, host=host) as fleet:
+                if as_json:
+                    output = await fleet.run_agent(name, task, timeout_seconds=seconds, is_private=private)
+                    write_json_line(json_of(output))
+                    return
+                step = Step(name=name, agent=name, task=task)
+                await watch(fleet, [step], timeout_seconds=seconds, is_private=private)
 
-            await watch(fleet, [Step(name=name, agent=name, task=task)])
+        asyncio.run(work())
 
-    asyncio.run(work())
+
+def _shared_options(context: typer.Context) -> str:
+    """Return the part of the help that all agents have in common."""
+    _, _, options = context.get_help().partition("Options:\n")
+    return f"\nOptions of every agent:\n{options}"
 
 
 def _list(agents: Sequence[Agent], *, as_json: bool) -> None:
-    """The agents, with what each takes."""
-    import msgspec
-
+    """Write the agents, with what each takes."""
+    from pyagent.cli.output import write_json
     from pyagent.core.fleet.agent import describe
 
     if as_json:
-        sys.stdout.write(msgspec.json.encode([describe(agent) for agent in agents]).decode() + "\n")
+        write_json([describe(agent) for agent in agents])
         return
     width = max((len(agent.name) for agent in agents), default=0)
     for agent in agents:
         sys.stdout.write(f"{agent.name:<{width}}  {agent.description}\n")
-
-
-def task_of(agent: Agent, words: Sequence[str], files: Sequence[str]) -> Task:
-    """The task that the words after an agent's name mean: its text, and its options as arguments."""
-    from pyagent.core.errors import RequestError
-    from pyagent.core.fleet.agent import Task, arguments_type
-
-    text: list[str] = []
-    options: dict[str, object] = {}
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("--") or word == "--":
-            text.append(word)
-            continue
-        key, has_value, value = word[2:].partition("=")
-        if not has_value:
-            value = next(rest, None)
-            if value is None:
-                raise RequestError(f"the option {word} needs a value", param=key)
-        options[key.replace("-", "_")] = _value(value)
-    if options and arguments_type(agent) is None:
-        raise RequestError(f"{agent.name} takes no options, got --{next(iter(options))}", param="arguments")
-    return Task(text=" ".join(text), files=tuple(files), arguments=options)
-
-
-def _value(text: str) -> object:
-    """A number, true, false, a list or an object where the text is JSON for one; else the text."""
-    import msgspec
-
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from pyagent.cli.options import AsJson, Chain, Config, Model
+from pyagent.cli.output import write_json
 from pyagent.cli.startup import read_settings
 from pyagent.core.errors import (
     BackendError,
@@ -60,7 +61,7 @@ def explain(
 
     rows = asyncio.run(work())
     if as_json:
-        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+        write_json(rows)
         return
     width = max(len(row.backend) for row in rows)
     number = 0
@@ -98,7 +99,7 @@ def try_links(
     settings = read_settings(config, chain, model)
     trials = asyncio.run(_trials(settings, seconds))
     if as_json:
-        sys.stdout.write(msgspec.json.encode(trials).decode() + "\n")
+        write_json(trials)
     else:
         _write(trials)
     if not any(trial.is_well for trial in trials):

@@ -26,13 +26,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show every value and where it came from."""
-    from pyagent.core.config import load_settings
-    from pyagent.core.errors import ConfigError
+    from pyagent.core.config import load_settings, unknown_key
 
     rows = describe(load_settings(config))
     rows = {name: row for name, row in rows.items() if not key or name == key or name.startswith(f"{key}.")}
     if not rows:
-        raise ConfigError(f"there is no setting {key}; `pyagent config show` lists all", key=key)
+        raise unknown_key(key)
     if as_json:
         typer.echo(json.dumps({name: {"value": value, "source": source} for name, (value, source) in rows.items()}))
         return

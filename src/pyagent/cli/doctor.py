@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from pyagent.cli.options import AsJson, Chain, Config, Model
+from pyagent.cli.output import write_json
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, co
     _look_at_models(report, settings)
     asyncio.run(_look_at_backends(report, settings, host))
     if as_json:
-        sys.stdout.write(msgspec.json.encode(report.findings).decode() + "\n")
+        write_json(report.findings)
     else:
         _write(report.findings)
     if not any(finding.is_well for finding in report.findings if finding.area == "chain"):

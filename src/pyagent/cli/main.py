@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any, Never, cast
@@ -10,12 +11,15 @@ from pyagent.core.errors import PyAgentError
 
 
 def main() -> Never:
-    """Run the command line. Exit codes: 0 well, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     arguments = sys.argv[1:]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that the terminal lacks is no reason to fail
     try:
         code = _run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has enough
+    except BrokenPipeError:  # `| head -1` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except PyAgentError as error:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+
+def _positive(seconds: float | None) -> float | None:
+    """Refuse a time that is none; typer's own bounds let NaN and zero pass."""
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+        raise typer.BadParameter(f"{seconds:g} is no time; give a number above 0")
+    return seconds
+
+
 Config = Annotated[Path | None, typer.Option("--config", help="Read this file of settings only.")]
 Chain = Annotated[str | None, typer.Option("--chain", metavar="A,B", help="Backends to try, in order.")]
 Model = Annotated[str | None, typer.Option("--model", help="Model for the embedded engine: a name or a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
-Files = Annotated[list[str] | None, typer.Option("--file", metavar="F", help="A file the task is about.")]
+Files = Annotated[
+    list[str] | None,
+    typer.Option("--file", metavar="F", help="A file the task is about; - is standard input. May be repeated."),
+]
+Private = Annotated[bool, typer.Option("--private", help="Only backends that stay on this machine.")]
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", metavar="S", callback=_positive, help="Longest time the run may take.")
+]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import TyperException
@@ -26,6 +28,8 @@ COMMANDS = {
     "chain": "Explain and test the backends that are tried.",
     "config": "Show the settings and where they come from.",
     "plugins": "List and inspect plugins.",
+    "completion": "Print the completion script of a shell.",
+    "help": "Show the help of a command.",
     "version": "Print the version.",
 }
 
@@ -34,25 +38,40 @@ class _LazyCommand(TyperCommand):
     """Knows its name and one line of help; becomes the real command when it is used."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the real command."""
-        module = import_module(f"pyagent.cli.{self.name}")
-        command: Any = typer.main.get_command(module.app)
-        command.name = self.name
+        """Make the context of the real command."""
+        command = real_command(str(self.name))
         return command.make_context(info_name, args, parent=parent, **extra)
+
+
+def real_command(name: str) -> Any:
+    """Import a command; its help is plain text, as that of the group is."""
+    command: Any = typer.main.get_command(import_module(f"pyagent.cli.{name}").app)
+    command.name = name
+    for each in (command, *getattr(command, "commands", {}).values()):
+        each.rich_markup_mode = None
+    return command
 
 
 class _LazyGroup(TyperGroup):
     """Lists the commands without importing their modules."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The names, in the order people meet them."""
+        """Return the names, in the order people meet them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A stand-in for the command."""
+        """Return a stand-in for the command."""
         if cmd_name not in COMMANDS:
             return None
         return self.commands.get(cmd_name) or _LazyCommand(cmd_name, callback=None, help=COMMANDS[cmd_name])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first word names; an unknown one fails with the nearest name."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            nearest = get_close_matches(name, COMMANDS, n=1)
+            ctx.fail(f"there is no command {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -61,33 +80,82 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="A fleet of AI agents on your own machines, with the inference engine inside.",
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"pyagent {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
-    """Runs before every command; `main` reads --debug itself."""
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run before every command; `main` reads --debug itself."""
 
 
-@app.command()
-def version() -> None:
+@app.command("version")
+def print_version() -> None:
     """Print the version."""
-    typer.echo(f"pyagent {__version__}")
+    _print_version(True)
+
+
+@app.command("help")
+def show_help(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", help="As `runs show`.")] = None,
+) -> None:
+    """Show the help of a command, as `--help` after it does."""
+    raise typer.Exit(run([*(words or []), "--help"]))
+
+
+@app.command("completion")
+def print_completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell that is to complete.")],
+) -> None:
+    """Print the completion script of a shell; evaluate it where that shell starts."""
+    from typer.completion import get_completion_script  # pyright: ignore[reportPrivateImportUsage]
+
+    typer.echo(get_completion_script(prog_name=_PROGRAM, complete_var=_COMPLETION_VARIABLE, shell=shell))
+
+
+_PROGRAM = "pyagent"
+_COMPLETION_VARIABLE = "_PYAGENT_COMPLETE"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and give its exit code; wrong usage is click's to explain, in two lines."""
-    command = typer.main.get_command(app)
+    """Run one command and return its exit code; wrong usage is told in two lines."""
+    command: Any = typer.main.get_command(app)
+    if _COMPLETION_VARIABLE in os.environ:
+        from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]
+
+        completion_init()
+        command._main_shell_completion({}, _PROGRAM, _COMPLETION_VARIABLE)
     try:
-        result = command.main(args=list(arguments), prog_name="pyagent", standalone_mode=False)
-    except typer.Abort:
+        with command.make_context(_PROGRAM, list(arguments)) as context:
+            result = command.invoke(context)
+    except (typer.Abort, EOFError):
         return 130
     except typer.Exit as done:
         return done.exit_code
     except TyperException as error:
-        context: typer.Context | None = getattr(error, "ctx", None)
-        name = context.command_path if context else "pyagent"
-        sys.stderr.write(f"error: {error.format_message()}\n{name} --help shows what there is\n")
-        return 2
+        return _wrong_usage(error)
     return result if isinstance(result, int) else 0
+
+
+def _wrong_usage(error: TyperException) -> int:
+    """Tell what is wrong and where help is; a command that wants a sub-command shows its help."""
+    context: Any = getattr(error, "ctx", None)
+    message = " ".join(error.format_message().split())
+    if context is not None and message in {" ".join(context.get_help().split()), "Missing command."}:
+        sys.stdout.write(context.get_help() + "\n")
+        return 2
+    name = context.command_path if context else _PROGRAM
+    sys.stderr.write(f"error: {message}\n{name} --help shows what there is\n")
+    return 2

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyagent.cli.options import AsJson, Chain, Config, Files, Model
-from pyagent.cli.startup import fetch_first_model, read_settings
+from pyagent.cli.options import AsJson, Chain, Config, Files, Model, Private, Seconds
+from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Task
@@ -21,34 +21,32 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def run(
-    task: Annotated[str, typer.Argument(help="What is to be done.")],
+    task: Annotated[str | None, typer.Argument(help="What is to be done; - reads it from standard input.")] = None,
     file: Files = None,
     chain: Chain = None,
     model: Model = None,
-    private: Annotated[bool, typer.Option("--private", help="Only backends that stay on this machine.")] = False,
-    seconds: Annotated[float | None, typer.Option("--seconds", help="Longest time the run may take.")] = None,
+    private: Private = False,
+    seconds: Seconds = None,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Give a task to the fleet and watch it work."""
+    """Give a task to the fleet and watch it work. Without a task it is read from a pipe."""
     import asyncio
 
-    from pyagent.cli.files import checked_files
-    from pyagent.core.errors import RequestError
+    from pyagent.cli.input import readable_files, text_or_input
     from pyagent.fleet import Fleet
 
     settings = read_settings(config, chain, model)
-    files = checked_files(file or [])
-    if not (task.strip() or files):
-        raise RequestError("the task is empty: say what is to be done, or name a file", param="task")
+    with readable_files(file or []) as files:
+        text = text_or_input(task or "", has_more=bool(files))
+        if not (text.strip() or files):
+            raise typer.BadParameter("the task is empty: say what is to be done, or name a file", param_hint="TASK")
 
-    fetch_first_model(settings)
+        async def work() -> None:
+            async with Fleet(settings) as fleet:
+                await watch(fleet, text, files=files, timeout_seconds=seconds, is_private=private, as_json=as_json)
 
-    async def work() -> None:
-        async with Fleet(settings) as fleet:
-            await watch(fleet, task, files=files, timeout_seconds=seconds, is_private=private, as_json=as_json)
-
-    asyncio.run(work())
+        asyncio.run(work())
 
 
 async def watch(

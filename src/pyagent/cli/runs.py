@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pyagent.cli.options import AsJson, Config
+from pyagent.cli.output import write_json
 from pyagent.cli.startup import read_settings
 
 app = typer.Typer(add_completion=False, help="Look at past runs.", no_args_is_help=True)
@@ -21,13 +22,11 @@ def list_runs(
     config: Config = None,
 ) -> None:
     """List the runs kept, newest first."""
-    import msgspec
-
     from pyagent.assembly import make_journal
 
     runs = make_journal(read_settings(config)).runs()[:limit]
     if as_json:
-        sys.stdout.write(msgspec.json.encode(runs).decode() + "\n")
+        write_json(runs)
         return
     if not runs:
         sys.stdout.write("no runs yet: pyagent run TASK\n")

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol, Self
 
+from pyagent.cli.output import write_json_line
 from pyagent.cli.progress import Row, RunProgress, as_text
 from pyagent.core.fleet.events import (
     AgentDeclined,
@@ -54,8 +55,7 @@ class JsonView:
     def show(self, event: Event) -> None:
         """Write the event."""
         self.progress.apply(event)
-        sys.stdout.write(encode_event(event).decode() + "\n")
-        sys.stdout.flush()
+        write_json_line(encode_event(event))
 
 
 class PlainView:

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Loaded",
     "Settings",
+    "are_colours_allowed",
     "env_name",
     "leaf_settings",
     "load_settings",
     "project_file",
     "read_secret",
+    "unknown_key",
     "user_file",
 ]
 
@@ -131,6 +133,11 @@ def env_name(key: str) -> str:
     return ENV_PREFIX + key.upper().replace(".", "__")
 
 
+def are_colours_allowed() -> bool:
+    """Whether the environment lets a terminal be coloured: NO_COLOR (https://no-color.org) is unset, TERM not dumb."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 class Leaf(msgspec.Struct, frozen=True):
     """A setting at its place: what it is and its default."""
 
@@ -184,7 +191,7 @@ def _leaves(kind: type[Section], data: Mapping[str, object], prefix: str, where:
         if name in settings:
             yield prefix + name, value
         elif name not in sections:
-            raise _unknown_key(prefix + name, where)
+            raise unknown_key(prefix + name, where)
         elif isinstance(value, Mapping):
             yield from _leaves(sections[name], cast("Mapping[str, object]", value), f"{prefix}{name}.", where)
         else:
@@ -192,11 +199,13 @@ def _leaves(kind: type[Section], data: Mapping[str, object], prefix: str, where:
             raise ConfigError(f"{prefix}{name} ({where}) is a table with {known}; got {value!r}", key=prefix + name)
 
 
-def _unknown_key(key: str, where: str) -> ConfigError:
+def unknown_key(key: str, where: str = "") -> ConfigError:
+    """Return the error for a setting that there is not, naming the nearest one."""
     sections = {known.rpartition(".")[0] for known in leaf_settings()} - {""}
     nearest = get_close_matches(key, [*leaf_settings(), *sections], n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else "`pyagent config show` lists all settings"
-    return ConfigError(f"unknown setting {key} ({where}); {hint}", key=key)
+    place = f" ({where})" if where else ""
+    return ConfigError(f"unknown setting {key}{place}; {hint}", key=key)
 
 
 def _nested(leaves: Mapping[str, object]) -> dict[str, object]:

@@ -1,0 +1,134 @@
+"""The `pyagent` command as a process, and a chain entry that answers it: shared by the end-to-end tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Usage
+
+COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()"]
+
+
+class Talker:
+    """Says what it was asked, goes on for a second (`slowly`) or for ever (`forever`) when the question holds that."""
+
+    name = "talker"
+
+    async def models(self) -> list[ModelInfo]:
+        return [ModelInfo(id="talker")]
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        text = request.messages[-1].text
+        for word in ("You", " said: ", text):
+            yield ChatDelta(content=word)
+        for number in range(100 if "slowly" in text else 0):
+            yield ChatDelta(content=f" {number}")
+            await asyncio.sleep(0.01)
+        while "forever" in text:
+            yield ChatDelta(content=" and")
+            await asyncio.sleep(0.01)
+        yield ChatDelta(finish_reason="stop", usage=Usage(5, 3, 8))
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        raise NotImplementedError
+
+    async def health(self) -> Health:
+        return Health(is_ready=True, models=["talker"])
+
+    async def close(self) -> None:
+        return None
+
+
+def fresh_environment(home: Path) -> dict[str, str]:
+    """A user without settings, models or past runs."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYAGENT_", "XDG_"))}
+    return kept | {"HOME": str(home), "PYAGENT_PATHS__DATA": str(home / "data"), "NO_COLOR": "1"}
+
+
+def pyagent(
+    *arguments: str, env: dict[str, str], text: str = "", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        check=False,
+        env=env,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd or env["HOME"],
+    )
+
+
+def started(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=env["HOME"],
+    )
+
+
+class Terminal:
+    """A command on a terminal of its own: what it shows, and keys for it."""
+
+    def __init__(self, *arguments: str, env: dict[str, str]) -> None:
+        primary, secondary = pty.openpty()
+        self.shown = ""
+        self._primary = primary
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            env=env | {"TERM": "xterm"},
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+            cwd=env["HOME"],
+            start_new_session=True,
+        )
+        os.close(secondary)
+
+    def type(self, text: str) -> None:
+        """Type some keys."""
+        os.write(self._primary, text.encode())
+
+    def read_until(self, is_there: str | Callable[[str], bool], seconds: float = 60) -> str:
+        """Read until a text, or what a test of all that was shown wants, is there; fails at the end of the output."""
+        end = time.monotonic() + seconds
+        test = is_there if callable(is_there) else lambda shown: is_there in shown
+        while not test(self.shown):
+            assert time.monotonic() < end, self.shown
+            assert self._read(), self.shown
+        return self.shown
+
+    def finish(self, seconds: float = 60) -> int:
+        """Read to the end; the exit code."""
+        while self._read():
+            pass
+        return self.process.wait(seconds)
+
+    def _read(self) -> bool:
+        if not select.select([self._primary], [], [], 60)[0]:
+            return False
+        try:
+            data = os.read(self._primary, 65536)
+        except OSError:  # Linux's way to say that the other side is closed
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+def plain(shown: str) -> str:
+    """What a terminal was sent, without its escape sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
