@@ -1,20 +1,20 @@
 """The math agent: exact answers by sympy, in a process of its own with bounded time and memory.
 
-A question is read by plain patterns into a typed action. When they cannot read it, the model may write it as an
-expression, and the answer says so; an expression with other numbers than the question's is not accepted from it.
+A question is read by a grammar into a typed action. A problem told in words the model may write as an expression, with
+just the numbers and operations of the question; how it read the question is shown, and never called exact. What can be
+read in neither way it declines.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, cast
 
 import msgspec
 
-from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.scores import Score
@@ -22,7 +22,8 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
 from pyagent.logic.agents.math.actions import Action, Evaluate, Solved
-from pyagent.logic.agents.math.phrases import read_question, reason_to_take
+from pyagent.logic.agents.math.numerals import numbers_in
+from pyagent.logic.agents.math.phrases import is_notation, read_question, reason_to_take
 from pyagent.logic.agents.math.sandbox import Sandbox
 
 _REWRITE = (
@@ -35,10 +36,22 @@ _REWRITE = (
 )
 
 
+_YEAR = re.compile(r"\b(?:1[5-9]|20)\d\d\b")
+_MAX_STORY_CHARACTERS = 2_000
+_MIN_STORY_WORDS = 4
+_NAMED_OPERATIONS = {"+": r"\bplus\b", "-": r"\bminus\b", "*": r"\b(?:times|multiplied)\b", "/": r"\bdivided\b"}
+_BEYOND_EXPRESSIONS = re.compile(
+    r"%|!|=|\^|\b(?:per ?cent|choose|factorials?|(?:square |cube )?roots?|squared?|cubed?|power|mod(?:ulo)?|remainder"
+    r"|log\w*|ln|sine?|cos\w*|tan\w*|integra\w+|derivatives?|differentiate|limit|solve|equations?|primes?|matrix|determinant"
+    r"|average|mean|median|interest|probability|digits?)\b",
+    re.IGNORECASE,
+)
+
+
 class _Rewritten(msgspec.Struct, frozen=True):
     """What the model may write: the pattern leaves it no room for words."""
 
-    expression: Annotated[str, msgspec.Meta(pattern=r"^[(0-9][0-9+\-*/^(). ]{2,60}$")]
+    expression: Annotated[str, msgspec.Meta(pattern=r"^[(0-9][0-9+\-*/(). ]{2,60}$")]
 
 
 class MathAgent:
@@ -51,13 +64,15 @@ class MathAgent:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    def score(self, task: Task) -> float | None:
+    def score(self, task: Task) -> float:
         """A short text that is an expression or a mathematical question; never one without a number, or with files."""
         if task.files:
             return 0.0
         if reason := reason_to_take(task.text):
             return Score(0.95, reason)
-        return None if re.search(r"\d", task.text) else 0.0
+        if _asks_for_a_sum(task.text):
+            return Score(0.6, "it tells a sum in words")
+        return 0.0
 
     async def run(self, context: Context, task: Task) -> Solved:
         """The answer to a question or an action."""
@@ -68,35 +83,56 @@ class MathAgent:
         try:
             action = read_question(task.text)
         except RequestError as error:
-            return await self._rewritten(context, task.text, error)
+            if not _is_story(task.text):
+                raise error if is_notation(task.text) else Decline(str(error)) from error
+            return await self._told_in_words(context, task.text)
         return await self._sandbox.compute(action)
 
-    async def _rewritten(self, context: Context, text: str, error: RequestError) -> Solved:
-        """Let the model write the expression, if the question has numbers to write it with."""
-        if not re.search(r"\d", text) or len(text) > 2_000:
-            raise error
+    async def _told_in_words(self, context: Context, text: str) -> Solved:
+        """Let the model write the expression; declines when that is not what the question says."""
         context.progress("not an expression as it stands: the model writes it as one")
+        self._sandbox.prestart()
         sampling = SamplingParams(temperature=0.0, max_tokens=64)
         try:
             written = await context.generate(_REWRITE.format(text=text), schema=_Rewritten, sampling=sampling)
             action = Evaluate(expression=written.expression)
             action.check()
-        except (RequestError, AgentError) as second:
-            raise error from second
-        if _numbers(action.expression) - _numbers(text) or not re.search(r"[-+*/^]", action.expression):
-            message = f"the model could not write {text[:80]!r} as an expression; write it as one, such as 3*4 - 2"
-            raise RequestError(message, param="text") from error
+        except (RequestError, AgentError) as error:
+            raise Decline(f"{text[:80]!r} is no expression, and the model cannot write it as one") from error
+        if fault := _difference(text, action.expression):
+            raise Decline(f"the model read {text[:80]!r} as {action.expression}, and {fault}")
         solved = await self._sandbox.compute(action)
-        return msgspec.structs.replace(solved, note=f"the model read the question as {action.expression}")
+        return msgspec.structs.replace(solved, is_exact=False, reading=action.expression)
 
     async def close(self) -> None:
         """End the worker processes."""
         await self._sandbox.close()
 
 
-def _numbers(text: str) -> Counter[str]:
-    """The numbers in a text and how often each stands there: a rewriting may neither invent nor repeat any."""
-    return Counter(re.findall(r"\d+(?:\.\d+)?", text))
+def _is_story(text: str) -> bool:
+    """Whether the text may be a sum in words: a sentence with two numbers, and no operation an expression lacks."""
+    num_words = len(re.findall(r"[^\W\d_]{2,}", text))
+    if len(text) > _MAX_STORY_CHARACTERS or num_words < _MIN_STORY_WORDS or _BEYOND_EXPRESSIONS.search(text):
+        return False
+    return len(numbers_in(text)) >= 2
+
+
+def _asks_for_a_sum(text: str) -> bool:
+    is_asked = re.search(
+        r"\bhow (?:many|much|far|fast|long|old|tall|heavy)\b|\bin (?:total|all)\b|\baltogether\b", text, re.IGNORECASE
+    )
+    return bool(is_asked) and _is_story(_YEAR.sub("", text))
+
+
+def _difference(text: str, expression: str) -> str:
+    """What the expression says that the question does not, or the other way round: numbers, operations named."""
+    if numbers_in(text) != numbers_in(expression):
+        return "its numbers are not those of the question"
+    named = {sign: len(re.findall(words, text, re.IGNORECASE)) for sign, words in _NAMED_OPERATIONS.items()}
+    written = {sign: expression.count(sign) for sign in named}
+    if any(named.values()) and named != written:
+        return "its operations are not those of the question"
+    return "" if any(written.values()) else "nothing is computed there"
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -102,16 +102,21 @@ Action = Evaluate | Simplify | Expand | Factor | Differentiate | Integrate | Lim
 
 
 class Solved(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was computed. `approximate` is given where `exact` is not a plain number; `note` says what else to know."""
+    """What was computed. `approximate` is given where `exact` is not a plain number; `note` says what else to know.
+
+    `reading` is how a model read the question, if one did; then `is_exact` is false, whatever was computed of it.
+    """
 
     question: str
     exact: str
     approximate: str | None = None
     is_exact: bool = True
     note: str = ""
+    reading: str = ""
 
     def __str__(self) -> str:
-        sign = ":" if "=" in self.question else " =" if self.is_exact else " ≈"
+        sign = ":" if "=" in self.question else " =" if self.is_exact or self.reading else " ≈"
         approximate = f" ≈ {self.approximate}" if self.approximate else ""
-        note = f"  ({self.note})" if self.note else ""
-        return f"{self.question}{sign} {self.exact}{approximate}{note}"
+        reading = f"a model read the question as {self.reading}: see whether that is it" if self.reading else ""
+        notes = "; ".join(filter(None, [self.note, reading]))
+        return f"{self.question}{sign} {self.exact}{approximate}" + (f"  ({notes})" if notes else "")

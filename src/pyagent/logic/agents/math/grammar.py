@@ -2,15 +2,16 @@
 
     equation  = sum ["=" sum]
     sum       = product {("+" | "-") product}
-    product   = unary {("*" | "/" | "%" | nothing) unary}      2x, 3 sin(x), (a)(b)
+    product   = unary {("*" | "/" | "%" | "mod" | nothing) unary | "%"}      2x, 3 sin(x), (a)(b), 20%
     unary     = ("-" | "+") unary | power
     power     = postfix [("^" | "**") unary]                   2^3^2 = 2^9, -2^2 = -4
-    postfix   = atom {"!"}
+    postfix   = atom ["!" | "!!"] {"choose" atom}              5!! = 5*3*1, 6 choose 2 = 15
     atom      = number | name | function "(" [sum {"," sum}] ")" | "(" sum ")" | matrix
     matrix    = "[" sum {"," sum} "]" | "[" row {"," row} "]"
 
 Names are one letter, a letter with digits (`x1`), a Greek letter or a constant. Texts, numbers, nesting and matrices
-are bounded here, before anything is computed.
+are bounded here, before anything is computed. What people read in two ways is refused with both ways to write it:
+`2 + 3 mod 2`, `200 + 10%`, `10% - 3`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _names(names: str) -> list[str]:
 
 FUNCTIONS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(_names("sin cos tan cot sec csc asin acos atan sinh cosh tanh asinh acosh atanh"), (1, 1)),
-    **dict.fromkeys(_names("exp ln log2 log10 sqrt cbrt abs floor ceil sign gamma erf zeta factorial"), (1, 1)),
+    **dict.fromkeys(
+        _names("exp ln log2 log10 sqrt cbrt abs floor ceil sign gamma erf zeta factorial factorial2"), (1, 1)
+    ),
     **dict.fromkeys(_names("re im conjugate arg isprime det inverse transpose rank trace eigenvalues"), (1, 1)),
     **dict.fromkeys(_names("binomial mod root atan2"), (2, 2)),
     **dict.fromkeys(_names("gcd lcm min max"), (2, 50)),
@@ -62,7 +65,9 @@ _TOKEN = re.compile(
     r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z]+\d*)|(\*\*|[-+*/%^!=(),\[\]]))"
 )
 
-NodeKind = Literal["number", "constant", "symbol", "call", "matrix", "+", "*", "%", "^", "negative", "reciprocal", "="]
+NodeKind = Literal[
+    "number", "constant", "symbol", "call", "matrix", "+", "*", "%", "mod", "^", "negative", "reciprocal", "="
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class _Parser:
         self.tokens = tokens
         self.position = 0
         self.depth = 0
+        self.ending = ""  # "mod" or "%" when the product just read was one of these, bare
 
     # -- reading tokens -----------------------------------------------------------------------------------------------
 
@@ -153,26 +159,44 @@ class _Parser:
         return Node("=", parts=(left, self.sum())) if self.take("=") else left
 
     def sum(self) -> Node:
-        parts = [self.product()]
+        parts, endings = [self.product()], [self.ending]
         while sign := self.take("+", "-"):
             part = self.product()
             parts.append(part if sign == "+" else Node("negative", parts=(part,)))
+            endings.append(self.ending)
+        if len(parts) > 1 and any(endings):
+            raise self.ambiguous(next(filter(None, endings)))
+        self.ending = ""
         return parts[0] if len(parts) == 1 else Node("+", parts=tuple(parts))
 
     def product(self) -> Node:
-        parts, num_mods = [self.unary()], 0
+        parts, num_mods, ending = [self.unary()], 0, ""
         while True:
             if self.take("*"):
                 parts.append(self.unary())
             elif self.take("/"):
                 parts.append(Node("reciprocal", parts=(self.unary(),)))
             elif self.take("%"):
+                if self.is_done or self.peek(*"+-*/^),]="):
+                    parts, ending = [*parts, _PERCENT], "%"
+                    continue
                 num_mods = self.checked_depth(num_mods + 1)
                 parts = [Node("%", parts=(_product(parts), self.unary()))]
+            elif self._take_word("mod"):
+                num_mods, ending = self.checked_depth(num_mods + 1), "mod"
+                parts = [Node("mod", parts=(_product(parts), self.unary()))]
+                continue
             elif self._is_factor_next():
                 parts.append(self.power())
             else:
+                self.ending = ending
                 return _product(parts)
+            ending = ending if ending == "mod" else ""
+
+    def ambiguous(self, ending: str) -> RequestError:
+        """What is read in two ways is not computed in one of them."""
+        ways = "(7 + 5) mod 3 or 7 + (5 mod 3)" if ending == "mod" else "10% of 200, 10/100 + 5 or (10 mod 5)"
+        return RequestError(f"{self.text.strip()[:80]!r} can be read in two ways; write it as {ways}", param="text")
 
     def checked_depth(self, depth: int) -> int:
         if depth > MAX_DEPTH:
@@ -181,6 +205,11 @@ class _Parser:
 
     def _is_factor_next(self) -> bool:
         return not self.is_done and (self.tokens[self.position][0] == "name" or self.peek("(", "["))
+
+    def _take_word(self, word: str) -> bool:
+        is_next = not self.is_done and self.tokens[self.position] == ("name", word)
+        self.position += is_next
+        return is_next
 
     def unary(self) -> Node:
         signs: list[str] = []
@@ -191,13 +220,21 @@ class _Parser:
 
     def power(self) -> Node:
         self.depth = self.checked_depth(self.depth + 1)
-        base, num_factorials = self.atom(), 0
-        while self.take("!"):
-            num_factorials = self.checked_depth(num_factorials + 1)
-            base = Node("call", "factorial", (base,))
+        base = self.factorial()
+        while self._take_word("choose"):
+            base = Node("call", "binomial", (base, self.factorial()))
         node = Node("^", parts=(base, self.unary())) if self.take("^") else base
         self.depth -= 1
         return node
+
+    def factorial(self) -> Node:
+        base = self.atom()
+        if not self.take("!"):
+            return base
+        name = "factorial2" if self.take("!") else "factorial"
+        if self.peek("!"):
+            raise RequestError("of factorials ! and !! are known here; write ((3!)!)! for one of another", param="text")
+        return Node("call", name, (base,))
 
     def atom(self) -> Node:
         if self.take("("):
@@ -262,6 +299,9 @@ class _Parser:
             entries.append(self.sum())
         self.expect("]")
         return entries
+
+
+_PERCENT = Node("reciprocal", parts=(Node("number", "100"),))
 
 
 def _product(parts: list[Node]) -> Node:

@@ -11,32 +11,42 @@ from collections.abc import Callable
 
 from pyagent.core.errors import RequestError
 from pyagent.logic.agents.math import actions as act
-from pyagent.logic.agents.math.grammar import parse
+from pyagent.logic.agents.math.grammar import FUNCTIONS, parse
+from pyagent.logic.agents.math.numerals import in_digits
 
 _OPENING = re.compile(
-    r"^(?:please|can you|could you|tell me|what is|what's|what are|whats|how much is|calculate|compute|evaluate|find"
-    r"|give me|work out|the(?: value of)?)\b[\s:,]*",
+    r"^(?:please|can you|could you|tell me|what is|what's|what are|whats|what does|how much (?:is|are)"
+    r"|calculate|compute|evaluate|find|give me|work out|the(?: value of)?|the result of)\b[\s:,]*",
     re.IGNORECASE,
 )
-_WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+_OPERATORS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), sign)
     for pattern, sign in (
-        (r"\bmultiplied by\b|\btimes\b", "*"),
+        (r"\bmultiplied by\b|\btimes\b|(?<=\d)\s+[x×]\s+(?=\d)", "*"),
         (r"\bdivided by\b|\bover\b", "/"),
         (r"\bplus\b", "+"),
-        (r"\bminus\b", "-"),
+        (r"\bminus\b|\bnegative\b", "-"),
         (r"\b(?:raised )?to the power(?: of)?\b", "^"),
+        (r"\b(?:raised )?to the (\d+)(?:st|nd|rd|th)(?: power)?\b", r"^\1"),
         (r"\bsquared\b", "^2"),
         (r"\bcubed\b", "^3"),
-        (r"\bmodulo\b|\bmod\b(?!\s*\()", "%"),
+        (r"\bmodulo\b|\bmod\b", " mod "),
+        (r"\bchoose\b", " choose "),
         (r"\bequals?\b", "="),
         (r"\b(?:the )?square root of\b", " sqrt "),
         (r"\b(?:the )?cube root of\b", " cbrt "),
-        (r"(\d+(?:\.\d+)?)\s*(?:%|percent)\s+of\b", r"(\1/100) *"),
+        (r"\b(?:the )?double factorial of\b", " factorial2 "),
         (r"\b(?:the )?factorial of\b", " factorial "),
-        (r"(?<=\d),(?=\d{3}(?!\d))(?![^()\[\]]*[)\]])", ""),
+        (r"\b(?:twice|double)\b", " 2 *"),
+        (r"\b(?:triple|thrice)\b", " 3 *"),
+        (r"\bper ?cent\b", "%"),
+        (r"(\d+(?:\.\d+)?)\s*%\s*of\b", r"(\1/100) *"),
+        (r"(?<=\d)\s+(?=%\s*(?:$|[-+*/)=]))", ""),
     )
 )
+_DATE = re.compile(r"(?:\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4})")
+_MAX_CHARACTERS = 10_000
+_MAX_QUESTION_CHARACTERS = 500
 _ORDERS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "2nd": 2, "3rd": 3, "4th": 4}
 _BY = r"(?:\s+(?:with respect to|wrt|by|for|in)\s+(?P<variable>[A-Za-z]\w*))?"
 _MATRIX_WORDS = {"det": "determinant", "inv": "inverse"}
@@ -115,6 +125,53 @@ def _sum(match: re.Match[str]) -> act.Action:
     return act.Evaluate(expression=f"sum({', '.join(parts)})")
 
 
+_SIGNS = {"sum": "+", "product": "*", "difference": "-", "quotient": "/"}
+_FOLDED = {
+    "gcd": "gcd",
+    "greatest common divisor": "gcd",
+    "lcm": "lcm",
+    "least common multiple": "lcm",
+    "maximum": "max",
+    "largest": "max",
+    "minimum": "min",
+    "smallest": "min",
+}
+
+
+def _of_several(match: re.Match[str]) -> act.Action:
+    """`sum of 2 and 3`, `average of 3, 5 and 10`, `gcd of 12 and 18`."""
+    word, parts = match["operation"].lower(), _split(match["parts"])
+    if len(parts) < 2 or (word in {"difference", "quotient"} and len(parts) > 2):
+        raise RequestError(f"{word} of which numbers? write {word} of 12 and 18", param="text")
+    if word in _FOLDED:
+        return act.Evaluate(expression=f"{_FOLDED[word]}({', '.join(parts)})")
+    parts = [*map(_operand, parts[:-1]), _last_operand(parts[-1])]
+    if word in {"average", "mean"}:
+        return act.Evaluate(expression=f"({' + '.join(parts)}) / {len(parts)}")
+    return act.Evaluate(expression=f" {_SIGNS[word]} ".join(parts))
+
+
+def _in_order(form: str) -> _Maker:
+    return lambda match: act.Evaluate(expression=form.format(_operand(match["one"]), _last_operand(match["other"])))
+
+
+def _changed(sign: str) -> _Maker:
+    return lambda match: act.Evaluate(
+        expression=f"{_operand(match['one'] or match['what'])} * (1 {sign} {match['other']}/100)"
+    )
+
+
+def _operand(text: str) -> str:
+    return text if re.fullmatch(r"\s*[\w.]+\s*", text) else f"({text})"
+
+
+def _last_operand(text: str) -> str:
+    """The operand; raises `RequestError` when the operation may end within it, as in `divide 10 by 2 plus 3`."""
+    if parse(text).kind in {"+", "*", "%", "mod"} and not re.fullmatch(r"\(.*\)", text.strip()):
+        raise RequestError(f"{text!r} can be read in two ways here; write it with signs and brackets", param="text")
+    return _operand(text)
+
+
 _POINT = r"(?P<variable>[A-Za-z]\w*)\s*(?:->|→|goes to|tends to|approaches|to)\s*(?P<point>\S+)"
 _SIDE = r"(?:\s+from (?:the )?(?P<side>left|right))?"
 _PATTERNS: tuple[tuple[re.Pattern[str], _Maker], ...] = tuple(
@@ -156,16 +213,36 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Maker], ...] = tuple(
             r"(?P<low>\S+) to (?P<high>\S+)",
             _sum,
         ),
+        (
+            rf"(?:the )?(?P<operation>{'|'.join([*_SIGNS, *_FOLDED, 'average', 'mean'])}) (?:of|between) (?P<parts>.+)",
+            _of_several,
+        ),
+        (r"add (?P<one>.+?) (?:and|to) (?P<other>.+)", _in_order("{} + {}")),
+        (r"(?P<one>.+?) added to (?P<other>.+)", _in_order("{} + {}")),
+        (r"subtract (?P<one>.+?) from (?P<other>.+)", _in_order("{1} - {0}")),
+        (r"(?P<one>.+?) subtracted from (?P<other>.+)", _in_order("{1} - {0}")),
+        (r"multiply (?P<one>.+?) (?:by|and|with) (?P<other>.+)", _in_order("{} * {}")),
+        (r"divide (?P<one>.+?) by (?P<other>.+)", _in_order("{} / {}")),
+        (r"(?:increase (?P<one>.+?)|(?P<what>.+?) increased) by (?P<other>[\d.]+)\s*%", _changed("+")),
+        (
+            r"(?:(?:decrease|reduce) (?P<one>.+?)|(?P<what>.+?) (?:decreased|reduced)) by (?P<other>[\d.]+)\s*%",
+            _changed("-"),
+        ),
     )
 )
 
 
 def read_question(text: str) -> act.Action:
     """The action a question asks for; raises `RequestError` saying what cannot be read."""
+    if len(text) > _MAX_CHARACTERS:
+        raise RequestError(f"the question has {len(text):,} characters; the most is {_MAX_CHARACTERS:,}", param="text")
     text = text.strip().rstrip("?. ").removesuffix("=").strip()
     while (shorter := _OPENING.sub("", text, count=1)) != text:
         text = shorter
-    for pattern, sign in _WORDS:
+    if _DATE.fullmatch(text):
+        raise RequestError(f"{text} looks like a date; as a sum it has spaces: 2026 - 11 - 22", param="text")
+    text = in_digits(text)
+    for pattern, sign in _OPERATORS:
         text = pattern.sub(sign, text)
     for pattern, maker in _PATTERNS:
         if match := pattern.fullmatch(text):
@@ -179,13 +256,26 @@ def read_question(text: str) -> act.Action:
 
 def reason_to_take(text: str) -> str | None:
     """Why a text is plainly mathematics; None when it is not, or only might be."""
-    if len(text) > 500 or not any(letter.isdigit() or letter in "+*/^=([" for letter in text):
+    if len(text) > _MAX_QUESTION_CHARACTERS or _DATE.fullmatch(text.strip()):
         return None
     try:
         action = read_question(text)
     except RequestError:
-        return None
+        return "it is written as mathematics" if is_notation(text) else None
     if isinstance(action, act.Evaluate):
         kind = parse(action.expression).kind
         return None if kind in {"symbol", "number", "constant"} else f"it is an expression: {action.expression[:60]}"
     return f"it asks to {type(action).__name__.lower()}"
+
+
+def is_notation(text: str) -> bool:
+    """Whether a text that cannot be read is a formula all the same: numbers and signs, and no other words."""
+    if len(text) > _MAX_CHARACTERS or _DATE.fullmatch(text.strip()):
+        return False
+    while (shorter := _OPENING.sub("", text, count=1)) != text:
+        text = shorter
+    words = re.findall(r"[^\W\d_]+", text.lower())
+    has_operation = re.search(r"[-+*/^%!=√×÷]|\b(?:choose|mod)\b", text)
+    return bool(has_operation and re.search(r"\d", text)) and all(
+        word in FUNCTIONS or word in {"pi", "choose", "mod", "oo"} for word in words if len(word) > 1
+    )

@@ -1,7 +1,8 @@
 """Runs the worker and bounds it: a time for each question, memory for the process; past either it is killed.
 
 One worker serves one question at a time and stays for the next; questions side by side get workers of their own, up
-to a bound. Belongs to no event loop: waiting happens in threads.
+to a bound. A worker that had to be killed is replaced at once, so that the next question does not wait for sympy to be
+imported. Belongs to no event loop: waiting happens in threads.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ class Sandbox:
     def _compute(self, action: Action, left: threading.Event) -> Solved:
         worker = self._idle.get()
         try:
-            if left.is_set():
-                raise RequestError("nobody waits for this answer any more", param="text")
             if worker is None or not worker.is_alive:
                 worker = _Worker(self._memory_bytes)
+            worker.wait_until_ready()
+            if left.is_set():
+                raise RequestError("nobody waits for this answer any more", param="text")
             reply = worker.ask(action, self._seconds, left)
-            if reply is None:
+            if reply is None or not worker.is_alive:
                 worker.kill()
+                worker = None if left.is_set() else _Worker(self._memory_bytes)
+            if reply is None:
                 message = f"math gave up after {self._seconds:g} s; ask for something smaller"
                 raise AgentError(message, agent="math")
         finally:
@@ -60,6 +64,15 @@ class Sandbox:
         if reply.result is None:
             raise AgentError(f"math cannot compute this: {reply.failed}", agent="math")
         return reply.result
+
+    def prestart(self) -> None:
+        """Start a worker now, if none is idle, for a question that will come."""
+        with contextlib.suppress(queue.Empty):
+            worker = self._idle.get_nowait()
+            try:
+                worker = worker if worker is not None and worker.is_alive else _Worker(self._memory_bytes)
+            finally:
+                self._idle.put(worker)
 
     async def close(self) -> None:
         """End the workers that are idle; a busy one ends with its question."""
@@ -90,7 +103,14 @@ class _Worker:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True, name="math-worker")
         self._reader.start()
-        if self._wait(_START_SECONDS, threading.Event()) != b"ready\n":
+        self._is_ready = False
+
+    def wait_until_ready(self) -> None:
+        """Wait for the first sign of life; raises `AgentError` when none comes."""
+        if self._is_ready:
+            return
+        self._is_ready = self._wait(_START_SECONDS, threading.Event()) == b"ready\n"
+        if not self._is_ready:
             self.kill()
             raise AgentError("the math worker does not start; is sympy installed?", agent="math")
 
