@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyagent.assembly import make_chain, make_host, make_journal
 from pyagent.core.fleet import orchestrator
+from pyagent.core.fleet.containment import close_all
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
@@ -47,6 +48,7 @@ class Fleet(orchestrator.Fleet):
         limits = orchestrator.FleetLimits(
             run_tokens=settings.budget.run.tokens,
             run_seconds=settings.budget.run.seconds,
+            run_agents=settings.budget.run.agents,
             max_concurrency=settings.fleet.max_concurrency,
         )
         super().__init__(
@@ -63,4 +65,4 @@ class Fleet(orchestrator.Fleet):
         """End the runs, close the agents, and the chain when it was made here."""
         await super().close()
         if self._is_backend_owned:
-            await self.backend.close()
+            await close_all({f"the backend {self.backend.name}": self.backend.close})

@@ -129,6 +129,7 @@ class RunBudget(Section, frozen=True):
     seconds: Annotated[float | None, Setting(NUMBER, "Time one run may take, or `unlimited`.", none="unlimited")] = (
         3600.0
     )
+    agents: Annotated[int, Setting(COUNT, "Agents that one run may start, spawned ones included.")] = 10_000
 
 
 class Budget(Section, frozen=True):

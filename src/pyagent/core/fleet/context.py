@@ -1,8 +1,8 @@
 """What an agent is given to work with: a model, tools, other agents, a budget, a deadline, and a way to be seen.
 
 Every call is counted against the budget before it is made, ends with the deadline, is journalled, and takes one of the
-run's slots while it is under way (only calls do: an agent that waits for its children holds none, so nesting cannot
-lock up). Agents never see a backend, a socket or the journal.
+run's slots while it is under way (only calls do: an agent that waits for its children holds none, and a stream that is
+not being read lends its own, so nesting cannot lock up). Agents never see a backend, a socket or the journal.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from pyagent.core.errors import AgentError, BackendError, Decline, PyAgentError, RequestError
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.containment import Call, contained
 from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
 from pyagent.core.fleet.model_call import ModelCall
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, Message, ResponseFormat, SamplingParams
@@ -26,6 +27,7 @@ from pyagent.core.resilience.deadline import Deadline
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.run import Run
+    from pyagent.core.fleet.tools import FleetTool
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,6 +35,9 @@ Prompt = str | Sequence[Message]
 
 DEFAULT_SAMPLING = SamplingParams(temperature=0.0, max_tokens=512)
 """Greedy and bounded: an agent that wants variety says so."""
+
+
+_PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class Context:
     num_children: int = 0
     usage: list[Totals] = field(default_factory=list[Totals])
     last_question: _Question | None = None
+    is_over: bool = False
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -147,14 +153,15 @@ class Context:
 
     async def call_tool(self, name: str, arguments: JsonObject | msgspec.Struct) -> object:
         """What a tool returns for these arguments; raises `RequestError` when they do not fit it."""
+        await self.check_open()
         tool = self.run.tools.get(name)
         if tool is None:
             raise unknown_name("tool", name, list(self.run.tools))
         started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
         try:
             with self.run.hints.away(self.session, f"tool {name}"):
-                async with self.run.slots:
-                    output = await self.deadline.bound(tool.call(arguments), f"the tool {name}")
+                async with self.run.slots.slot():
+                    output = await self._tool_call(tool, arguments).result()
             fault = None
         except PyAgentError as error:
             fault = str(error)
@@ -179,10 +186,19 @@ class Context:
             )
         return output
 
+    def _tool_call(self, tool: FleetTool, arguments: JsonObject | msgspec.Struct) -> Call:
+        return Call(
+            what=f"the tool {tool.name}",
+            start=lambda: tool.call(arguments),
+            error_of=lambda text: AgentError(text, agent=self.agent),
+            deadline=self.deadline,
+        )
+
     async def spawn(
         self, agent: str, task: Task | str, *, max_tokens: int | None = None, timeout_seconds: float | None = None
     ) -> object:
         """Another agent's result. It works within what is left here, or within less when that is given."""
+        await self.check_open()
         self.num_children += 1
         step = f"{self.step}/{self.num_children}.{agent}"
         budget = Budget(step, max_tokens, self.budget)
@@ -203,7 +219,8 @@ class Context:
 
         async def work() -> None:
             for index, item in pending:
-                results[index] = await function(item)
+                with contained(f"a part of {self.agent}", lambda text: AgentError(text, agent=self.agent)):
+                    results[index] = await function(item)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -234,6 +251,12 @@ class Context:
             self.run.emit(
                 StepFinished(run=self.run.id, step=self.step, agent=self.agent, name=name, seconds=seconds, error=fault)
             )
+
+    async def check_open(self) -> None:
+        """Raise `AgentError` when the agent goes on after its end, which its deadline or the run's end was."""
+        if self.is_over or self.run.is_over:
+            await asyncio.sleep(_PAUSE_SECONDS)  # it may ask again and again, and the event loop is everybody's
+            raise AgentError(f"{self.agent} goes on after its end", agent=self.agent)
 
     @property
     def session(self) -> str:

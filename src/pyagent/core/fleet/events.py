@@ -142,6 +142,21 @@ class AgentDeclined(_Event, frozen=True):
     totals: Totals
 
 
+class StepSkipped(_Event, frozen=True):
+    """A step of the run's graph did not run; `cause` is the step that failed before it."""
+
+    step: str
+    cause: str
+
+
+class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that failed, and how. `kind` is the error's class."""
+
+    step: str
+    kind: str
+    error: str
+
+
 class RunFinished(_Event, frozen=True):
     """The run's result: the output of its last step, or of each of its last steps by name."""
 
@@ -150,12 +165,18 @@ class RunFinished(_Event, frozen=True):
 
 
 class RunFailed(_Event, frozen=True):
-    """The run ended without a result; `partial` holds the outputs of the steps that did finish."""
+    """The run ended without a result.
+
+    `kind` and `error` are of the first failure, `failures` of all; `skipped` has the steps that did not run, each with
+    the step that failed before it; `partial` holds the outputs of the steps that did finish.
+    """
 
     kind: str
     error: str
     partial: dict[str, object]
     totals: Totals
+    failures: tuple[StepFailure, ...] = ()
+    skipped: dict[str, str] = {}
 
 
 Event = (
@@ -167,6 +188,7 @@ Event = (
     | ModelCalled
     | ToolCalled
     | StepFinished
+    | StepSkipped
     | AgentFinished
     | AgentFailed
     | AgentDeclined

@@ -1,7 +1,7 @@
 """The task graph: steps that come after others, run side by side where they may, with what they wait for named.
 
 Pure but for asyncio: it knows nothing of agents. A cycle is refused before anything runs. A step that fails takes the
-steps after it along; the others go on or are cancelled, as the caller chose. Cancelling the run cancels every step.
+steps after it along; the others go on. Cancelling the run cancels every step.
 """
 
 from __future__ import annotations
@@ -69,29 +69,25 @@ async def run_graph(
     work: Callable[[str, Mapping[str, T]], Awaitable[T]],
     *,
     max_concurrency: int,
-    stop_on_failure: bool = False,
+    on_skip: Callable[[str, str], None] = lambda _step, _cause: None,
 ) -> dict[str, Outcome[T]]:
     """Run `work(name, outputs of the steps it comes after)` for every step; at most `max_concurrency` at once.
 
-    A step's exception becomes its outcome. With `stop_on_failure` the first one cancels all that are under way.
+    A step's exception becomes its outcome. `on_skip(name, cause)` hears of each step that will not run.
     """
     if max_concurrency < 1:
         raise RequestError(f"max_concurrency must be 1 or more, got {max_concurrency}", param="max_concurrency")
     waiting = topological_order(name_to_after)
-    run = _GraphRun(name_to_after, work)
+    run = _GraphRun(name_to_after, work, on_skip)
     try:
         while True:
             waiting = run.start_ready(waiting, max_concurrency)
             if not run.tasks:
                 break
             await asyncio.wait(run.tasks, return_when=asyncio.FIRST_COMPLETED)
-            has_failed = run.collect()
-            if has_failed and stop_on_failure:
-                break
+            run.collect()
     finally:
         await run.cancel()
-    for name in waiting:
-        run.outcomes.setdefault(name, Outcome(state="cancelled"))
     return {name: run.outcomes[name] for name in name_to_after}
 
 
@@ -99,10 +95,14 @@ class _GraphRun(Generic[T]):
     """The steps under way and the outcomes so far."""
 
     def __init__(
-        self, name_to_after: Mapping[str, Collection[str]], work: Callable[[str, Mapping[str, T]], Awaitable[T]]
+        self,
+        name_to_after: Mapping[str, Collection[str]],
+        work: Callable[[str, Mapping[str, T]], Awaitable[T]],
+        on_skip: Callable[[str, str], None],
     ) -> None:
         self.name_to_after = name_to_after
         self.work = work
+        self.on_skip = on_skip
         self.tasks: dict[asyncio.Task[T], str] = {}
         self.outcomes: dict[str, Outcome[T]] = {}
 
@@ -113,6 +113,7 @@ class _GraphRun(Generic[T]):
             before = [self.outcomes.get(needed) for needed in self.name_to_after[name]]
             if cause := self._cause(name):
                 self.outcomes[name] = Outcome(state="skipped", cause=cause)
+                self.on_skip(name, cause)
             elif None in before or len(self.tasks) >= max_concurrency:
                 still.append(name)
             else:
@@ -130,22 +131,18 @@ class _GraphRun(Generic[T]):
         outputs = {needed: self.outcomes[needed].output for needed in self.name_to_after[name]}
         return await self.work(name, outputs)  # type: ignore[arg-type]
 
-    def collect(self) -> bool:
-        """Keep the outcomes of the finished steps; returns whether one failed."""
-        has_failed = False
+    def collect(self) -> None:
+        """Keep the outcomes of the finished steps."""
         for task in [task for task in self.tasks if task.done()]:
             name = self.tasks.pop(task)
             if task.cancelled():
                 self.outcomes[name] = Outcome(state="cancelled")
-                has_failed = True
             elif (error := task.exception()) is None:
                 self.outcomes[name] = Outcome(state="done", output=task.result())
             elif isinstance(error, Exception):
                 self.outcomes[name] = Outcome(state="failed", error=error)
-                has_failed = True
             else:
                 raise error
-        return has_failed
 
     async def cancel(self) -> None:
         """Cancel what is under way and wait until it has ended."""

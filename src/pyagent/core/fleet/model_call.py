@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from math import isinf
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from pyagent.core.errors import DeadlineError
+from pyagent.core.errors import BackendError, DeadlineError
 from pyagent.core.fleet.budget import Reservation, estimate_tokens
+from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.events import ModelCalled, Totals
 from pyagent.core.messages import (
     Attempt,
@@ -47,15 +48,19 @@ class ModelCall:
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer as the backend streams it."""
+        await self.context.check_open()
         num_prompt = estimate_tokens(self.messages)
         max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
         reservation = self.context.budget.reserve(num_prompt + max_tokens)
         started, fault = time.perf_counter(), "cancelled"
         try:
-            async with self.context.run.slots:
+            async with self.context.run.slots.slot() as slot:
                 started = time.perf_counter()
-                async for delta in self._stream(max_tokens):
-                    yield delta
+                async with aclosing(self._stream(max_tokens)) as deltas:
+                    async for delta in deltas:
+                        slot.suspend()
+                        yield delta
+                        await slot.resume()
             fault = None
         except Exception as error:
             fault = str(error) or type(error).__name__
@@ -64,7 +69,7 @@ class ModelCall:
             self._settle(reservation, num_prompt, time.perf_counter() - started, fault)
 
     async def _stream(self, max_tokens: int) -> AsyncGenerator[ChatDelta, None]:
-        run, deadline = self.context.run, self.context.deadline
+        run, deadline, name = self.context.run, self.context.deadline, self.context.run.backend.name
         if deadline.is_past:
             raise DeadlineError(f"the deadline passed before {self.context.agent} could ask the model")
         request = ChatRequest(
@@ -81,6 +86,7 @@ class ModelCall:
             stream: AsyncIterator[ChatDelta] = run.backend.chat(request)
             if isinstance(stream, AsyncGenerator):
                 stack.push_async_callback(stream.aclose)
+            stack.enter_context(contained(f"the backend {name}", lambda text: BackendError(text, backend=name)))
             async for delta in stream:
                 self._note(delta)
                 yield delta

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 
 import msgspec
 
@@ -20,8 +20,17 @@ from pyagent.core.backends import Backend, Hintable
 from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs
 from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.containment import close_all
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.events import Event, RouteChosen, RunFailed, RunFinished, RunStarted
+from pyagent.core.fleet.events import (
+    Event,
+    RouteChosen,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StepFailure,
+    StepSkipped,
+)
 from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
@@ -29,10 +38,13 @@ from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.fleet.watchdog import Watchdog
 from pyagent.core.messages import Hint
 from pyagent.core.resilience.deadline import Deadline
 
 logger = logging.getLogger(__name__)
+
+Named = TypeVar("Named", Agent, FleetTool)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +57,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens, in and out, of one run and of all runs together; a run's time; its calls at once. None is no limit."""
+    """Tokens of one run and of all together, a run's time, agents, and calls at once. None is no limit."""
 
     run_tokens: int | None = None
     run_seconds: float | None = None
+    run_agents: int = 10_000
     fleet_tokens: int | None = None
     max_concurrency: int = 8
 
@@ -65,10 +78,10 @@ class Fleet:
         journal: Journal | None = None,
         limits: FleetLimits | None = None,
     ) -> None:
-        """Raises `RequestError` for agents that need each other in a circle."""
+        """Raises `RequestError` for two of one name, and for agents that need each other in a circle."""
         self.backend = backend
-        self.agents: dict[str, Agent] = {agent.name: agent for agent in agents}
-        self.tools: dict[str, FleetTool] = {tool.name: tool for tool in tools}
+        self.agents: dict[str, Agent] = _by_name("agents", agents)
+        self.tools: dict[str, FleetTool] = _by_name("tools", tools)
         self.journal: Journal = journal or MemoryJournal()
         self.limits = limits or FleetLimits()
         self.budget = Budget("the fleet", self.limits.fleet_tokens)
@@ -76,6 +89,8 @@ class Fleet:
         self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
         self._jobs: set[asyncio.Task[object]] = set()
+        self._watchdog = Watchdog()
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,14 +101,16 @@ class Fleet:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what still runs, then let the agents release what they hold: those that need others first."""
+        """Cancel what still runs, then let the agents release what they hold: those that need others first.
+
+        What fails to close, or takes too long, is named in a warning; the rest is closed all the same.
+        """
+        self._is_closed = True
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
-        for name in reversed(self._start_order):
-            close = getattr(self.agents[name], "close", None)
-            if callable(close):
-                await cast("Awaitable[None]", close())
+        closers = {name: getattr(self.agents[name], "close", None) for name in reversed(self._start_order)}
+        await close_all({f"the agent {name}": close for name, close in closers.items() if callable(close)})
 
     async def run(  # noqa: PLR0913 - each says another thing of the run
         self,
@@ -110,10 +127,13 @@ class Fleet:
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
         """
+        if self._is_closed:
+            raise RequestError("the fleet is closed; make another one", param="task", code="closed")
         steps = _as_steps(task, tuple(files), agent)
         topological_order({step.name: step.after for step in steps})
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client)
+        self._watchdog.start()
         job = asyncio.create_task(self._execute(run, steps))
         self._jobs.add(job)
         job.add_done_callback(lambda _: events.put_nowait(None))
@@ -125,6 +145,8 @@ class Fleet:
             job.cancel()
             await asyncio.gather(job, return_exceptions=True)
             self._jobs.discard(job)
+            self._watchdog.stop()
+            run.is_over = True
             run.hints.end()
             self.journal.close_run(run.id)
 
@@ -138,6 +160,8 @@ class Fleet:
         is_private: bool = False,
     ) -> object:
         """One agent's result for one task."""
+        if not isinstance(cast("object", task), str | Task):
+            raise RequestError(f"{name} takes one task, a text or a Task, got {type(task).__name__}", param="task")
         run = self.run(task, files=files, agent=name, timeout_seconds=timeout_seconds, is_private=is_private)
         async with aclosing(run) as events:
             async for event in events:
@@ -161,6 +185,7 @@ class Fleet:
             budget=Budget(f"run {run_id}", limits.run_tokens, self.budget),
             deadline=deadline,
             max_concurrency=limits.max_concurrency,
+            max_agents=limits.run_agents,
             listener=listener,
             hints=RunHints(run_id, self._hint, self._durations),
             client=client,
@@ -187,13 +212,16 @@ class Fleet:
             outputs[name] = await self._run_step(run, name_to_step[name], results)
             return outputs[name]
 
+        def skip(name: str, cause: str) -> None:
+            run.emit(StepSkipped(run=run.id, step=name, cause=cause))
+
+        outcomes: dict[str, Outcome[object]] = {}
         try:
             after = {step.name: step.after for step in steps}
-            outcomes = await run_graph(after, work, max_concurrency=run.max_concurrency)
+            outcomes = await run_graph(after, work, max_concurrency=run.max_concurrency, on_skip=skip)
             result = _result(after, outcomes)
         except (Exception, asyncio.CancelledError) as error:
-            kind, text = type(error).__name__, str(error) or "cancelled"
-            run.emit(RunFailed(run=run.id, kind=kind, error=text, partial=dict(outputs), totals=run.totals()))
+            run.emit(_failed(run, error, outcomes, outputs))
             raise
         run.emit(RunFinished(run=run.id, output=result, totals=run.totals()))
         return result
@@ -246,25 +274,69 @@ def _as_steps(task: str | Task | Sequence[Step], files: tuple[str, ...], agent: 
             raise RequestError("the task is empty: say what is to be done, or name a file", param="task")
         task = msgspec.structs.replace(task, files=task.files + files)
         return [Step(name=agent or "task", task=task, agent=agent)]
+    if not isinstance(cast("object", task), Sequence):
+        raise RequestError(f"a task is a text, a Task or a sequence of Steps, got {type(task).__name__}", param="task")
     if files or agent:
         raise RequestError("with steps, files and agents stand in the steps", param="files" if files else "agent")
     steps = list(task)
+    if not steps:
+        raise RequestError("a run needs at least one step", param="steps")
+    for step in steps:
+        if not isinstance(cast("object", step), Step):
+            raise RequestError(f"a run takes steps, got a {type(step).__name__}", param="steps")
+        if not step.name or "/" in step.name:
+            raise RequestError(f"a step needs a name without a slash, got {step.name!r}", param="steps")
     names = [step.name for step in steps]
-    if not steps or len(set(names)) < len(names):
+    if len(set(names)) < len(names):
         raise RequestError(f"a run needs steps with different names, got {names}", param="steps")
     return steps
 
 
 def _result(after: Mapping[str, Sequence[str]], outcomes: Mapping[str, Outcome[object]]) -> object:
-    """The output of the last step, or of each of them by name; raises the first failure."""
+    """The output of the last step, or of each of them by name; raises the first failure, with notes of the others."""
+    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
+    for first in list(failed)[:1]:
+        for name, error in failed.items():
+            if name != first:
+                failed[first].add_note(f"the step {name} failed too: {error}")
+        for name, outcome in outcomes.items():
+            if outcome.cause:
+                failed[first].add_note(f"the step {name} did not run: {outcome.cause} failed before it")
+        raise failed[first]
     for outcome in outcomes.values():
-        if outcome.error is not None:
-            raise outcome.error
         if outcome.state == "cancelled":
             raise asyncio.CancelledError
     waited_for = {needed for names in after.values() for needed in names}
     last = {name: outcomes[name].output for name in after if name not in waited_for}
     return next(iter(last.values())) if len(last) == 1 else last
+
+
+def _failed(
+    run: Run, error: BaseException, outcomes: Mapping[str, Outcome[object]], partial: Mapping[str, object]
+) -> RunFailed:
+    failures = tuple(
+        StepFailure(step=name, kind=type(outcome.error).__name__, error=str(outcome.error))
+        for name, outcome in outcomes.items()
+        if outcome.error is not None
+    )
+    return RunFailed(
+        run=run.id,
+        kind=type(error).__name__,
+        error=str(error) or "cancelled",
+        partial=dict(partial),
+        failures=failures,
+        skipped={name: outcome.cause for name, outcome in outcomes.items() if outcome.cause},
+        totals=run.totals(),
+    )
+
+
+def _by_name(what: str, things: Iterable[Named]) -> dict[str, Named]:
+    named: dict[str, Named] = {}
+    for thing in things:
+        if thing.name in named:
+            raise RequestError(f"two {what} are called {thing.name!r}; give each a name of its own", param=what)
+        named[thing.name] = thing
+    return named
 
 
 def _start_order(agents: Mapping[str, Agent]) -> list[str]:

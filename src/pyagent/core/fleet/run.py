@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pyagent.core.backends import Backend
-from pyagent.core.errors import AgentError, Decline, PyAgentError
+from pyagent.core.errors import AgentError, BudgetError, DeadlineError, Decline, PyAgentError
 from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, unknown_name
 from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.containment import GRACE_SECONDS, Call
 from pyagent.core.fleet.context import Context, sum_totals
 from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
+from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.resilience.deadline import Deadline
 
@@ -38,20 +40,25 @@ class Run:
     budget: Budget
     deadline: Deadline
     max_concurrency: int
+    max_agents: int
     listener: Callable[[Event], None]
     hints: RunHints
     client: str = ""
     is_private: bool = False
-    slots: asyncio.Semaphore = field(init=False)
+    slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
     num_records: int = 0
+    num_agents: int = 0
+    is_over: bool = False
     started_at: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.slots = asyncio.Semaphore(self.max_concurrency)
+        self.slots = Slots(self.max_concurrency)
 
     def emit(self, event: Event) -> None:
-        """Journal an event and show it to the listener. Pieces of text are only shown."""
+        """Journal an event and show it to the listener. Pieces of text are only shown; a run that is over is silent."""
+        if self.is_over:
+            return
         if not isinstance(event, TextDelta):
             shard_key = f"{self.id}/{getattr(event, 'step', '')}"
             self.journal.append(self.id, shard_key, JournalRecord(self.num_records, event))
@@ -73,14 +80,12 @@ class Run:
         name, parent = context.agent, context.parent
         agent = self.agent(name)
         task = checked_task(agent, task)
-        if context.depth > MAX_DEPTH:
-            raise AgentError(f"{name} is spawned {MAX_DEPTH} agents deep; is it spawning itself?", agent=name)
+        self._count_agent(context)
         shown = task.text or str(task.arguments or "")
         parent_step = parent.step if parent else None
         self.emit(AgentStarted(run=self.id, step=context.step, agent=name, task=shown, parent=parent_step))
         try:
-            work = agent.run(context, task)
-            output = checked_output(agent, await context.deadline.bound(work, f"the agent {name}"))
+            output = checked_output(agent, await self._call(agent, context, task))
         except Decline as error:
             totals = context.totals()
             self.emit(AgentDeclined(run=self.id, step=context.step, agent=name, reason=str(error), totals=totals))
@@ -94,10 +99,36 @@ class Run:
             self._fail(context, error)
             raise
         finally:
+            context.is_over = True
             self.hints.done(context.session)
             (parent.usage if parent else self.usage).extend(context.usage)
         self.emit(AgentFinished(run=self.id, step=context.step, agent=name, output=output, totals=context.totals()))
         return output
+
+    def _count_agent(self, context: Context) -> None:
+        """Raise when the run starts agents without end: too deep, too many, or past its deadline."""
+        name = context.agent
+        if context.depth > MAX_DEPTH:
+            raise AgentError(f"{name} is spawned {MAX_DEPTH} agents deep; is it spawning itself?", agent=name)
+        if self.num_agents >= self.max_agents:
+            text = (
+                f"the run has started {self.max_agents} agents and may not start {name}; is one spawning without end?"
+            )
+            raise BudgetError(f"{text} budget.run.agents raises the limit", resource="agents")
+        if context.deadline.is_past:
+            raise DeadlineError(f"the deadline passed before the agent {name} could start")
+        self.num_agents += 1
+
+    async def _call(self, agent: Agent, context: Context, task: Task) -> object:
+        """What the agent returns. A spawned agent has less time to end than the one that waits for it."""
+        name, share = context.agent, 1 - context.depth / (2 * MAX_DEPTH)
+        return await Call(
+            what=f"the agent {name}",
+            start=lambda: agent.run(context, task),
+            error_of=lambda text: AgentError(text, agent=name),
+            deadline=context.deadline,
+            grace_seconds=GRACE_SECONDS * share,
+        ).result()
 
     def _fail(self, context: Context, error: BaseException) -> None:
         kind, text = type(error).__name__, str(error) or "cancelled"
