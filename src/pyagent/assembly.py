@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -57,21 +57,32 @@ def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict
     return backend
 
 
-def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | None = None) -> Chain:
+def make_chain(
+    settings: Settings,
+    host: PluginHost,
+    entries: Sequence[str] | None = None,
+    *,
+    own_address: tuple[str, int] | None = None,
+) -> Chain:
     """The chain of the settings, or of `entries`; models load and sockets open on first use.
 
-    A link whose plugin is broken is left out with a warning while another is left; a misspelt one is an error.
+    A link whose plugin is broken is left out with a warning while another is left; a misspelt one is an error. So is
+    one that leads to `own_address`, the host and port of the server whose chain it is.
     """
     links: list[Backend] = []
     kept: list[LinkSettings] = []
     broken: list[PluginError] = []
     wanted = settings.links if entries is None else [LinkSettings(use=entry) for entry in entries]
-    for link, look in _with_found(wanted, settings, host):
+    for link, look in _with_found(wanted, settings, host, own_address):
         try:
-            links.append(make_link(link, settings, host) if look is None else _found(link, look, settings, host))
-            kept.append(link)
+            backend = make_link(link, settings, host) if look is None else _found(link, look, settings, host)
         except PluginError as error:
             broken.append(error)
+            continue
+        if own_address is not None and look is None:
+            _refuse_itself(backend, own_address)
+        links.append(backend)
+        kept.append(link)
     if not links and broken:
         raise broken[0]
     if broken:
@@ -90,6 +101,14 @@ def make_chain(settings: Settings, host: PluginHost, entries: Sequence[str] | No
     )
 
 
+def _refuse_itself(backend: Backend, own_address: tuple[str, int]) -> None:
+    from pyagent.core.addresses import leads_to
+
+    if leads_to(cast("str", getattr(backend, "url", "")), *own_address):
+        text = f"the link {backend.name} leads back to this server, which would ask itself; take it out of `chain`"
+        raise ConfigError(text, key="chain")
+
+
 def _make_answers(settings: Answers) -> AnswerCache | None:
     if settings.keep == "off":
         return None
@@ -106,7 +125,10 @@ def present_links(settings: Settings, host: PluginHost) -> list[LinkSettings]:
 
 
 def _with_found(
-    links: Sequence[LinkSettings], settings: Settings, host: PluginHost
+    links: Sequence[LinkSettings],
+    settings: Settings,
+    host: PluginHost,
+    own_address: tuple[str, int] | None = None,
 ) -> Iterator[tuple[LinkSettings, Look | None]]:
     """The links, and for those that `auto` stands for how they are looked for; a link that is named is not."""
     named = {link.use for link in links}
@@ -116,7 +138,9 @@ def _with_found(
             continue
         from pyagent.infrastructure.backends.found import candidates
 
-        for candidate in candidates(host.backends(), settings.backends.api_keys):
+        remote = settings.backends.allow_remote
+        keys = settings.backends.api_keys
+        for candidate in candidates(host.backends(), keys, allow_remote=remote, own_address=own_address):
             if candidate.entry not in named:
                 look = None if candidate.entry == "native" else candidate.look
                 yield msgspec.structs.replace(link, use=candidate.entry), look

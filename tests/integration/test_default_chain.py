@@ -13,6 +13,7 @@ from pyagent.assembly import make_chain, make_host, present_links
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError
 from pyagent.core.messages import ChatRequest, EmbedRequest
 from pyagent.infrastructure.backends.found import FoundLink, candidates
 
@@ -33,8 +34,9 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 GITHUB_HOST = "models.github.ai"
 
 
-def found(*key_hosts: str) -> list[str]:
-    return [candidate.entry for candidate in candidates(SCHEMES, key_hosts) if not candidate.look()]
+def found(*key_hosts: str, allow_remote: bool = True) -> list[str]:
+    there = candidates(SCHEMES, key_hosts, allow_remote=allow_remote)
+    return [candidate.entry for candidate in there if not candidate.look()]
 
 
 def test_default_order_is_the_documented_one() -> None:
@@ -71,11 +73,61 @@ def test_what_the_environment_names_is_found(monkeypatch: pytest.MonkeyPatch, tm
     assert found(GITHUB_HOST) == ["native", "openai:http://127.0.0.1:9/v1#m", "ollama", "copilot", "github"]
 
 
+def test_default_chain_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever a machine has, the default chain sends no text off it until the user allows that or names the link."""
+    (tmp_path / "copilot").write_text("#!/bin/sh\n")
+    (tmp_path / "copilot").chmod(0o755)
+    for name, value in (("OPENAI_API_KEY", "k"), ("OPENAI_MODEL", "m"), ("GITHUB_TOKEN", "t")):
+        monkeypatch.setenv(name, value)
+    for url, host in (
+        ("", "http://gpu-box:11434"),
+        ("http://gpu-box:8000/v1", "gpu-box"),
+        ("http://10.0.0.2/v1", "10.0.0.2:9"),
+    ):
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OLLAMA_HOST", host)
+        assert found(GITHUB_HOST, allow_remote=False) == ["native"], (url, host)
+    settings = load_settings().settings
+    chain = make_chain(settings, make_host(settings))
+    assert chain.names == ["native"]
+    rows = {row.backend: row.reason for row in asyncio.run(chain.explain(ChatRequest(messages=HI)))}
+    assert "backends.allow_remote" in rows["copilot"]
+    asyncio.run(chain.close())
+    for url, host in (
+        ("http://127.0.0.1:9/v1", "0.0.0.0"),
+        ("http://[::1]:9/v1", "localhost"),
+        ("http://localhost/v1", ":9"),
+    ):
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OLLAMA_HOST", host)
+        assert found(allow_remote=False) == ["native", f"openai:{url}#m", "ollama"]
+    settings = load_settings(overrides={"backends.allow_remote": True}).settings
+    assert "copilot" in [link.use for link in present_links(settings, make_host(settings))]
+
+
+def test_server_is_no_link_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A link that leads back to the server is not found, and refused at start where it is named."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8321/v1")
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:8321")
+    settings = load_settings().settings
+    for own in (("127.0.0.1", 8321), ("0.0.0.0", 8321)):
+        chain = make_chain(settings, make_host(settings), own_address=own)
+        assert chain.names == ["native"]
+        asyncio.run(chain.close())
+    for link in ("openai:http://127.0.0.1:8321/v1", "ollama"):
+        with pytest.raises(ConfigError, match="leads back to this server"):
+            make_chain(settings, make_host(settings), ["native", link], own_address=("127.0.0.1", 8321))
+    chain = make_chain(
+        settings, make_host(settings), ["openai:http://127.0.0.1:8322/v1"], own_address=("127.0.0.1", 8321)
+    )
+    asyncio.run(chain.close())
+
+
 def test_auto_stands_beside_named_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` is an entry like others; what is named is not looked for again, and its table holds for each found."""
     monkeypatch.setenv("GITHUB_TOKEN", "t")
     file = tmp_path / "pyagent.toml"
-    keys = f'[backends.api_keys]\n"{GITHUB_HOST}" = "env:GITHUB_TOKEN"\n'
+    keys = f'[backends]\nallow_remote = true\n[backends.api_keys]\n"{GITHUB_HOST}" = "env:GITHUB_TOKEN"\n'
     file.write_text('chain = ["native:x", "native", { use = "auto", timeout_seconds = 9 }]\n' + keys)
     settings = load_settings(file).settings
     links = present_links(settings, make_host(settings))

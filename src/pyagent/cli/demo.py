@@ -56,7 +56,7 @@ def machine(backend: Backend) -> str:
     from pyagent import _rust
     from pyagent.core.chain import Chain
 
-    names = [link.name for link in backend.links] if isinstance(backend, Chain) else [backend.name]
+    names = backend.names if isinstance(backend, Chain) else [backend.name]
     is_native = any(name.startswith("native") for name in names)
     return ", ".join(names) + (f" (cpu, {_rust.cpu_features()['isa']})" if is_native else "")
 

@@ -53,7 +53,7 @@ def serve(
     settings = read_settings(config, chain, model, server__host=host, server__port=port)
     fetch_first_model(settings)
     plugins = make_host(settings)
-    backend = make_chain(settings, plugins)
+    backend = make_chain(settings, plugins, own_address=(settings.server.host, settings.server.port))
 
     import asyncio
 

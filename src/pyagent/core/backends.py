@@ -27,7 +27,8 @@ class Backend(Protocol):
     One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`, one that honours `prefill` and
     `answer_prefix` by an attribute `continues` (False: it takes them, and only the user knows whether its server goes
     on from them); a chain asks no other for that. An attribute `abilities` (`core.abilities`) names what it can do
-    itself; the rest it emulates or refuses by name.
+    itself; the rest it emulates or refuses by name. An attribute `url` is the server that it asks, by which one that
+    leads back to its own server is refused.
     """
 
     name: str

@@ -6,12 +6,13 @@ Knows no API. httpx is imported when it is needed: a program whose links are ask
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+
+from pyagent.core.addresses import is_loopback
+from pyagent.core.hops import hop_headers
 
 if TYPE_CHECKING:
     import httpx
@@ -35,7 +36,7 @@ class HttpPool:
         read_seconds: float = 120.0,
     ) -> None:
         self._is_secure = url.startswith("https:")
-        self._is_loopback = _is_loopback(urlsplit(url).hostname or "")
+        self._is_loopback = is_loopback(url)
         self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
         self._seconds = (connect_seconds, read_seconds)
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
@@ -49,6 +50,7 @@ class HttpPool:
             connect, read = self._seconds
             client = httpx.AsyncClient(
                 headers=self._headers,
+                event_hooks={"request": [_tell_hops]},
                 timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
                 verify=self._is_secure or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # reading certificates takes 50 ms
@@ -85,6 +87,11 @@ class HttpPool:
         self._client = None
 
 
+async def _tell_hops(request: httpx.Request) -> None:
+    """Name the servers that a request has passed: one of them may be what it is sent to."""
+    request.headers.update(hop_headers())
+
+
 async def error_body(response: httpx.Response) -> bytes:
     """The beginning of an error's body, enough to say what it says."""
     body = b""
@@ -93,10 +100,3 @@ async def error_body(response: httpx.Response) -> bytes:
         if len(body) > _MAX_ERROR_BYTES:
             break
     return body
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -396,6 +396,14 @@ class Backends(Section, frozen=True):
         float, Setting(NUMBER, "Longest wait for a remote backend's next piece of an answer.")
     ] = 120.0
     connect_timeout_seconds: Annotated[float, Setting(NUMBER, "Longest wait for a connection.")] = 5.0
+    allow_remote: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Whether `auto` also finds what is not on this machine: OpenAI, the Copilot CLI, GitHub Models, an "
+            "OPENAI_BASE_URL or OLLAMA_HOST elsewhere. Links that `chain` names are used either way.",
+        ),
+    ] = False
     unsupported: Annotated[
         Unsupported,
         Setting(

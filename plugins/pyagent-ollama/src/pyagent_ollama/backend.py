@@ -83,6 +83,7 @@ class OllamaBackend:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self.url = url
         self._model = model
         self._options = options
         self._unsupported: Unsupported = unsupported

@@ -384,6 +384,8 @@ def error_of(status: int, body: bytes, backend: str) -> PyAgentError:
         return RequestError(f"{backend}: {text}; try: ollama pull MODEL", param="model", code="model_not_found")
     if status == 400 and _TOO_LONG.search(text):
         return ContextOverflowError(f"{backend}: {text}", num_tokens=0, limit=0)
+    if status == 508:  # another PyAgent's word, which Ollama's API can be
+        return RequestError(f"{backend}: {text}", code="loop_detected")
     if status in {401, 403}:
         hint = "set OLLAMA_API_KEY in the environment"
         return BackendError(

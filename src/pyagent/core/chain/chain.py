@@ -29,6 +29,7 @@ from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failures import InvalidAnswerError
 from pyagent.core.chain.figures import LinkState
 from pyagent.core.chain.forms import fault_of_answer, has_form
+from pyagent.core.chain.listing import ModelLists
 from pyagent.core.chain.member import Member
 from pyagent.core.chain.ordering import Weights, why_not
 from pyagent.core.chain.resuming import AfterFirstToken, Told
@@ -55,6 +56,10 @@ if TYPE_CHECKING:
     from pyagent.core.answers.cache import AnswerCache
 
 CheckAnswers = Literal["whole", "always", "never"]
+_RANKS: dict[bool | None, int] = {True: 0, None: 1, False: 2}
+"""Links known to have the model a request names go first, those known to lack it last."""
+_READY_SECONDS = 0.9
+"""Health checks usually allow a second."""
 _READY = {True: "ready", False: "not ready"}
 
 
@@ -99,6 +104,7 @@ class Chain:
     name: str = "chain"
     _members: list[Member] = field(init=False)
     _weights: Weights = field(init=False, default_factory=Weights)
+    _lists: ModelLists = field(init=False, default_factory=ModelLists)
 
     def __post_init__(self) -> None:
         settings = self.settings or [LinkSettings(use=backend.name) for backend in self.links]
@@ -201,6 +207,8 @@ class Chain:
         request = self._bounded(request)
         deadline = Deadline.after(request.timeout_seconds, self.clock)
         request, members = self._choose(request)
+        if request.model:
+            members = sorted(members, key=lambda member: _RANKS[self._lists.has(member, request.model)])
         members = self._weights.order(members, request.session or request.origin.run)
         return Tries(request, members, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
 
@@ -238,17 +246,17 @@ class Chain:
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def models(self) -> list[ModelInfo]:
-        """The models of every link that says, in the chain's order, each once a link."""
+        """The models of every link that says so in time, in the chain's order, each once a link."""
+        return [
+            msgspec.structs.replace(model, backend=model.backend or member.name)
+            for member, models in await self._lists.models(self._present())
+            for model in models
+        ]
+
+    async def has_model(self, model: str) -> bool:
+        """Whether a link has a model, by its name or the link's; no link that is slow to say holds this up."""
         members = self._present()
-        answers = await asyncio.gather(*(member.backend.models() for member in members), return_exceptions=True)
-        found: list[ModelInfo] = []
-        for member, answer in zip(members, answers, strict=True):
-            if isinstance(answer, BaseException):
-                if not isinstance(answer, Exception):
-                    raise answer
-                continue
-            found += [msgspec.structs.replace(model, backend=model.backend or member.name) for model in answer]
-        return found
+        return any(model == member.name for member in members) or await self._lists.find(members, model)
 
     def link_of(self, model: ModelInfo) -> Backend | None:
         """The link that offers a model: the one it names, or else one of the same kind."""
@@ -265,6 +273,21 @@ class Chain:
         detail = "; ".join(f"{member.name}: {state.detail or _READY[state.is_ready]}" for member, state in rows)
         models = [model for state in states if state.is_ready for model in state.models]
         return Health(is_ready=any(state.is_ready for state in states), detail=detail or "no links", models=models)
+
+    async def is_ready(self) -> bool:
+        """Whether a link says in time that it can answer: the first is enough, and none is waited for after it."""
+        asked = [asyncio.ensure_future(self._health(member)) for member in self._present()]
+        try:
+            for answer in asyncio.as_completed(asked, timeout=_READY_SECONDS):
+                if (await answer).is_ready:
+                    return True
+        except TimeoutError:
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return False
 
     async def explain(self, request: ChatRequest) -> list[LinkView]:
         """What would be tried for `request`, in order, and why the rest would not. Sends no request."""
@@ -301,6 +324,7 @@ class Chain:
 
     async def close(self) -> None:
         """Close every link, also when one of them fails to."""
+        await self._lists.close()
         results = await asyncio.gather(*(member.backend.close() for member in self._members), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

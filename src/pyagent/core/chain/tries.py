@@ -26,6 +26,9 @@ from pyagent.core.messages import Attempt, ChatDelta, ChatRequest
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
 
+_OF_ONE_LINK = frozenset({"model_not_found", "loop_detected"})
+"""Codes of refusals that say nothing of another link."""
+
 
 @dataclass(slots=True)
 class Tries:
@@ -164,5 +167,5 @@ class Tries:
 def _is_passed_by(error: Exception) -> bool:
     """Whether the next link should be asked: unless it would find the same fault with the request."""
     if isinstance(error, RequestError):
-        return isinstance(error, ContextOverflowError) or error.code == "model_not_found"
+        return isinstance(error, ContextOverflowError) or error.code in _OF_ONE_LINK
     return True

@@ -10,8 +10,9 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pyagent.core.addresses import is_loopback, leads_to
 from pyagent.core.backends import Backend
 from pyagent.core.config import read_secret
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
@@ -19,6 +20,8 @@ from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedRes
 _LOOK_SECONDS = 5.0
 _CONNECT_SECONDS = 0.05
 _GITHUB_HOST = "models.github.ai"
+_NOT_HERE = "it is not on this machine; name it in `chain`, or set backends.allow_remote = true"
+_ITSELF = "it is this server itself"
 _NO_GITHUB = f"backends.api_keys names no key for {_GITHUB_HOST}"
 Look = Callable[[], str]
 """Says why something is not there; empty when it is."""
@@ -26,27 +29,56 @@ Look = Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry of the default chain, and how it is looked for."""
+    """An entry of the default chain, how it is looked for, and the URL it asks; empty is this process."""
 
     entry: str
     look: Look
+    url: str = ""
 
 
-def candidates(schemes: Collection[str], key_hosts: Collection[str]) -> Iterator[Candidate]:
+def candidates(
+    schemes: Collection[str],
+    key_hosts: Collection[str],
+    *,
+    allow_remote: bool = False,
+    own_address: tuple[str, int] | None = None,
+) -> Iterator[Candidate]:
     """The default chain in order, of what these schemes can reach. `native` is always there.
 
-    `key_hosts` are the hosts that settings name keys for. A token for GitHub lies about on many machines for other
-    ends, so GitHub Models wants a key named for it: nobody's text should go there unasked.
+    Nobody's text goes off this machine unasked: what is elsewhere is found only with `allow_remote`. `own_address` is
+    the host and port of the server that asks, which is no link of its own. `key_hosts` are the hosts that settings name
+    keys for; as a token for GitHub lies about on many machines for other ends, GitHub Models wants a key named for it.
     """
+    openai, ollama = _openai_entry(), read_secret("env:OLLAMA_HOST")
     known = (
-        Candidate("lmstudio", _at_port(1234, "LM Studio")),
+        Candidate("lmstudio", _at_port(1234, "LM Studio"), "http://127.0.0.1:1234"),
         Candidate("native", lambda: ""),
-        Candidate(_openai_entry(), _no_openai),
-        Candidate("ollama", _no_ollama),
-        Candidate("copilot", _no_copilot),
-        Candidate("github", lambda: "" if _GITHUB_HOST in key_hosts else _NO_GITHUB),
+        Candidate(openai, _no_openai, openai.partition(":")[2]),
+        Candidate("ollama", _no_ollama, _url_of(ollama or "127.0.0.1:11434")),
+        Candidate("copilot", _no_copilot, "https://api.githubcopilot.com"),
+        Candidate("github", lambda: "" if _GITHUB_HOST in key_hosts else _NO_GITHUB, f"https://{_GITHUB_HOST}"),
     )
-    return (candidate for candidate in known if candidate.entry.partition(":")[0] in schemes)
+    for candidate in known:
+        if candidate.entry.partition(":")[0] not in schemes:
+            continue
+        if candidate.url and not allow_remote and not is_loopback(candidate.url):
+            yield replace(candidate, look=_unless_absent(candidate.look, _NOT_HERE))
+        elif own_address is not None and leads_to(candidate.url, *own_address):
+            yield replace(candidate, look=lambda: _ITSELF)
+        else:
+            yield candidate
+
+
+def _unless_absent(look: Look, reason: str) -> Look:
+    return lambda: look() or reason
+
+
+def _url_of(host: str) -> str:
+    """OLLAMA_HOST as a URL: it may lack a scheme, a port and, as an address to listen on, a host."""
+    if "://" not in host:
+        name, _, port = host.rpartition(":") if host.rpartition(":")[2].isdigit() else (host, "", "")
+        host = f"http://{name or '127.0.0.1'}:{port or 11434}"
+    return host.replace("://0.0.0.0", "://127.0.0.1", 1)
 
 
 def is_before_native() -> bool:

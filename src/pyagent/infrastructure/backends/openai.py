@@ -86,7 +86,7 @@ class OpenAIBackend:
             )
         if parts.username or parts.password:
             raise ConfigError("openai: the URL may hold no password; name it in backends.api_keys", key="chain")
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._is_openai = parts.hostname == "api.openai.com"
         self._model = model
         self._api_key = api_key
@@ -99,12 +99,12 @@ class OpenAIBackend:
         if preset is not None:
             self.name = f"{preset.name}:{model}" if model else preset.name
         else:
-            self.name = f"openai:{self._url}" + (f"#{model}" if model else "")
+            self.name = f"openai:{self.url}" + (f"#{model}" if model else "")
 
     async def models(self) -> list[ModelInfo]:
         """What GET /models lists."""
         async with self._errors_mapped():
-            response = await self._http().get(self._preset.models_url if self._preset else f"{self._url}/models")
+            response = await self._http().get(self._preset.models_url if self._preset else f"{self.url}/models")
             if response.status_code != 200:
                 raise self._mapped(response, response.content)
         return [
@@ -158,7 +158,7 @@ class OpenAIBackend:
         if not request.input:
             return EmbedResult(vectors=[], model=model)
         async with self._errors_mapped():
-            response = await self._http().post(f"{self._url}/embeddings", json=body, headers=trace_headers())
+            response = await self._http().post(f"{self.url}/embeddings", json=body, headers=trace_headers())
         if response.status_code in {404, 405, 501}:
             text = f"{self.name} does not embed with {model!r} (HTTP {response.status_code}); name an embedding model"
             raise RequestError(text, param="model", code="model_not_found")
@@ -202,7 +202,7 @@ class OpenAIBackend:
         headers = {"content-type": "application/json", "accept": "text/event-stream", **trace_headers()}
         async with (
             self._errors_mapped(),
-            self._http().stream("POST", f"{self._url}/{path}", content=body, headers=headers) as response,
+            self._http().stream("POST", f"{self.url}/{path}", content=body, headers=headers) as response,
         ):
             if response.status_code != 200:
                 raise self._mapped(response, await error_body(response))

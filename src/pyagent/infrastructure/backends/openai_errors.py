@@ -82,6 +82,8 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
         return UnsupportedError(text, backend=backend, fields=["images"])
     if status in {400, 404, 413, 415, 422}:
         return _lack(fault, backend, status) or _refusal(fault, status, text)
+    if status == 508:
+        return RequestError(text, code="loop_detected")
     if status in {401, 403}:
         hint = "name its API key in backends.api_keys"
         return BackendError(f"{text}; {hint}", backend=backend, retryable=False, status=status)

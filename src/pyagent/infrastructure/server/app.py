@@ -66,7 +66,8 @@ async def _health(service: Service, _request: Request) -> Response:
 
 async def _ready(service: Service, _request: Request) -> Response:
     """GET /ready: whether to send requests here, by status alone."""
-    is_ready = (await service.backend.health()).is_ready
+    backend = service.backend
+    is_ready = await backend.is_ready() if isinstance(backend, Chain) else (await backend.health()).is_ready
     return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
 

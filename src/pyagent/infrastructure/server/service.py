@@ -82,7 +82,7 @@ class Service:
         """The backend to ask; raises `RequestError` for a model that nobody here has."""
         if self.agents is not None and model.startswith(AGENT_PREFIX):
             return self.agents
-        if model:
+        if model and not (isinstance(self.backend, Chain) and await self.backend.has_model(model)):
             models = await self.models()
             if models and not any(model in {known.id, known.backend} for known in models):
                 raise unknown_model(model, models)
