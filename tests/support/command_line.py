@@ -51,7 +51,7 @@ class Talker:
 def fresh_environment(home: Path) -> dict[str, str]:
     """A user without settings, models or past runs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYAGENT_", "XDG_"))}
-    return kept | {"HOME": str(home), "PYAGENT_PATHS__DATA": str(home / "data"), "NO_COLOR": "1"}
+    return kept | {"HOME": str(home), "PYAGENT_PATHS__DATA": str(home / "data"), "NO_COLOR": "1", "TERM": "xterm"}
 
 
 def pyagent(
@@ -90,7 +90,7 @@ class Terminal:
         self._primary = primary
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
-            env=env | {"TERM": "xterm"},
+            env=env,
             stdin=secondary,
             stdout=secondary,
             stderr=secondary,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyagent.cli.options import AsJson, Chain, Config, Files, Model, Private, Seconds
-from pyagent.cli.startup import read_settings
+from pyagent.cli.startup import PlainFetchProgress, fetches_shown, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
@@ -78,7 +78,8 @@ def agent(
         async def work() -> None:
             async with Fleet(settings, host=host) as fleet:
                 if as_json:
-                    output = await fleet.run_agent(name, task, timeout_seconds=seconds, is_private=private)
+                    with fetches_shown(PlainFetchProgress("the agent asks a model; this happens once").show):
+                        output = await fleet.run_agent(name, task, timeout_seconds=seconds, is_private=private)
                     write_json_line(json_of(output))
                     return
                 step = Step(name=name, agent=name, task=task)

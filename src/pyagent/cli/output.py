@@ -1,15 +1,20 @@
-"""Writes JSON to standard output, for programs.
+"""Writes to standard output: JSON that any program can read, colours and marks where a terminal has them.
 
-It goes out as UTF-8 whatever the terminal's encoding is (RFC 8259).
+JSON goes out as UTF-8 whatever the terminal's encoding is (RFC 8259).
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 import msgspec
+
+Colour = Literal["green", "red", "yellow", "cyan", "dim", "bold"]
+_CODES: dict[Colour, int] = {"green": 32, "red": 31, "yellow": 33, "cyan": 36, "dim": 2, "bold": 1}
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_PLAIN_SPINNER = "|/-\\"
 
 
 def write_json(value: object) -> None:
@@ -26,3 +31,26 @@ def write_json_line(line: bytes) -> None:
     else:
         sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()
+
+
+def coloured(text: str, colour: Colour) -> str:
+    """Return the text in a colour, where standard output is a terminal that takes colours."""
+    from pyagent.core.config import are_colours_allowed
+
+    wants = sys.stdout.isatty() and are_colours_allowed()
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if wants else text
+
+
+def mark(text: str, plain: str) -> str:
+    """Return the mark, or a plain one where standard output cannot show it."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return plain
+    return text
+
+
+def spinner(seconds: float) -> str:
+    """Return what a spinner shows after so many seconds."""
+    frames = mark(_SPINNER, _PLAIN_SPINNER)
+    return frames[int(seconds * 8) % len(frames)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,6 +12,7 @@ from pyagent.cli.options import AsJson, Chain, Config, Files, Model, Private, Se
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
+    from pyagent.cli.progress import RunProgress
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.orchestrator import Step
     from pyagent.fleet import Fleet
@@ -58,26 +59,40 @@ async def watch(
     is_private: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Run `task` on `fleet`, showing what happens; then its result and what it took."""
+    """Run `task` on `fleet`, showing what happens; then its result and what it took, also when it fails."""
+    import asyncio
     from contextlib import aclosing
 
-    from pyagent.cli.progress import as_text
+    from pyagent.cli.startup import fetches_shown
     from pyagent.cli.view import make_view
-    from pyagent.core.fleet.events import RunFinished
 
-    view, output = make_view(as_json=as_json), None
+    view = make_view(as_json=as_json)
     run = fleet.run(task, files=files, timeout_seconds=timeout_seconds, is_private=is_private)
-    with view:
-        async with aclosing(run) as events:
-            async for event in events:
-                view.show(event)
-                if isinstance(event, RunFinished):
-                    output = event.output
-    if not as_json:
-        rows = list(view.progress.rows.values())
-        texts = [as_text(row.output).strip() for row in rows] if len(rows) > 1 else [as_text(output).strip()]
-        for row, text in zip(rows, texts, strict=False):
-            if len(rows) == 1 or "\n" in text or len(text) > 72:
-                heading = f"\n{row.agent}:\n" if len(rows) > 1 else "\n"
-                sys.stdout.write(f"{heading}{text}\n")
-        sys.stdout.write(f"\n{view.progress.summary}\n")
+    outcome: Literal["done", "failed", "interrupted"] = "failed"
+    try:
+        with view, fetches_shown(view.show_fetch):
+            async with aclosing(run) as events:
+                async for event in events:
+                    view.show(event)
+        outcome = "done"
+        if not as_json:
+            _write_results(view.progress)
+    except asyncio.CancelledError:
+        outcome = "interrupted"
+        raise
+    finally:
+        if not as_json:
+            sys.stdout.write(f"\n{view.progress.summary(outcome)}\n")
+            sys.stdout.flush()
+
+
+def _write_results(progress: RunProgress) -> None:
+    """Write the whole results of the steps, where a row had no room for them."""
+    from pyagent.cli.progress import as_text
+
+    rows = list(progress.rows.values())
+    for row in rows:
+        text = as_text(row.output).strip()
+        if len(rows) == 1 or "\n" in text or len(text) > 72:
+            heading = f"\n{row.agent}:\n" if len(rows) > 1 else "\n"
+            sys.stdout.write(f"{heading}{text}\n")

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings
@@ -107,7 +107,7 @@ def terminal_progress(reason: str) -> Generator[Watcher]:
     Writes to standard error, so that a command's output stays its own.
     """
     if not sys.stderr.isatty():
-        yield _PlainProgress(reason).show
+        yield PlainFetchProgress(reason).show
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -126,7 +126,29 @@ def terminal_progress(reason: str) -> Generator[Watcher]:
         yield show
 
 
-class _PlainProgress:
+@contextlib.contextmanager
+def fetches_shown(show: Watcher) -> Generator[None]:
+    """Tell `show` of the models that are fetched when something needs them, instead of the log."""
+    logger = logging.getLogger("pyagent.models")
+
+    class _Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(cast("Fetch", record.__dict__["fetch"]))
+
+    handler, before = _Shown(), (logger.level, logger.propagate)
+    handler.addFilter(lambda record: hasattr(record, "fetch"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+class PlainFetchProgress:
     """What is fetched in a line, then a line for each quarter of it."""
 
     def __init__(self, reason: str) -> None:

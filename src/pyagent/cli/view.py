@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Protocol, Self
 
-from pyagent.cli.output import write_json_line
-from pyagent.cli.progress import Row, RunProgress, as_text
+from pyagent.cli.output import Colour, coloured, mark, spinner, write_json_line
+from pyagent.cli.progress import Row, RunProgress, State, as_text
+from pyagent.cli.startup import PlainFetchProgress, size_text
 from pyagent.core.fleet.events import (
     AgentDeclined,
     AgentFailed,
@@ -16,14 +16,20 @@ from pyagent.core.fleet.events import (
     Event,
     Progress,
     RouteChosen,
-    TextDelta,
     encode_event,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_MARKS = {"running": "○", "done": "●", "failed": "✗"}
+    from pyagent.infrastructure.models.store import Fetch
+
+_MARKS: dict[State, tuple[str, str, Colour]] = {
+    "running": ("○", "o", "cyan"),
+    "done": ("●", "*", "green"),
+    "failed": ("✗", "x", "red"),
+}
+_FETCH_REASON = "the embedded engine needs a model; this happens once"
 
 
 class View(Protocol):
@@ -39,12 +45,17 @@ class View(Protocol):
         """Take in an event."""
         ...
 
+    def show_fetch(self, fetch: Fetch) -> None:
+        """Take in how far the fetching of a model is; called in the thread that fetches."""
+        ...
+
 
 class JsonView:
     """One event a line."""
 
     def __init__(self) -> None:
         self.progress = RunProgress()
+        self.show_fetch = PlainFetchProgress(_FETCH_REASON).show
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +74,7 @@ class PlainView:
 
     def __init__(self) -> None:
         self.progress = RunProgress()
+        self.show_fetch = PlainFetchProgress(_FETCH_REASON).show
 
     def __enter__(self) -> Self:
         return self
@@ -82,13 +94,13 @@ class PlainView:
         match event:
             case RouteChosen():
                 by = "" if event.how == "named" else f"by {event.how}: "
-                return f"○ {event.agent:<12} {by}{event.reason}"
+                return f"{marked('running')} {event.agent:<12} {by}{event.reason}"
             case Progress():
                 return f"  {event.agent:<12} {event.text}"
             case AgentFinished() if "/" not in event.step:
                 return finished_line(self.progress.rows[event.step])
             case AgentFailed() if "/" not in event.step:
-                return f"✗ {event.agent:<12} {event.error}"
+                return f"{marked('failed')} {event.agent:<12} {event.error}"
             case AgentDeclined() if "/" not in event.step:
                 return f"  {event.agent:<12} declines: {event.reason}"
             case _:
@@ -96,14 +108,20 @@ class PlainView:
 
 
 class LiveView:
-    """Rows that change in place, a line each, with the tail of what is being written."""
+    """Rows that change in place, a line each, with the tail of what is being written; drawn by a clock of its own."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
 
         self.progress = RunProgress()
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-        self._drawn_at = 0.0
+        self._fetch: Fetch | None = None
+        self._live = Live(
+            console=console,
+            refresh_per_second=_DRAWN_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            get_renderable=self._drawn,
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -112,40 +130,59 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
         for row in self.progress.rows.values():
-            if row.state != "running":
-                sys.stdout.write(finished_line(row) + "\n")
+            is_over = row.state != "running"
+            sys.stdout.write(f"{finished_line(row) if is_over else stopped_line(row)}\n")
         sys.stdout.flush()
 
     def show(self, event: Event) -> None:
-        """Take in the event, and draw when a tenth of a second has passed."""
+        """Take in the event; the next drawing has it."""
         self.progress.apply(event)
-        now = time.monotonic()
-        if now - self._drawn_at > 0.1 or not isinstance(event, TextDelta):
-            self._drawn_at = now
-            self._live.update(self._drawn(), refresh=True)
+
+    def show_fetch(self, fetch: Fetch) -> None:
+        """Take in how far the fetching of a model is."""
+        self._fetch = fetch if fetch.done_bytes < fetch.total_bytes or not fetch.total_bytes else None
 
     def _drawn(self) -> RenderableType:
         from rich.text import Text
 
-        width = shutil.get_terminal_size().columns
-        lines = [live_line(row)[: width - 1] for row in self.progress.rows.values()]
         seconds = time.time() - self.progress.started_at
-        lines.append(f"{seconds:5.1f} s · {self.progress.rates(seconds)}")
-        return Text("\n".join(lines))
+        lines = [live_line(row, seconds) for row in list(self.progress.rows.values())]
+        if (fetch := self._fetch) is not None:
+            total = f" of {size_text(fetch.total_bytes)}" if fetch.total_bytes else ""
+            lines.append(f"  fetching {fetch.name}: {size_text(fetch.done_bytes)}{total}")
+        lines.append(coloured(f"{spinner(seconds)} {seconds:5.1f} s · {self.progress.rates(seconds)}", "dim"))
+        text = Text.from_ansi("\n".join(lines))
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
-def live_line(row: Row) -> str:
-    """A row while it runs: progress of its children, what it last said, what it is writing."""
+_DRAWN_PER_SECOND = 5
+
+
+def marked(state: State, shown: str = "") -> str:
+    """Return the mark of a state in its colour, or `shown` in its stead."""
+    text, plain, colour = _MARKS[state]
+    return coloured(shown or mark(text, plain), colour)
+
+
+def live_line(row: Row, seconds: float) -> str:
+    """Return a row while it runs: progress of its children, what it last said, what it is writing."""
     if row.state != "running":
         return finished_line(row).partition("\n")[0]
     parts = f"{row.num_children_done}/{row.num_children} " if row.num_children else ""
-    return f"{_MARKS[row.state]} {row.agent:<12} {parts}{row.line}  {' '.join(row.tail.split())[-120:]}"
+    tail = coloured(" ".join(row.tail.split())[-120:], "dim")
+    return f"{marked('running', spinner(seconds))} {row.agent:<12} {parts}{row.line}  {tail}"
+
+
+def stopped_line(row: Row) -> str:
+    """Return a row that was stopped before it was over."""
+    return f"{marked('failed')} {row.agent:<12} stopped: {row.line}"
 
 
 def finished_line(row: Row) -> str:
-    """A row when it is over: the first line of its result, its time and its speed."""
+    """Return a row when it is over: the first line of its result, its time and its speed."""
     if row.state == "failed":
-        return f"{_MARKS[row.state]} {row.agent:<12} {row.line}"
+        return f"{marked('failed')} {row.agent:<12} {row.line}"
     text = as_text(row.output).strip()
     first = text.partition("\n")[0]
     shown = first if len(first) <= 72 else first[:71] + "…"
@@ -156,11 +193,11 @@ def finished_line(row: Row) -> str:
             share = row.totals.cached_tokens / max(1, row.totals.prompt_tokens)
             cost += f", {row.totals.completion_tokens} tokens at {row.totals.tokens_per_second:.0f} tok/s"
             cost += f", prefix cache {share:.0%}"
-    return f"{_MARKS[row.state]} {row.agent:<12} {shown}" + (f"   ({cost})" if cost else "")
+    return f"{marked(row.state)} {row.agent:<12} {shown}" + (coloured(f"   ({cost})", "dim") if cost else "")
 
 
 def make_view(*, as_json: bool) -> View:
-    """The view that suits where the output goes."""
+    """Return the view that suits where the output goes."""
     if as_json:
         return JsonView()
     if not sys.stdout.isatty():

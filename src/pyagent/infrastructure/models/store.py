@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ import msgspec
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.models.sources import CATALOG, WheelSource, fetch_from_hub
 
+logger = logging.getLogger("pyagent.models")
 _PARTIAL = ".partial-"
 _LOCK = ".lock-"
 _MANIFEST = "model.json"
@@ -70,7 +72,7 @@ class ModelStore:
     ) -> None:
         self.folder = folder
         self.catalog = CATALOG if catalog is None else catalog
-        self._watch: Watcher = watch or _watch_nothing
+        self._watch: Watcher = watch or _LoggedFetch().watch
 
     def list(self) -> list[StoredModel]:
         """Every model in the store, by name."""
@@ -192,8 +194,23 @@ class ModelStore:
         return ModelError(f"model {name!r} is not known; {hint}", model=name)
 
 
-def _watch_nothing(fetch: Fetch) -> None:
-    del fetch
+class _LoggedFetch:
+    """Writes a fetch to the log: where it begins and after each quarter as information, all else for debugging.
+
+    A record's `fetch` has the `Fetch`, for programs that draw it.
+    """
+
+    def __init__(self) -> None:
+        self._quarters: dict[str, int] = {}
+
+    def watch(self, fetch: Fetch) -> None:
+        """Take in how far it is."""
+        quarter = 4 * fetch.done_bytes // fetch.total_bytes if fetch.total_bytes else 0
+        level = logging.INFO if quarter > self._quarters.get(fetch.name, -1) else logging.DEBUG
+        self._quarters[fetch.name] = quarter
+        done, total = fetch.done_bytes / 1e6, fetch.total_bytes / 1e6
+        told = (fetch.name, done, total, fetch.origin, fetch.folder)
+        logger.log(level, "fetching %s: %.0f of %.0f MB, from %s into %s", *told, extra={"fetch": fetch})
 
 
 def is_path(name: str) -> bool:
