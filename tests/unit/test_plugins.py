@@ -34,9 +34,12 @@ AGENTS = """
     from types import SimpleNamespace
     from pyagent.plugin import hookimpl
 
+    async def run(context, task):
+        return "done"
+
     @hookimpl
     def pyagent_register_agents():
-        return [SimpleNamespace(name="{name}", description="d", run=print, home=__name__)]
+        return [SimpleNamespace(name="{name}", description="d", run=run, home=__name__)]
 """
 
 
@@ -84,11 +87,15 @@ def info_of(host: PluginHost, name: str) -> PluginInfo:
     return next(info for info in host.plugins() if info.name == name)
 
 
+async def _run(context: object, task: object) -> str:
+    return "done"
+
+
 def agents_plugin(*names: str, **marks: bool) -> object:
     class Plugin:
         @hookimpl(**marks)  # type: ignore[call-overload]
         def pyagent_register_agents(self) -> list[object]:
-            return [SimpleNamespace(name=name, description="d", run=print, home=self) for name in names]
+            return [SimpleNamespace(name=name, description="d", run=_run, home=self) for name in names]
 
     return Plugin()
 
@@ -152,7 +159,10 @@ def test_objects_may_be_plugins(install: Install) -> None:
         class Poet:
             @hookimpl
             def pyagent_register_agents(self):
-                return (SimpleNamespace(name="haiku", description="d", run=print),)
+                return (SimpleNamespace(name="haiku", description="d", run=self.write),)
+
+            async def write(self, context, task):
+                return "done"
 
         poet = Poet()
     """
@@ -203,9 +213,40 @@ BROKEN = {
     ),
     "twice": (
         "from types import SimpleNamespace as N\nfrom pyagent.plugin import hookimpl\n"
-        "@hookimpl\ndef pyagent_register_agents(): return [N(name='a', description='d', run=print)] * 2",
+        "async def run(context, task): pass\n"
+        "@hookimpl\ndef pyagent_register_agents(): return [N(name='a', description='d', run=run)] * 2",
         "brings the name 'a' twice",
     ),
+}
+
+
+AGENT = """
+    from pyagent.plugin import hookimpl
+
+    class Agent:
+        name = "odd"
+        description = "d"
+        {}
+
+    @hookimpl
+    def pyagent_register_agents():
+        return [Agent()]
+"""
+RUN = "async def run(self, context, task): return 'done'"
+BROKEN |= {
+    f"agent-{kind}": (AGENT.format(lines), reason)
+    for kind, lines, reason in [
+        ("sync", "def run(self, context, task): return 'x'", "whose `run` is not `async def run(self, context, task)`"),
+        ("short", "async def run(self, task): return 'x'", "whose `run` takes (task), expected (context, task)"),
+        ("yields", "async def run(self, context, task): yield 'x'", "whose `run` is an async generator"),
+        ("silent", "description = None\n        " + RUN, "whose `description` is None, expected a text"),
+        ("needy", "needs = 'nobody'\n        " + RUN, "whose `needs` is 'nobody', expected a sequence"),
+        ("lonely", "needs = ('haikus',)\n        " + RUN, "needs 'haikus', which no enabled plugin brings"),
+        ("circle", "needs = ('odd',)\n        " + RUN, "agents need each other in a circle: odd -> odd"),
+        ("scores", RUN + "\n        async def score(self, task): return 1.0", "whose `score` is not `def score(self, "),
+        ("closes", RUN + "\n        async def close(self, how): pass", "whose `close` is not `async def close(self)`"),
+        ("slash", "name = 'a/b'", "without spaces and slashes"),
+    ]
 }
 
 
@@ -225,6 +266,24 @@ def test_broken_plugin_is_quarantined(install: Install, caplog: pytest.LogCaptur
     assert info.provides == {}
     said = [record.getMessage() for record in caplog.records if kind in record.getMessage()]
     assert said == [f"plugin {kind} is quarantined, the program goes on without it: {info.reason}"]
+
+
+def test_circle_between_plugins_spares_the_built_ins(install: Install) -> None:
+    """A plugin that makes a built-in agent need itself is out, and the built-in stays with its own."""
+    needs = "needs = ('reasoning',)\n        " + RUN
+    install("usurper", AGENT.replace('"odd"', '"summarize"').format(needs))
+    host = PluginHost.discover(Plugins(order=["usurper"]))
+    agents = host.agents()
+    assert "circle: summarize -> reasoning -> summarize" in info_of(host, "usurper").reason
+    assert type(agents["summarize"]).__module__.startswith("pyagent.logic")
+    assert "reasoning" in agents
+
+
+def test_winner_does_not_depend_on_the_order_of_a_folder(install: Install) -> None:
+    """Third-party plugins stand by name, whatever order they were installed in."""
+    for name in ("zeta", "beta", "alpha"):
+        install(name, AGENTS.format(name="haiku"))
+    assert [info.name for info in discover().plugins() if info.name not in BUILTINS] == ["alpha", "beta", "zeta"]
 
 
 def test_ctrl_c_passes_through_a_loading_plugin(install: Install) -> None:
@@ -307,11 +366,8 @@ def test_first_in_order_wins_and_the_clash_is_told(install: Install, caplog: pyt
         host = discover(order=order)
         assert host.agents()["haiku"].home == order[0]  # type: ignore[attr-defined]
         assert [clash.winner for clash in host.clashes()] == order
-    assert not caplog.records
-    host = discover()
-    host.agents()
-    host.agents()
-    assert len([record for record in caplog.records if "both bring agents 'haiku'" in record.getMessage()]) == 1
+    assert discover().agents()["haiku"].home == "alpha", "without an order, by name"  # type: ignore[attr-defined]
+    assert not caplog.records, "every command would be too often"
 
 
 def test_marks_order_what_the_settings_do_not(install: Install) -> None:
@@ -430,7 +486,9 @@ def test_quarantine_takes_back_what_a_plugin_brought() -> None:
     class Half:
         name = "haiku"
         description = "d"
-        run = print
+
+        async def run(self, context: object, task: object) -> str:
+            return "done"
 
         @hookimpl
         def pyagent_register_agents(self) -> list[object]:

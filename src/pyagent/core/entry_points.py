@@ -8,6 +8,7 @@ for every plugin would cost more than all the rest of a start.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -20,13 +21,22 @@ logger = logging.getLogger("pyagent.plugins")
 
 
 def installed_entry_points() -> Iterator[tuple[EntryPoint, Distribution]]:
-    """Every entry point of the group, in the order of `sys.path`; broken metadata is skipped."""
+    """Every entry point of the group, by `sys.path`, then by name; broken metadata is skipped."""
+    found = [(entry, distribution) for distribution in distributions() for entry in _entry_points_of(distribution)]
+    folders = {_place(distribution)[0]: None for _, distribution in found}
+    position = {folder: index for index, folder in enumerate(folders)}
+    found.sort(key=lambda pair: (position[_place(pair[1])[0]], _place(pair[1])[1]))
     seen: set[tuple[str, str]] = set()
-    for distribution in distributions():
-        for entry in _entry_points_of(distribution):
-            if (entry.name, entry.value) not in seen:
-                seen.add((entry.name, entry.value))
-                yield entry, distribution
+    for entry, distribution in found:
+        if (entry.name, entry.value) not in seen:
+            seen.add((entry.name, entry.value))
+            yield entry, distribution
+
+
+def _place(distribution: Distribution) -> tuple[str, str]:
+    """The folder and name of a distribution's metadata; a file system lists them in any order."""
+    folder, _, name = str(getattr(distribution, "_path", "")).rpartition(os.sep)
+    return folder, name
 
 
 def _entry_points_of(distribution: Distribution) -> list[EntryPoint]:

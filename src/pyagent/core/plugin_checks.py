@@ -7,9 +7,9 @@ name. The host in `core.plugins` decides what to do about it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from typing import cast
+from typing import Any, cast
 
 import pluggy
 
@@ -23,7 +23,10 @@ NOUNS: tuple[str, ...] = tuple(name.removeprefix(PREFIX) for name in vars(HookSp
 _MAKERS: dict[str, str] = {"backends": "scheme", "queue_policies": "name", "eviction_policies": "name"}
 """What comes as a mapping to factories, and what the keys are."""
 
-_MEMBERS: dict[str, tuple[str, ...]] = {"agents": ("description", "run"), "tools": ("description",)}
+_MEMBERS: dict[str, tuple[str, ...]] = {
+    "agents": ("description", "run"),
+    "tools": ("description", "arguments", "call"),
+}
 
 
 def module_of(target: str) -> str:
@@ -102,10 +105,73 @@ def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]
     items: dict[str, object] = {}
     for item in cast("Sequence[object]", returned):
         name = _checked_name(plugin, noun, item)
+        if noun == "agents" and (problem := agent_problem(item)):
+            raise PluginError(f"brings the agent {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
         if name in items:
             raise PluginError(f"brings the name {name!r} twice in {PREFIX}{noun}", plugin=plugin, hook=PREFIX + noun)
         items[name] = item
     return items
+
+
+def agent_problem(agent: object) -> str | None:
+    """What is wrong with an agent, as far as its shape tells; None when nothing is."""
+    description, needs = getattr(agent, "description", None), getattr(agent, "needs", ())
+    if not isinstance(description, str) or not description.strip():
+        return f"whose `description` is {description!r:.80}, expected a text"
+    if isinstance(needs, str) or not isinstance(needs, Sequence) or not all(isinstance(n, str) for n in needs):  # pyright: ignore[reportUnknownVariableType]
+        return f"whose `needs` is {needs!r:.80}, expected a sequence of agents' names"
+    run = getattr(agent, "run", None)
+    if inspect.isasyncgenfunction(run):
+        return "whose `run` is an async generator; return the result, and show pieces by `context.stream`"
+    if not _is_async(run):
+        return "whose `run` is not `async def run(self, context, task)`"
+    if not _takes(run, 2):
+        return f"whose `run` takes {inspect.signature(cast('Any', run))}, expected (context, task)"
+    return _optional_problem(agent)
+
+
+def _optional_problem(agent: object) -> str | None:
+    score, close = getattr(agent, "score", None), getattr(agent, "close", None)
+    if score is not None and (_is_async(score) or not _takes(score, 1)):
+        return "whose `score` is not `def score(self, task)`"
+    if close is not None and not _takes(close, 0):
+        return "whose `close` is not `async def close(self)`"
+    return None
+
+
+def _is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _takes(function: object, num_arguments: int) -> bool:
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*range(num_arguments))
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say
+        return True
+    return True
+
+
+def needs_problem(name_to_needs: Mapping[str, Sequence[str]], trusted: Collection[str]) -> tuple[list[str], str] | None:
+    """The agents at fault and what is wrong with their `needs`: a name nobody has, or a circle; None when all is well.
+
+    Those `trusted` do without what is not there.
+    """
+    from pyagent.core.fleet.graph import find_cycle
+
+    for name, needs in name_to_needs.items():
+        for needed in needs:
+            if needed not in name_to_needs and name not in trusted:
+                nearest = get_close_matches(needed, name_to_needs, n=1)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                return [name], f"its agent {name!r} needs {needed!r}, which no enabled plugin brings{hint}"
+    known = {name: [needed for needed in needs if needed in name_to_needs] for name, needs in name_to_needs.items()}
+    if cycle := find_cycle(known):
+        return cycle, f"agents need each other in a circle: {' -> '.join(cycle)}"
+    return None
 
 
 def _checked_factories(plugin: str, noun: str, returned: object) -> dict[str, object]:
@@ -122,8 +188,8 @@ def _checked_factories(plugin: str, noun: str, returned: object) -> dict[str, ob
 
 def _checked_name(plugin: str, noun: str, item: object) -> str:
     name = getattr(item, "name", None)
-    if inspect.isclass(item) or not isinstance(name, str) or not name or any(map(str.isspace, name)):
-        raise _returned_wrong(plugin, noun, f"{noun}: instances with a `name` without spaces", item)
+    if inspect.isclass(item) or not isinstance(name, str) or not name or any(c.isspace() or c == "/" for c in name):
+        raise _returned_wrong(plugin, noun, f"{noun}: instances with a `name` without spaces and slashes", item)
     for member in _MEMBERS[noun]:
         if not hasattr(item, member):
             raise _returned_wrong(plugin, noun, f"{noun} with `{member}`", item)

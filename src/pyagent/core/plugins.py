@@ -4,7 +4,7 @@ The only registry in PyAgent. Built-ins come through the package's own entry poi
 Invariants: a plugin that fails at import, registration, in a hook or by what it returns is *quarantined* (named, logged
 once, listed with the reason) and the program goes on; whoever comes first in the order wins a contested name, and the
 clash is listed. The order: plugins registered by hand, then `plugins.order`, then pluggy's tryfirst, the rest, and
-trylast; within each of these the built-ins, then the others by `sys.path`. Knows nothing of config files or sockets.
+trylast; within each of these the built-ins, then the others by name. Knows nothing of config files or sockets.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pyagent.core.plugin_checks import (
     checked_items,
     import_target,
     module_of,
+    needs_problem,
     signature_error,
     unknown_noun,
 )
@@ -119,7 +120,7 @@ class _Plugin:
 @dataclass(frozen=True, slots=True)
 class _Contribution:
     plugin: _Plugin
-    rank: tuple[float, ...]
+    rank: tuple[float, int, bool, int, str]
     items: Mapping[str, object]
 
 
@@ -174,8 +175,17 @@ class PluginHost:
         return cast("dict[str, EvictionPolicyFactory]", self._collect("eviction_policies"))
 
     def agents(self) -> dict[str, Agent]:
-        """Agents by name."""
-        return cast("dict[str, Agent]", self._collect("agents"))
+        """Agents by name. A plugin whose agent needs one that nobody brings, or itself in a circle, is quarantined."""
+        with self._lock:
+            while True:
+                agents = cast("dict[str, Agent]", self._collect("agents"))
+                owners = self._owners("agents")
+                name_to_needs = {name: tuple(getattr(agent, "needs", ())) for name, agent in agents.items()}
+                problem = needs_problem(name_to_needs, [name for name, owner in owners.items() if owner.is_builtin])
+                if problem is None:
+                    return agents
+                at_fault = [plugin for name, plugin in owners.items() if name in problem[0]]
+                self._quarantine(max(at_fault, key=lambda plugin: not plugin.is_builtin), problem[1])
 
     def tools(self) -> dict[str, FleetTool]:
         """Tools by name."""
@@ -185,6 +195,7 @@ class PluginHost:
         """Load every plugin and ask every hook, so that `plugins` shows all there is to know."""
         for noun in NOUNS:
             self._collect(noun)
+        self.agents()  # their needs are looked at together
 
     def plugins(self) -> list[PluginInfo]:
         """Every plugin known, in order of discovery, with its state."""
@@ -234,7 +245,9 @@ class PluginHost:
             self._register_object(plugin, target, import_target(target))
         except PluginError as error:
             self._quarantine(plugin, str(error).removeprefix(f"plugin {plugin.name!r} "))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's failure must not end the program
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a plugin's failure must not end the program
             self._quarantine(plugin, self._why(plugin, target, error, "failed at import"))
         else:
             plugin.state = "loaded"
@@ -260,6 +273,8 @@ class PluginHost:
 
     def _quarantine(self, plugin: _Plugin, reason: str) -> None:
         plugin.state, plugin.reason = "quarantined", reason
+        for contributions in self._contributions.values():
+            contributions[:] = [kept for kept in contributions if kept.plugin is not plugin]
         for thing in plugin.target_to_object.values():
             if self._manager.is_registered(thing):
                 self._manager.unregister(thing)
@@ -293,7 +308,9 @@ class PluginHost:
                 )
             except PluginError as error:
                 self._quarantine(plugin, str(error))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's failure must not end the program
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a plugin's failure must not end the program
                 self._quarantine(plugin, self._why(plugin, target, error, f"failed in {PREFIX}{noun}"))
             else:
                 self._contributions[noun].append(_Contribution(plugin, self._rank(plugin, impl), items))
@@ -301,31 +318,37 @@ class PluginHost:
     def _hook(self, noun: str) -> pluggy.HookCaller:
         return cast("pluggy.HookCaller", getattr(self._manager.hook, PREFIX + noun))
 
-    def _rank(self, plugin: _Plugin, impl: pluggy.HookImpl) -> tuple[float, ...]:
+    def _rank(self, plugin: _Plugin, impl: pluggy.HookImpl) -> tuple[float, int, bool, int, str]:
         position = -1.0 if plugin.is_by_hand else self._order.get(plugin.name, len(self._order))
-        return position, impl.trylast - impl.tryfirst, not plugin.is_builtin, plugin.index
+        index = plugin.index if plugin.is_by_hand or plugin.is_builtin else 0
+        return position, impl.trylast - impl.tryfirst, not plugin.is_builtin, index, plugin.name
 
     def _merge(self, noun: str) -> dict[str, object]:
         """The contributions in order; the first to bring a name keeps it."""
         merged: dict[str, object] = {}
         owners: dict[str, _Plugin] = {}
-        for contribution in sorted(self._contributions[noun], key=lambda contribution: contribution.rank):
-            if not contribution.plugin.is_open:
-                continue
+        for contribution in self._in_order(noun):
             for name, item in contribution.items.items():
                 if name in merged:
-                    self._report_clash(Clash(noun, name, owners[name].name, contribution.plugin.name))
+                    self._note_clash(Clash(noun, name, owners[name].name, contribution.plugin.name))
                 else:
                     merged[name], owners[name] = item, contribution.plugin
         return merged
 
-    def _report_clash(self, clash: Clash) -> None:
+    def _owners(self, noun: str) -> dict[str, _Plugin]:
+        """Who brings each name that is used."""
+        contributions = reversed(self._in_order(noun))
+        return {name: contribution.plugin for contribution in contributions for name in contribution.items}
+
+    def _in_order(self, noun: str) -> list[_Contribution]:
+        return sorted(self._contributions[noun], key=lambda contribution: contribution.rank)
+
+    def _note_clash(self, clash: Clash) -> None:
+        """Keep a clash for `pyagent plugins list`; every command would be too often."""
         if clash in self._clashes:
             return
         self._clashes[clash] = None
-        is_wanted = clash.winner in self._order or self._plugins[clash.winner].is_by_hand
-        logger.log(
-            logging.DEBUG if is_wanted else logging.WARNING,
+        logger.info(
             "plugins %s and %s both bring %s %r: %s comes first and is used (plugins.order changes that)",
             *(clash.winner, clash.loser, clash.noun, clash.name, clash.winner),
         )
@@ -346,13 +369,14 @@ class PluginHost:
 
             try:
                 backend = factory(link, settings)
-            except PyAgentError:
+                is_backend = isinstance(cast("object", backend), Backend)
+            except (PyAgentError, KeyboardInterrupt):
                 raise
-            except Exception as error:
+            except BaseException as error:
                 target = plugin.target_for("backends") or ""
                 why = self._why(plugin, target, error, f"failed to make the backend {link}")
                 raise PluginError(f"plugin {plugin.name!r} {why}", plugin=plugin.name, hook=hook) from error
-            if not isinstance(cast("object", backend), Backend):
+            if not is_backend:
                 what = f"made a {type(backend).__name__} for {link}, which is not a Backend (models, chat, health, ...)"
                 raise PluginError(f"plugin {plugin.name!r} {what}", plugin=plugin.name, hook=hook)
             return backend

@@ -40,12 +40,26 @@ def topological_order(name_to_after: Mapping[str, Collection[str]]) -> list[str]
     order: list[str] = []
     done: set[str] = set()
     for root in name_to_after:
-        _visit(root, name_to_after, done, order)
+        if trail := _visit(root, name_to_after, done, order):
+            cycle = " -> ".join(trail)
+            raise RequestError(f"the steps wait for each other: {cycle}; remove one of these", code="cycle")
     return order
 
 
-def _visit(root: str, name_to_after: Mapping[str, Collection[str]], done: set[str], order: list[str]) -> None:
-    """Depth first, without recursion: a long chain is no deeper than a short one."""
+def find_cycle(name_to_after: Mapping[str, Collection[str]]) -> list[str] | None:
+    """A cycle among the names, the first one at both ends: `[a, b, a]`; None when there is none."""
+    done: set[str] = set()
+    trails = (_visit(root, name_to_after, done, []) for root in name_to_after)
+    return next((trail for trail in trails if trail), None)
+
+
+def _visit(
+    root: str, name_to_after: Mapping[str, Collection[str]], done: set[str], order: list[str]
+) -> list[str] | None:
+    """Append what `root` needs, then itself; returns the cycle when there is one.
+
+    Depth first, without recursion: a long chain is no deeper than a short one.
+    """
     path: dict[str, None] = {}
     stack = [(root, False)]
     while stack:
@@ -56,12 +70,12 @@ def _visit(root: str, name_to_after: Mapping[str, Collection[str]], done: set[st
             order.append(name)
         elif name in path:
             trail = [*path, name]
-            cycle = " -> ".join(trail[trail.index(name) :])
-            raise RequestError(f"the steps wait for each other: {cycle}; remove one of these", code="cycle")
+            return trail[trail.index(name) :]
         elif name not in done:
             path[name] = None
             stack.append((name, True))
             stack.extend((needed, False) for needed in reversed(list(name_to_after[name])))
+    return None
 
 
 async def run_graph(
