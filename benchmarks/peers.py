@@ -109,7 +109,7 @@ def pyagent_server(model: Path, *, context: int, settings: dict[str, str] | None
     program = Path(sys.executable).parent / "pyagent"
     environment = {
         "PYAGENT_ENGINE__THREADS": str(NUM_THREADS),
-        "PYAGENT_ENGINE__MAX_CONTEXT": str(context),
+        "PYAGENT_ENGINE__MAX_MODEL_LEN": str(context),
         **(settings or {}),
     }
     return Server([program, "serve", "--model", str(model), "--port", str(port)], port, "/ready", environment)

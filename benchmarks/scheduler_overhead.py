@@ -12,10 +12,10 @@ import time
 
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
-from pyagent.infrastructure.engine.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output, Request
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer
 
 
@@ -104,12 +104,12 @@ def measure(num_requests: int, context: int, num_steps: int) -> dict[str, list[f
     """Microseconds of each part, step by step."""
     blocks = num_requests * ((context + num_steps + num_requests) // 16 + 40)
     runner = IdleRunner(blocks)
-    limits = SchedulerLimits(max_num_seqs=num_requests, token_budget=max(8192, num_requests))
+    limits = SchedulerLimits(max_num_seqs=num_requests, max_num_batched_tokens=max(8192, num_requests))
     engine = Engine(runner, limits)
     sink: list[Output] = []
     for number in range(num_requests):
         engine.scheduler.add(make_request(number, context - number % 16, 10**6, sink))
-    while len(engine.scheduler.lanes) < num_requests:
+    while len(engine.scheduler.decode_batch) < num_requests:
         engine.step()
     parts: dict[str, list[float]] = {"plan": [], "books": [], "both": [], "news": []}
     for _ in range(num_steps):
@@ -119,9 +119,9 @@ def measure(num_requests: int, context: int, num_steps: int) -> dict[str, list[f
         assert plan is not None
         output = runner.execute(plan.batch)
         computed = time.perf_counter()
-        engine.scheduler.land(plan, output.tokens)
+        engine.scheduler.apply_output(plan, output.tokens)
         landed = time.perf_counter()
-        for request, token in zip(plan.drawing, output.tokens, strict=True):
+        for request, token in zip(plan.sampled, output.tokens, strict=True):
             news = request.accept(token, None, landed)
             assert news is not None
             request.on_output(news)

@@ -39,7 +39,7 @@ from pyagent.core.setting_kinds import parse_size
 from pyagent.core.settings import Engine, RequestClass, Settings
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import EngineState, LocalEngine
-from pyagent.infrastructure.engine.process_memory import resident_bytes
+from pyagent.infrastructure.engine.memory.process import resident_bytes
 
 MAX_AT_ONCE = 40
 ARRIVALS_PER_SECOND = 6.0

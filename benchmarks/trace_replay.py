@@ -32,11 +32,11 @@ from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.messages import ChatRequest, Hint, Message, SamplingParams, Usage
 from pyagent.core.settings import Engine, Settings
-from pyagent.infrastructure.engine.model_memory import Estimates
+from pyagent.infrastructure.engine.memory.process import resident_bytes
+from pyagent.infrastructure.engine.models.memory_estimate import Estimates
 from pyagent.infrastructure.engine.plugin import options_of
-from pyagent.infrastructure.engine.process_memory import resident_bytes
+from pyagent.infrastructure.engine.sessions.prompt_normalization import settle, with_moved
 from pyagent.infrastructure.engine.tokens.tokenizer import ModelTokenizer
-from pyagent.infrastructure.engine.volatile import settle, with_moved
 from pyagent.infrastructure.models.describe import describe
 from pyagent.infrastructure.models.store import ModelStore
 

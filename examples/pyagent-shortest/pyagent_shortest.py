@@ -21,7 +21,7 @@ class Shortest:
         # Everybody ages alike, so the order does not depend on `now`: nobody starves.
         yield from sorted(self.waiting.values(), key=lambda one: one.num_left + TOKENS_PER_SECOND * one.arrived)
 
-    def served(self, request: Queued, num_prompt: int, num_drawn: int, now: float) -> None:
+    def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:
         pass
 
     def finished(self, request: Queued, now: float) -> None:

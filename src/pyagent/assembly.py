@@ -22,8 +22,8 @@ from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from pyagent.core.answers.cache import AnswerCache
-    from pyagent.core.settings import Answers, Settings
+    from pyagent.core.response_cache.cache import ResponseCache
+    from pyagent.core.settings import ResponseCacheSettings, Settings
     from pyagent.infrastructure.backends.found import Look
     from pyagent.infrastructure.storage.journal import FileJournal
 
@@ -97,7 +97,7 @@ def make_chain(
         after_first_token=rules.after_first_token,
         check_answers=rules.check_answers,
         deadline_seconds=rules.deadline_seconds,
-        answers=_make_answers(settings.answers),
+        response_cache=_make_response_cache(settings.response_cache),
     )
 
 
@@ -109,14 +109,14 @@ def _refuse_itself(backend: Backend, own_address: tuple[str, int]) -> None:
         raise ConfigError(text, key="chain")
 
 
-def _make_answers(settings: Answers) -> AnswerCache | None:
+def _make_response_cache(settings: ResponseCacheSettings) -> ResponseCache | None:
     if settings.keep == "off":
         return None
-    from pyagent.core.answers.cache import AnswerCache
-    from pyagent.core.answers.kept import KeptAnswers
+    from pyagent.core.response_cache.cache import ResponseCache
+    from pyagent.core.response_cache.store import ResponseStore
 
-    kept = KeptAnswers(settings.max_bytes, settings.ttl_seconds)
-    return AnswerCache(kept, settings.keep, settings.pinned, settings.between_clients)
+    kept = ResponseStore(settings.max_bytes, settings.ttl_seconds)
+    return ResponseCache(kept, settings.keep, settings.pinned, settings.between_clients)
 
 
 def present_links(settings: Settings, host: PluginHost) -> list[LinkSettings]:

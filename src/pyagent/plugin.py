@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.scores import Score
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
-    from pyagent.core.http_pool import HttpPool, error_body
     from pyagent.core.line_reader import LineReader, LineTooLongError
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
+    from pyagent.http_pool import HttpPool, error_body
 
 _LATER = {
     "ABILITIES": "pyagent.core.abilities",
@@ -80,7 +80,7 @@ _LATER = {
     "EvictionPolicy": "pyagent.core.eviction",
     "EvictionPolicyFactory": "pyagent.core.eviction",
     "FleetTool": "pyagent.core.fleet.tools",
-    "HttpPool": "pyagent.core.http_pool",
+    "HttpPool": "pyagent.http_pool",
     "LineReader": "pyagent.core.line_reader",
     "LineTooLongError": "pyagent.core.line_reader",
     "Parts": "pyagent.core.hooks",
@@ -91,7 +91,7 @@ _LATER = {
     "Score": "pyagent.core.fleet.scores",
     "Settings": "pyagent.core.settings",
     "Task": "pyagent.core.fleet.agent",
-    "error_body": "pyagent.core.http_pool",
+    "error_body": "pyagent.http_pool",
     "estimated_tokens": "pyagent.core.emulation.cutting",
     "estimated_usage": "pyagent.core.emulation.cutting",
     "fulfil": "pyagent.core.emulation.fulfil",

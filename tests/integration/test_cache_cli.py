@@ -15,7 +15,7 @@ from pyagent.cli.cache import app
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import ScriptedBackend, serve

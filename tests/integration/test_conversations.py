@@ -10,7 +10,7 @@ import pytest
 from pyagent.core.backends import Answer, collect
 from pyagent.core.messages import CacheReport, ChatRequest, Message, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

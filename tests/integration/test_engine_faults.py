@@ -15,10 +15,10 @@ from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import BackendError, CapacityError, ContextOverflowError
 from pyagent.core.messages import ChatRequest, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.batch import Batch, StepOutput
-from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.runners.batch import Batch, StepOutput
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
 KV_BYTES_A_BLOCK = 256 * 16
 
@@ -37,7 +37,7 @@ def backend_of(path: Path, *, blocks: int = 1024, num_waiting: int = 4096) -> Na
     return NativeBackend.of("tiny", lambda: path, EngineOptions(cpu, SchedulerLimits(max_num_waiting=num_waiting)))
 
 
-async def settled(backend: NativeBackend) -> _rust.PoolStats:
+async def normalized(backend: NativeBackend) -> _rust.PoolStats:
     """The pool's counts once nothing runs."""
     model = await backend.load()
     assert isinstance(model, LoadedModel)
@@ -89,7 +89,7 @@ def test_logits_that_are_not_numbers_leave_others_alone(
         assert reasons[0] in str(failed)
         assert "nan" in reasons[0].lower() or "number" in reasons[0].lower() or "finite" in reasons[0].lower()
         assert [answer.text for answer in answers if isinstance(answer, Answer)] == expected
-        assert (await settled(backend)).active == 0
+        assert (await normalized(backend)).active == 0
         await backend.close()
 
     run(work())
@@ -107,7 +107,7 @@ def test_prompt_of_ten_megabytes_is_refused_and_others_go_on(tiny_model_path: Pa
         assert huge.num_tokens > 1_000_000
         assert isinstance(other, Answer)
         assert other.text == expected.text
-        assert (await settled(backend)).active == 0
+        assert (await normalized(backend)).active == 0
         await backend.close()
 
     run(work())
@@ -129,7 +129,7 @@ def test_ten_thousand_requests_are_answered_or_refused_with_a_time(tiny_model_pa
             elif isinstance(answer, Answer):
                 assert answer.text == expected
         assert (await collect(backend.chat(ask("the user", max_tokens=2)))).text == expected
-        assert (await settled(backend)).active == 0
+        assert (await normalized(backend)).active == 0
         await backend.close()
 
     run(work())
@@ -146,7 +146,7 @@ def test_exhausted_kv_memory_costs_time_and_no_text(tiny_model_path: Path) -> No
         backend = backend_of(tiny_model_path, blocks=32)
         answers = await at_once(backend, requests)
         assert [answer.text for answer in answers if isinstance(answer, Answer)] == expected
-        stats = await settled(backend)
+        stats = await normalized(backend)
         assert (stats.active, stats.free) == (0, stats.limit)
         await backend.close()
 

@@ -36,10 +36,10 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
 )
-from pyagent.infrastructure.engine import supervisor as supervisor_module
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.lifecycle import State
-from pyagent.infrastructure.engine.remote import ProcessEngine
+from pyagent.infrastructure.engine.subprocess import supervisor as supervisor_module
+from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
 
 SCHEMA = {
     "type": "object",
@@ -192,11 +192,11 @@ def test_conversations_go_on_over_a_kill(tiny_model_path: Path, session: str | N
 
 
 def test_begun_answers_go_on_over_a_kill(tiny_model_path: Path) -> None:
-    """Answers with a `prefill` go on over a kill in mid-stream, and so does their conversation after the next one."""
+    """Answers with a `assistant_prefix` go on over a kill in mid-stream, and so does their conversation after the next one."""
 
     async def talk(backend: NativeBackend, num_pieces: int | None) -> list[object]:
         chats = [request for request in eight(60) if request.messages]
-        asked = [msgspec.structs.replace(request, prefill="the user is") for request in chats]
+        asked = [msgspec.structs.replace(request, assistant_prefix="the user is") for request in chats]
         if num_pieces is None:
             answers = [await collect(backend.chat(request)) for request in asked]
         else:
@@ -327,7 +327,7 @@ def hang(self, batch):
         time.sleep(3600)
     return execute(self, batch)
 
-if sys.argv[0].endswith("process.py"):
+if sys.argv[0].endswith("subprocess/main.py"):
     CpuRunner.execute = hang
 
 @hookimpl
@@ -374,7 +374,7 @@ POISON = '''
 """A queue policy that kills its process when a request of the client "poison" comes to wait."""
 import os, signal
 from pyagent.core.hooks import hookimpl
-from pyagent.infrastructure.engine.policies.ordered import make_fcfs
+from pyagent.infrastructure.engine.scheduler.policies.ordered import make_fcfs
 
 def make(options):
     policy = make_fcfs({})
@@ -437,7 +437,7 @@ def test_errors_cross_the_socket_as_they_are(tiny_model_path: Path, tmp_path: Pa
     broken.write_bytes(broken.read_bytes()[:5000])
 
     async def work() -> None:
-        async with engine_of(tiny_model_path, **{"engine.max_context": 40}) as backend:
+        async with engine_of(tiny_model_path, **{"engine.max_model_len": 40}) as backend:
             with pytest.raises(ContextOverflowError) as overflow:
                 await collect(backend.chat(ChatRequest(prompt="z" * 60)))
             assert (overflow.value.num_tokens, overflow.value.limit, overflow.value.param) == (60, 40, "messages")

@@ -17,9 +17,9 @@ from pyagent.core.fleet.events import ModelCalled
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import ChatRequest, Hint, Message, SamplingParams
-from pyagent.core.prompt_cache import CacheAnswer, ExplainPrompt, ModelCache, PinPrompt, UnpinPrompt, ViewCache
+from pyagent.core.prompt_cache import CacheQueryResult, ExplainPrompt, ModelCache, PinPrompt, UnpinPrompt, ViewCache
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 
 BLOCK_BYTES = 256 * 16  # of the tiny model, in f16
@@ -40,10 +40,10 @@ async def noise(backend: NativeBackend, num_requests: int = 12) -> None:
         await collect(backend.chat(ChatRequest(messages=[Message("user", text)], sampling=GREEDY)))
 
 
-async def settled(backend: NativeBackend) -> ModelCache:
+async def normalized(backend: NativeBackend) -> ModelCache:
     """The cache once all hints given so far are taken, and no step under way holds what has ended."""
     await asyncio.wrap_future(backend.engine._hints.submit(lambda: None))  # type: ignore[attr-defined]
-    while (view := (await backend.ask_cache(ViewCache())).models[0]).used_pages:  # noqa: ASYNC110
+    while (view := (await backend.query_cache(ViewCache())).models[0]).used_pages:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     return view
 
@@ -58,7 +58,7 @@ def test_agent_that_waits_for_its_tool_keeps_its_kv(tiny_model_path: Path, takes
     backend = backend_of(tiny_model_path, takes_hints=takes_hints)
 
     async def slow(_: Nothing) -> str:
-        await settled(backend)
+        await normalized(backend)
         await noise(backend)
         return "done"
 
@@ -77,7 +77,7 @@ def test_agent_that_waits_for_its_tool_keeps_its_kv(tiny_model_path: Path, takes
         fleet = Fleet(backend, [Waiter()], [FleetTool("slow", "takes its time", Nothing, slow)])
         async with aclosing(fleet.run("wait", agent="waiter")) as events:
             calls = [event async for event in events if isinstance(event, ModelCalled)]
-        await settled(backend)
+        await normalized(backend)
         await backend.close()
         return calls
 
@@ -103,7 +103,7 @@ def test_finished_agents_private_turns_go_first(tiny_model_path: Path) -> None:
             messages = [*lead, Message("user", f"{name}: " + "is it at the user? " * 6)]
             await collect(backend.chat(ChatRequest(messages=messages, sampling=GREEDY, session=name)))
         backend.hint(Hint(kind="demote", session="done", messages=lead))
-        view = await settled(backend)
+        view = await normalized(backend)
         states = {name: prompt.state for prompt in view.prompts for name in prompt.sessions}
         assert states == {"kept": "cached", "done": "demoted"}
         lead_blocks = view.prompts[0].num_tokens // 16 - view.demoted_pages
@@ -122,9 +122,9 @@ def test_released_run_keeps_nothing_back(tiny_model_path: Path) -> None:
         await collect(backend.chat(ChatRequest(messages=messages, sampling=GREEDY, session="r/a")))
         backend.hint(Hint(kind="retain", session="r/a"))
         backend.hint(Hint(kind="retain", run="r", messages=messages[:1]))
-        assert (await settled(backend)).retained_pages > 5
+        assert (await normalized(backend)).retained_pages > 5
         backend.hint(Hint(kind="release", run="r"))
-        assert (await settled(backend)).retained_pages == 0
+        assert (await normalized(backend)).retained_pages == 0
         await backend.close()
 
     asyncio.run(work())
@@ -141,7 +141,7 @@ def test_hints_about_the_unknown_are_lost(tiny_model_path: Path) -> None:
                 backend.hint(Hint(kind=kind, run="nothing", messages=[Message("system", "?")]))
                 backend.hint(Hint(kind=kind))
             await backend.load()
-        view = await settled(backend)
+        view = await normalized(backend)
         assert (view.retained_pages, view.demoted_pages, view.pinned_pages) == (0, 0, 0)
         await backend.close()
 
@@ -154,23 +154,23 @@ def test_pinned_prompt_outlives_all_else(tiny_model_path: Path) -> None:
     async def work() -> None:
         backend = backend_of(tiny_model_path)
         asked = ChatRequest(messages=[Message("system", SYSTEM)])
-        pinned = await backend.ask_cache(PinPrompt("mine", asked))
+        pinned = await backend.query_cache(PinPrompt("mine", asked))
         assert pinned.num_tokens > 100
         await noise(backend)
         request = ChatRequest(messages=[*asked.messages, Message("user", "is it?")])
-        explained: CacheAnswer = await backend.ask_cache(ExplainPrompt(request))
+        explained: CacheQueryResult = await backend.query_cache(ExplainPrompt(request))
         assert explained.report is not None
         assert explained.report.cached_tokens == pinned.num_tokens
-        view = (await backend.ask_cache(ViewCache())).models[0]
+        view = (await backend.query_cache(ViewCache())).models[0]
         assert view.pins == {"mine": pinned.num_tokens}
         assert view.pinned_pages * 16 == pinned.num_tokens
         more = ChatRequest(messages=[Message("system", "other " + SYSTEM * 2)])
         with pytest.raises(CapacityError, match="pinning 'more'"):
-            await backend.ask_cache(PinPrompt("more", more))
-        assert (await backend.ask_cache(UnpinPrompt("mine"))).num_tokens == pinned.num_tokens
-        assert (await backend.ask_cache(UnpinPrompt("mine"))).num_tokens == 0
+            await backend.query_cache(PinPrompt("more", more))
+        assert (await backend.query_cache(UnpinPrompt("mine"))).num_tokens == pinned.num_tokens
+        assert (await backend.query_cache(UnpinPrompt("mine"))).num_tokens == 0
         await noise(backend)
-        explained = await backend.ask_cache(ExplainPrompt(request))
+        explained = await backend.query_cache(ExplainPrompt(request))
         assert explained.report is not None
         assert explained.report.cached_tokens == 1  # what all prompts of the template begin with
         assert explained.report.miss is not None

@@ -15,14 +15,15 @@ from support.tiny_model import write_tiny_model
 from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
-from pyagent.infrastructure.engine import model_pool, slabs
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
-from pyagent.infrastructure.engine.ledger import Ledger
-from pyagent.infrastructure.engine.model_pool import ModelPool
+from pyagent.infrastructure.engine.memory import slabs
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.memory.slabs import KvSlabs
+from pyagent.infrastructure.engine.models import model_pool
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
-from pyagent.infrastructure.engine.slabs import KvSlabs
 
 PAGE = 1000
 ACTIONS = st.lists(
@@ -133,7 +134,7 @@ def test_cached_kv_makes_room_for_another_model(tmp_path: Path, monkeypatch: pyt
         write_tiny_model(tmp_path / f"{name}.gguf", seed)
 
     async def work() -> None:
-        limits = SchedulerLimits(max_num_seqs=24, token_budget=64)
+        limits = SchedulerLimits(max_num_seqs=24, max_num_batched_tokens=64)
         options = EngineOptions(cpu=CpuOptions(threads=1), limits=limits)
         ledger = Ledger(3_500_000)
         pool = ModelPool(lambda name: tmp_path / f"{name}.gguf", options, ledger)

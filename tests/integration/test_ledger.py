@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyagent.core.errors import CapacityError
-from pyagent.infrastructure.engine.ledger import Ledger, Reservation
-from pyagent.infrastructure.engine.machine_memory import AUTO_SHARE, available_memory, total_for
-from pyagent.infrastructure.engine.process_memory import resident_bytes
+from pyagent.infrastructure.engine.memory.ledger import Ledger, Reservation
+from pyagent.infrastructure.engine.memory.process import resident_bytes
+from pyagent.infrastructure.engine.memory.system import AUTO_SHARE, available_memory, total_for
 
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["reserve", "resize", "release", "thrice"]), st.integers(0, 120), st.integers(0, 9)),

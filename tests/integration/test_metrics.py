@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyagent.core.answers.cache import AnswerCache
-from pyagent.core.answers.kept import KeptAnswers
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import CacheMiss, CacheReport, ChatDelta, Timings, Usage
+from pyagent.core.response_cache.cache import ResponseCache
+from pyagent.core.response_cache.store import ResponseStore
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.observability.metrics import AnswerWatch, Histogram, ServerFigures, render
 from pyagent.infrastructure.server.app import create_app
@@ -63,7 +63,7 @@ def test_answers_are_counted_by_path_model_and_status() -> None:
     assert value(samples, "pyagent_http_request_seconds_count", path=path) == 3
     assert value(samples, "pyagent_first_token_seconds_count", model="scripted") == 2
     assert value(samples, "pyagent_inter_token_seconds_count", model="scripted") == 4
-    assert value(samples, "pyagent_generated_tokens_total", model="scripted") == 6
+    assert value(samples, "pyagent_generation_tokens_total", model="scripted") == 6
     assert value(samples, "pyagent_http_requests_running") == 1  # the scrape itself
 
 
@@ -124,13 +124,13 @@ def test_scrape_is_quick() -> None:
 def test_every_figure_is_documented(tiny_model_path: Path) -> None:
     """The reference page has each family with its labels, and none that does not exist."""
     backend = NativeBackend.of("tiny", lambda: tiny_model_path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 20)))
-    chain = Chain([backend], answers=AnswerCache(KeptAnswers(1000, 60)))
+    chain = Chain([backend], response_cache=ResponseCache(ResponseStore(1000, 60)))
     with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
         http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 3, "ignore_eos": True})
         families = list(text_string_to_metric_families(http.get("/metrics").text))
     samples = [sample for family in families for sample in family.samples]
     assert next(s.value for s in samples if s.name == "pyagent_engine_requests_finished_total") == 1
-    assert next(s.value for s in samples if s.name == "pyagent_engine_drawn_tokens_total") == 3
+    assert next(s.value for s in samples if s.name == "pyagent_engine_generation_tokens_total") == 3
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     page = DOCS.read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `pyagent_")]

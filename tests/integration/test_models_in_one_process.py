@@ -28,12 +28,12 @@ from pyagent.core.messages import (
     SamplingParams,
 )
 from pyagent.core.settings import Settings
-from pyagent.infrastructure.engine import model_pool
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
-from pyagent.infrastructure.engine.ledger import Ledger
-from pyagent.infrastructure.engine.model_memory import Estimates
-from pyagent.infrastructure.engine.model_pool import ModelPool
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models import model_pool
+from pyagent.infrastructure.engine.models.memory_estimate import Estimates
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.models.describe import describe
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OPTIONS = EngineOptions(
-    cpu=CpuOptions(threads=1, kv_bytes=KV_BYTES), limits=SchedulerLimits(max_num_seqs=24, token_budget=64)
+    cpu=CpuOptions(threads=1, kv_bytes=KV_BYTES), limits=SchedulerLimits(max_num_seqs=24, max_num_batched_tokens=64)
 )
 
 

@@ -34,7 +34,7 @@ from pyagent.core.messages import (
     SamplingParams,
 )
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 
 
 @pytest.mark.model
@@ -136,7 +136,7 @@ def test_two_hundred_requests_at_once_are_all_answered(tiny_model_path: Path) ->
     """Two hundred requests against memory for a few are all answered, with the lengths asked for."""
 
     async def work() -> None:
-        async with running(tiny_model_path, options(blocks=64, token_budget=256)) as backend:
+        async with running(tiny_model_path, options(blocks=64, max_num_batched_tokens=256)) as backend:
             asked = [chat(f"the user {number}", ignore_eos=True, max_tokens=1 + number % 9) for number in range(200)]
             answers = await at_once(backend, asked)
             assert [answer.usage.completion_tokens for answer in answers] == [1 + number % 9 for number in range(200)]

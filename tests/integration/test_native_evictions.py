@@ -126,7 +126,7 @@ def test_prefix_keys_are_equal_between_engines_when_asked_for(tiny_model_path: P
         try:
             request = ChatRequest(prompt="count " * 20, sampling=SamplingParams(temperature=0, max_tokens=1))
             await collect(chain.chat(request))
-            answer = await chain.ask_cache(ViewCache(9))
+            answer = await chain.query_cache(ViewCache(9))
             return {prompt.key for model in answer.models for prompt in model.prompts}
         finally:
             await chain.close()

@@ -22,7 +22,7 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
 )
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 
 
 @pytest.mark.model

@@ -74,7 +74,7 @@ def test_overflow_carries_its_numbers(tiny_model_path: Path) -> None:
     """`ContextOverflowError` says how many tokens were sent and how many fit; a setting can shorten the context."""
 
     async def work() -> None:
-        async with running(tiny_model_path, options(max_context=40)) as backend:
+        async with running(tiny_model_path, options(max_model_len=40)) as backend:
             with pytest.raises(ContextOverflowError) as caught:
                 await collect(backend.chat(ChatRequest(prompt="z" * 40)))
             assert (caught.value.num_tokens, caught.value.limit) == (40, 40)

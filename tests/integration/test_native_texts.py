@@ -26,16 +26,16 @@ from pyagent.core.backends import collect
 from pyagent.core.messages import (
     ChatRequest,
 )
-from pyagent.infrastructure.engine.model import EngineOptions
-from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import KvType
+from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
 
 VARIANTS: dict[str, Callable[[], EngineOptions]] = {
     "one thread": options,
     "two threads": lambda: options(threads=2),
-    "seven tokens a step": lambda: options(token_budget=7),
+    "seven tokens a step": lambda: options(max_num_batched_tokens=7),
     "planned ahead": lambda: replace(options(), async_scheduling="on"),
-    "little memory": lambda: options(blocks=28, token_budget=64),
+    "little memory": lambda: options(blocks=28, max_num_batched_tokens=64),
     **{f"isa {isa}": (lambda isa=isa: options(isa=isa, threads=2)) for isa in _rust.cpu_features()["isas"]},
 }
 
@@ -63,8 +63,13 @@ def test_answers_of_every_kv_format_are_those_given_alone(tiny_model_path: Path,
     async def work() -> None:
         requests = mixed_requests(16)
         expected = await alone(tiny_model_path, requests, kv_type)
-        for blocks, token_budget in ((1024, 7), (28, 64)):
-            chosen = options(blocks=(blocks * eighths) // 8, token_budget=token_budget, threads=2, kv_type=kv_type)
+        for blocks, max_num_batched_tokens in ((1024, 7), (28, 64)):
+            chosen = options(
+                blocks=(blocks * eighths) // 8,
+                max_num_batched_tokens=max_num_batched_tokens,
+                threads=2,
+                kv_type=kv_type,
+            )
             async with running(tiny_model_path, chosen) as backend:
                 for _ in range(2):
                     assert [answer.text for answer in await at_once(backend, requests)] == expected

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.tiny_model import vocabulary
 
-from pyagent.infrastructure.engine.ledger import Ledger
+from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner, KvType
 
 NUM_TOKENS = len(vocabulary()[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyagent.infrastructure.engine.process_memory import heap_bytes
+from pyagent.infrastructure.engine.memory.process import heap_bytes
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 
 pytestmark = pytest.mark.skipif(heap_bytes() is None, reason="needs a heap that tells its size: glibc 2.33 or newer")
@@ -21,10 +21,10 @@ from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, Message, ResponseFormat, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
-from pyagent.infrastructure.engine.ledger import Ledger
-from pyagent.infrastructure.engine.model_pool import ModelPool
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
-from pyagent.infrastructure.engine.process_memory import resident_bytes
+from pyagent.infrastructure.engine.memory.process import resident_bytes
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 
 def tell(when, accounts):
@@ -32,7 +32,7 @@ def tell(when, accounts):
 
 async def main():
     options = EngineOptions(
-        cpu=CpuOptions(threads=2), limits=SchedulerLimits(max_num_seqs=8, token_budget=512), max_context=1024
+        cpu=CpuOptions(threads=2), limits=SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=512), max_model_len=1024
     )
     pool = ModelPool(lambda _: Path(sys.argv[1]), options, Ledger(260_000_000), measure_process=resident_bytes)
     backend = NativeBackend(["m"], LocalEngine(pool), look=lambda _: "")
@@ -114,9 +114,9 @@ TURNS = """
 import os, sys
 from array import array
 from pyagent._rust import trim_memory
-from pyagent.infrastructure.engine.process_memory import resident_bytes
-from pyagent.infrastructure.engine.sessions import Sessions
-from pyagent.infrastructure.engine.turns import RenderedText, Turn
+from pyagent.infrastructure.engine.memory.process import resident_bytes
+from pyagent.infrastructure.engine.sessions.sessions import Sessions
+from pyagent.infrastructure.engine.sessions.turns import RenderedText, Turn
 
 sessions = Sessions(None, 8192, max_bytes=1 << 40)
 trim_memory()

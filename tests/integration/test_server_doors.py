@@ -12,8 +12,8 @@ from support.server import HI, KEY, fault, post, run
 from pyagent.core.errors import (
     ConfigError,
 )
-from pyagent.infrastructure.server.guards import is_loopback, read_keys
-from pyagent.infrastructure.server.serving import bind
+from pyagent.infrastructure.server.middleware.auth import is_loopback, read_keys
+from pyagent.infrastructure.server.uvicorn_server import bind
 
 
 def test_server_keys_are_needed_when_set(caplog: pytest.LogCaptureFixture) -> None:

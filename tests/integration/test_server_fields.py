@@ -76,10 +76,10 @@ def test_server_continues_the_final_message_in_vllms_words() -> None:
     for more in ({}, {"add_generation_prompt": False}):
         body = {"messages": messages, "continue_final_message": True} | more
         asked = read_chat(json.dumps(body).encode()).request
-        assert ([message.text for message in asked.messages], asked.prefill) == (["hi"], "So ")
+        assert ([message.text for message in asked.messages], asked.assistant_prefix) == (["hi"], "So ")
     for more in ({}, {"add_generation_prompt": True, "continue_final_message": False}):
         asked = read_chat(json.dumps({"messages": messages} | more).encode()).request
-        assert (len(asked.messages), asked.prefill) == (2, "")
+        assert (len(asked.messages), asked.assistant_prefix) == (2, "")
 
 
 def test_server_tells_clients_apart_by_key_then_by_name() -> None:

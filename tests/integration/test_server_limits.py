@@ -9,7 +9,7 @@ from support.server import HI, KEY, Model
 
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
-from pyagent.infrastructure.server.limits import Allowance
+from pyagent.infrastructure.server.middleware.rate_limit import Allowance
 from pyagent.testing import serve
 
 OTHER = "sk-another-key-of-16"

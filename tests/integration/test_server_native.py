@@ -18,10 +18,10 @@ from openai.types.chat.chat_completion_chunk import Choice
 
 from pyagent._rust import PoolStats
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.server.app import create_app
-from pyagent.infrastructure.server.serving import address, bind
+from pyagent.infrastructure.server.uvicorn_server import address, bind
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ def asking(number: int) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": f"count from {number} " + "and on " * (number % 9)}]
 
 
-async def settled(backend: NativeBackend) -> PoolStats:
+async def normalized(backend: NativeBackend) -> PoolStats:
     """The pool's counts once nothing is held, or after five seconds."""
     model = await backend.load()
     for _ in range(500):
@@ -81,7 +81,7 @@ def test_native_server_answers_200_clients_at_once(tiny_model_path: Path) -> Non
             reasons = await asyncio.gather(*(one(number) for number in range(200)))
             assert len(reasons) == 200
             assert set(reasons) <= {"stop", "length"}
-            stats = await settled(backend)
+            stats = await normalized(backend)
             assert stats.free == stats.num_pages
 
     asyncio.run(work())
@@ -114,7 +114,7 @@ def test_native_server_killing_clients_at_random_leaks_no_block(tiny_model_path:
 
             answered = await asyncio.gather(*(one(number) for number in range(60)))
             assert sum(answered) >= 30
-            stats = await settled(backend)
+            stats = await normalized(backend)
             assert stats.free == stats.num_pages
             model = await backend.load()
             assert not model.engine.scheduler.has_work

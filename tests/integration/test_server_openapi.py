@@ -15,12 +15,12 @@ from support.server import HI, Model
 
 from pyagent.core.errors import RequestError
 from pyagent.infrastructure.server.anthropic.requests import read_count, read_messages
-from pyagent.infrastructure.server.apis import APIS
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.ollama.requests import read_chat, read_embed, read_generate, read_model
 from pyagent.infrastructure.server.openai.embeddings import read_embeddings
 from pyagent.infrastructure.server.openapi import BODIES
 from pyagent.infrastructure.server.responses.requests import read_response
+from pyagent.infrastructure.server.route_table import APIS
 from pyagent.testing import serve
 
 

@@ -18,8 +18,8 @@ from pyagent.core.messages import ChatDelta
 from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
-from pyagent.infrastructure.server.connections import MAX_HEAD_BYTES, bounded
-from pyagent.infrastructure.server.serving import address, bind
+from pyagent.infrastructure.server.header_timeout import MAX_HEAD_BYTES, bounded
+from pyagent.infrastructure.server.uvicorn_server import address, bind
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
@@ -155,7 +155,7 @@ def test_idle_connections_keep_nobody_out() -> None:
 
 def test_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer whose client does not read ends after a time, and with it what makes it."""
-    monkeypatch.setattr("pyagent.infrastructure.server.connections._UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr("pyagent.infrastructure.server.header_timeout._UNREAD_SECONDS", 0.2)
 
     async def work(url: str) -> None:
         host, port = url.removeprefix("http://").split(":")
@@ -171,7 +171,7 @@ def test_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(served(Server(), work, model))
 
 
-@pytest.mark.parametrize("path", ["/pyagent/answers/clear", "/pyagent/engine/wake", "/api/chat", "/v1/messages"])
+@pytest.mark.parametrize("path", ["/pyagent/response_cache/clear", "/pyagent/engine/wake", "/api/chat", "/v1/messages"])
 @pytest.mark.parametrize("said", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}])
 def test_simple_request_of_a_page_is_refused(path: str, said: dict[str, str]) -> None:
     """What a browser sends for a page without asking first does nothing, whatever the path."""

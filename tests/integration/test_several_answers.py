@@ -14,8 +14,8 @@ from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.messages import BeamSearch, ChatDelta, ChatRequest, Message, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.batch import Batch
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
+from pyagent.infrastructure.engine.runners.batch import Batch
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 
 KV_BYTES_A_BLOCK = 256 * 16  # of the tiny model, in f16

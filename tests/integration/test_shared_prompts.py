@@ -13,10 +13,10 @@ from support.tiny_model import write_tiny_model
 from pyagent.core.backends import Answer, collect
 from pyagent.core.messages import ChatRequest, Message, Origin, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, Batch, StepOutput
-from pyagent.infrastructure.engine.model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions, LoadedModel
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, Batch, StepOutput
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
 NUM_SIBLINGS = 8
 SHARED = "You are one of the agents of this run, and there is more to say: " * 12
@@ -40,9 +40,9 @@ class Computed:
 
 
 @asynccontextmanager
-async def watched(folder: Path, token_budget: int) -> AsyncIterator[tuple[NativeBackend, Computed]]:
+async def watched(folder: Path, max_num_batched_tokens: int) -> AsyncIterator[tuple[NativeBackend, Computed]]:
     path = write_tiny_model(folder / "long.gguf", llama__context_length=2048)
-    chosen = EngineOptions(CpuOptions(threads=1), SchedulerLimits(token_budget=token_budget))
+    chosen = EngineOptions(CpuOptions(threads=1), SchedulerLimits(max_num_batched_tokens=max_num_batched_tokens))
     backend = NativeBackend.of("tiny", lambda: path, chosen)
     try:
         yield backend, Computed(await backend.load())
@@ -65,12 +65,12 @@ def most_tokens(answers: list[Answer]) -> int:
     return longest + (NUM_SIBLINGS - 1) * 3 * BLOCK_TOKENS + NUM_SIBLINGS * (MAX_TOKENS - 1)
 
 
-@pytest.mark.parametrize("token_budget", [64, 1024])
-def test_siblings_that_come_together_compute_their_prompt_once(tmp_path: Path, token_budget: int) -> None:
+@pytest.mark.parametrize("max_num_batched_tokens", [64, 1024])
+def test_siblings_that_come_together_compute_their_prompt_once(tmp_path: Path, max_num_batched_tokens: int) -> None:
     """Eight agents with more than 450 tokens in common ask a cold engine at once: these are computed once."""
 
     async def main() -> None:
-        async with watched(tmp_path, token_budget) as (backend, computed):
+        async with watched(tmp_path, max_num_batched_tokens) as (backend, computed):
             answers = await asyncio.gather(*(collect(backend.chat(sibling(number))) for number in range(NUM_SIBLINGS)))
             assert computed.num_tokens <= most_tokens(answers)
 

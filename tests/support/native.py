@@ -21,9 +21,9 @@ from pyagent.core.messages import (
     SamplingParams,
 )
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.model import EngineOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, KvType
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -42,11 +42,11 @@ def options(
     threads: int = 1,
     isa: str | None = None,
     kv_type: KvType = "bf16",
-    token_budget: int = 1024,
-    max_context: int | None = None,
+    max_num_batched_tokens: int = 1024,
+    max_model_len: int | None = None,
 ) -> EngineOptions:
     cpu = CpuOptions(threads=threads, kv_bytes=blocks * KV_BYTES_A_BLOCK, isa=isa, kv_type=kv_type)
-    return EngineOptions(cpu, SchedulerLimits(token_budget=token_budget), max_context)
+    return EngineOptions(cpu, SchedulerLimits(max_num_batched_tokens=max_num_batched_tokens), max_model_len)
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from pyagent.core.messages import (
 )
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
-from pyagent.infrastructure.server.serving import address, bind
+from pyagent.infrastructure.server.uvicorn_server import address, bind
 
 Script = Callable[[ChatRequest], Sequence[ChatDelta | float | Exception]]
 

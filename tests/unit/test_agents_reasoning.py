@@ -66,7 +66,7 @@ def test_self_consistency_votes_over_seeds() -> None:
 
 
 def test_tie_goes_to_the_first_seed() -> None:
-    """Equal votes are settled the same way every time."""
+    """Equal votes are normalized the same way every time."""
     assert vote([Thought([], "b"), Thought([], "a"), Thought([], "a"), Thought([], "b")]).answer == "b"
 
 

@@ -126,7 +126,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.permits)
     @rule(data=st.data(), verdict=st.sampled_from(["succeed", "fail", "release"]))
-    def settle(self, data: st.DataObject, verdict: str) -> None:
+    def normalize(self, data: st.DataObject, verdict: str) -> None:
         permit = self.permits.pop(data.draw(st.integers(0, len(self.permits) - 1)))
         before, is_current = self.breaker.state, permit.generation == self.breaker._generation
         if verdict == "succeed":

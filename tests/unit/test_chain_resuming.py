@@ -198,12 +198,12 @@ def test_openai_server_that_goes_on_gets_the_beginning_as_a_last_message() -> No
 
 
 def test_callers_beginning_and_what_was_told_after_it_go_on_together() -> None:
-    """An answer with a `prefill` that breaks off goes on elsewhere from both; only links that can are asked."""
+    """An answer with a `assistant_prefix` that breaks off goes on elsewhere from both; only links that can are asked."""
     a = Played("a", says("quick ", GONE), continues=True)
     b, c = Played("b", says("no")), Played("c", exact("quick brown fox"), continues=True)
     chain = Chain([b, a, c], retry_policy=RetryPolicy(num_retries=0))
-    assert ask(chain, prefill="The ").text == "quick brown fox"
-    assert (c.requests[0].prefill, c.requests[0].answer_prefix) == ("The ", "quick ")
+    assert ask(chain, assistant_prefix="The ").text == "quick brown fox"
+    assert (c.requests[0].assistant_prefix, c.requests[0].answer_prefix) == ("The ", "quick ")
     assert b.requests == []
     _, body = encode_request(c.requests[0], "m")
     assert json.loads(body)["messages"][-1]["content"] == "The quick "
@@ -215,10 +215,10 @@ def test_callers_beginning_is_a_last_message_where_the_link_is_told_to_go_on(tmp
     for link in (a, b):
         del link.continues
     use = "".join(f'{{ use = "link:{name}", continues = true }},' for name in "ab")
-    assert ask(chain_of(tmp_path, f"chain = [{use}]", a, b), prefill="The ").text == "quick brown"
+    assert ask(chain_of(tmp_path, f"chain = [{use}]", a, b), assistant_prefix="The ").text == "quick brown"
     for link, begun in ((a, "The "), (b, "The quick ")):
         assert (link.requests[0].messages[-1].role, link.requests[0].messages[-1].text) == ("assistant", begun)
-        assert (link.requests[0].prefill, link.requests[0].answer_prefix) == ("", "")
+        assert (link.requests[0].assistant_prefix, link.requests[0].answer_prefix) == ("", "")
 
 
 def test_completion_goes_on_from_its_prompt(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pyagent._rust import BlockPool
 from pyagent.core.errors import ConfigError
 from pyagent.core.eviction import EvictionPolicy
-from pyagent.infrastructure.engine.kv.evictions import BUILT_IN, make_pool, pick_eviction
+from pyagent.infrastructure.engine.memory.evictions import BUILT_IN, make_pool, pick_eviction
 
 GROUPS = [("full", 0, 1)]
 

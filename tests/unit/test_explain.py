@@ -6,10 +6,10 @@ import pytest
 from support.chat_templates import STYLES, byte_level_tokenizer
 
 from pyagent.core.messages import CacheMiss, FunctionDefinition, Message, Tool
-from pyagent.infrastructure.engine.explain import explain_miss
-from pyagent.infrastructure.engine.sessions import Sessions
+from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
+from pyagent.infrastructure.engine.sessions.prompt_normalization import normalize
+from pyagent.infrastructure.engine.sessions.sessions import Sessions
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-from pyagent.infrastructure.engine.volatile import settle
 
 BLOCK = 16
 LONG = " Say it in a few words, and say it well."
@@ -32,7 +32,7 @@ class Talks:
 
     def ask(self, messages: list[Message], session: str = "", tools: tuple[Tool, ...] = ()) -> CacheMiss | None:
         """A request answered with "yes"; the miss it is told of."""
-        prompt = self.sessions.prompt(settle(messages), tools, session)
+        prompt = self.sessions.prompt(normalize(messages), tools, session)
         common = [num_common(prompt.tokens, tokens) for tokens in self.computed]
         num_cached = min(max(common, default=0), len(prompt.tokens) - 1) // BLOCK * BLOCK
         drawn = self.tokenizer.encode_text("yes")

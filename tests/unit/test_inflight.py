@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyagent.core.messages import ChatDelta, ChatRequest, TokenLogprob
-from pyagent.infrastructure.engine.frames import News
-from pyagent.infrastructure.engine.inflight import MAX_DEATHS, Asked, InFlight
+from pyagent.infrastructure.engine.subprocess.in_flight import MAX_DEATHS, Asked, InFlight
+from pyagent.infrastructure.engine.subprocess.protocol import Outputs
 
 
 def asked(number: int, **more: object) -> Asked:
@@ -97,12 +97,12 @@ def test_one_answer_goes_on_from_its_log():
     """What is asked again of one answer carries the tokens told so far."""
     one = asked(1)
     assert one.ask().log is None
-    one.take(News(1, ChatDelta(content="a"), (5, 6), b"prompt"))
-    one.take(News(1, ChatDelta(content="b"), (7,)))
+    one.take(Outputs(1, ChatDelta(content="a"), (5, 6), b"prompt"))
+    one.take(Outputs(1, ChatDelta(content="b"), (7,)))
     log = one.ask().log
     assert log is not None
     assert (log.prompt, log.tokens) == (b"prompt", (5, 6, 7))
-    assert one.take(News(1, ChatDelta(content="c"), (8,))) == ChatDelta(content="c")
+    assert one.take(Outputs(1, ChatDelta(content="c"), (8,))) == ChatDelta(content="c")
 
 
 @given(st.data())
@@ -132,7 +132,7 @@ def test_several_answers_computed_anew_are_told_once(data: st.DataObject):
                 logprobs=[TokenLogprob(letter, -1.0) for letter in piece],
                 finish_reason="stop" if at[index] == len(texts[index]) else None,
             )
-            unheard = one.take(News(1, delta))
+            unheard = one.take(Outputs(1, delta))
             if unheard is not None:
                 told[index] += unheard.content
                 logprobs[index] += [entry.token for entry in unheard.logprobs]

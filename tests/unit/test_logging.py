@@ -125,7 +125,12 @@ def test_failures_of_the_system_say_why() -> None:
 
 def test_counts_of_tokens_are_no_secrets() -> None:
     """Numbers of tokens and the names of key files stay readable."""
-    fields: dict[str, object] = {"num_tokens": 3, "tokens": 5, "token_budget": 512, "api_keys_file": "keys.txt"}
+    fields: dict[str, object] = {
+        "num_tokens": 3,
+        "tokens": 5,
+        "max_num_batched_tokens": 512,
+        "api_keys_file": "keys.txt",
+    }
     assert redact(None, "info", dict(fields)) == fields
 
 

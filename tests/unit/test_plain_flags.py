@@ -30,7 +30,7 @@ LATE = [
         "sympy",
     ),
     *("pyagent.fleet", "pyagent.core.fleet.orchestrator", "pyagent.logic.agents", "pyagent.infrastructure.storage"),
-    "pyagent.infrastructure.engine.model",
+    "pyagent.infrastructure.engine.models.loaded_model",
 ]
 
 
@@ -83,10 +83,10 @@ def test_serve_imports_little_before_it_answers(tmp_path: Path) -> None:
     """Before a server answers it has imported no parser, no agents, no tokenizer, no templates, no other libraries."""
     program = f"""
 import sys, asyncio
-from pyagent.infrastructure.server import serving
+from pyagent.infrastructure.server import uvicorn_server
 async def told(*_, **__):
     print([name for name in {LATE!r} if name in sys.modules])
-serving.serve = told
+uvicorn_server.serve = told
 from pyagent.core.chain import Chain
 async def load(self): pass
 Chain.load = load

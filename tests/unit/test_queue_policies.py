@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.messages import Origin
 from pyagent.core.scheduling import Queued
-from pyagent.infrastructure.engine.policies import BUILT_IN
-from pyagent.infrastructure.engine.policies.fair import Fair, FairOptions
-from pyagent.infrastructure.engine.policies.mlfq import Mlfq, MlfqOptions
-from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
+from pyagent.infrastructure.engine.scheduler.policies import BUILT_IN
+from pyagent.infrastructure.engine.scheduler.policies.fair import Fair, FairOptions
+from pyagent.infrastructure.engine.scheduler.policies.mlfq import Mlfq, MlfqOptions
+from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class Job:
     deadline: float | None = None
     origin: Origin = Origin()  # noqa: RUF009
     num_prompt_tokens: int = 10
-    num_drawn: int = 0
+    num_output_tokens: int = 0
     num_left: int = 10
 
 
@@ -125,8 +125,8 @@ def test_fair_shares_differ_by_no_more_than_the_bound_of_vtc(
             running.append(job)
         for job in running:
             policy.served(job, 0, 1, 0.0)
-            job.num_drawn += 1
-        running = [job for job in running if job.num_drawn < jobs[job.id][1]]
+            job.num_output_tokens += 1
+        running = [job for job in running if job.num_output_tokens < jobs[job.id][1]]
         counters = [policy.counter(Job(0, origin=Origin(client=name))) for name in ("one", "two")]
         assert abs(counters[0] - counters[1]) <= bound
 
@@ -175,9 +175,9 @@ def test_mlfq_demotes_exactly_at_the_quantum(servings: list[int]) -> None:
     policy.add(job, 0.0)
     policy.remove(job)
     total = 0
-    for num_drawn in servings:
-        policy.served(job, 0, num_drawn, 0.0)
-        total += num_drawn
+    for num_output_tokens in servings:
+        policy.served(job, 0, num_output_tokens, 0.0)
+        total += num_output_tokens
         borders = [8, 24, 56, 120]  # 8, + 16, + 32, + 64
         assert policy.level(job) == sum(total >= border for border in borders)
 

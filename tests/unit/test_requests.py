@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.counting_runner import Client, CountingRunner, run_to_end
 
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.model import timings_of
+from pyagent.infrastructure.engine.models.loaded_model import timings_of
 from pyagent.infrastructure.engine.request import Status, TransitionError
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.stats import EngineStats
 
 
@@ -41,7 +41,7 @@ def test_a_request_ends_once() -> None:
 
 def test_timestamps_are_in_order_and_make_up_the_timings() -> None:
     """Arrived, scheduled, first token, last token, finished; the parts of the timings sum to the whole."""
-    engine = Engine(CountingRunner(num_blocks=10), SchedulerLimits(token_budget=3))
+    engine = Engine(CountingRunner(num_blocks=10), SchedulerLimits(max_num_batched_tokens=3))
     client = Client(1, list(range(10)), 5)
     engine.scheduler.add(client.request)
     run_to_end(engine)
@@ -97,7 +97,7 @@ def test_stats_add_up() -> None:
     assert stats.num_running + sum(stats.waiting.values()) == 5
     run_to_end(engine)
     stats = engine.stats()
-    assert stats.drawn_tokens == 50
+    assert stats.generation_tokens == 50
     assert stats.prompt_tokens == 100
     assert stats.cached_tokens == 4 * 16
     assert stats.finished == {"length": 5}

@@ -10,9 +10,9 @@ from support.counting_runner import Client, CountingRunner, run_to_end
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.forks.samples import Samples, num_samples
 from pyagent.infrastructure.engine.request import Output, Status
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, num_samples
+from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
 
 def sampled(count: int, num_prompt: int, max_tokens: int, first_id: int = 0) -> tuple[list[Client], list[Output]]:
@@ -32,7 +32,7 @@ def sampled(count: int, num_prompt: int, max_tokens: int, first_id: int = 0) -> 
     num_prompt=st.integers(1, 60),
     max_tokens=st.integers(1, 30),
     num_blocks=st.integers(6, 40),
-    token_budget=st.integers(1, 64),
+    max_num_batched_tokens=st.integers(1, 64),
     max_num_seqs=st.integers(1, 8),
     abort_at=st.none() | st.integers(0, 20),
 )
@@ -41,14 +41,14 @@ def test_answers_are_whole_and_each_ends_once(
     num_prompt: int,
     max_tokens: int,
     num_blocks: int,
-    token_budget: int,
+    max_num_batched_tokens: int,
     max_num_seqs: int,
     abort_at: int | None,
 ) -> None:
     """With or without room to fork, preempted, aborted at any step: each index ends once, the last news say so, every
     text is whole unless aborted, and no block is held at the end."""
     runner = CountingRunner(num_blocks)
-    engine = Engine(runner, SchedulerLimits(max_num_seqs, token_budget))
+    engine = Engine(runner, SchedulerLimits(max_num_seqs, max_num_batched_tokens))
     clients, told = sampled(count, num_prompt, max_tokens)
     other = Client(100, [7] * 20, 10)
     engine.scheduler.add(clients[0].request)

@@ -15,20 +15,20 @@ from support.counting_runner import Client, CountingRunner, run_to_end
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
 from pyagent.core.scheduling import Queued
-from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.flight import AsyncScheduling, is_async
-from pyagent.infrastructure.engine.prefixes import common_blocks
-from pyagent.infrastructure.engine.queues import ClassQueue, QueueOptions, RequestQueues, make_queues
 from pyagent.infrastructure.engine.request import Output
-from pyagent.infrastructure.engine.scheduler import SchedulerLimits
-from pyagent.infrastructure.engine.stops import StopTexts
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.sampling.stop_strings import StopStrings
+from pyagent.infrastructure.engine.scheduler.queues import ClassQueue, QueueOptions, RequestQueues, make_queues
+from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.scheduler.shared_prefill import common_blocks
+from pyagent.infrastructure.engine.step_executor import AsyncScheduling, is_async
 
 
 def test_requests_with_a_common_prefix_compute_it_once() -> None:
     """Ten requests that arrive together with 64 common tokens compute them once."""
     runner = CountingRunner(num_blocks=100)
-    engine = Engine(runner, SchedulerLimits(token_budget=1024))
+    engine = Engine(runner, SchedulerLimits(max_num_batched_tokens=1024))
     clients = [Client(number, [*range(64), 1000 + number], 4) for number in range(10)]
     for client in clients:
         engine.scheduler.add(client.request)
@@ -49,7 +49,7 @@ def test_common_blocks_are_those_a_comparison_token_by_token_finds(left: list[in
 def test_short_prompts_pass_a_long_one_under_way() -> None:
     """A prompt of many steps does not hold up one that is done in a step, and is not held up by many of these."""
     runner = CountingRunner(num_blocks=1000)
-    engine = Engine(runner, SchedulerLimits(token_budget=64))
+    engine = Engine(runner, SchedulerLimits(max_num_batched_tokens=64))
     long = Client(0, list(range(2000)), 1)
     engine.scheduler.add(long.request)
     engine.step()
@@ -69,7 +69,7 @@ def test_short_prompts_pass_a_long_one_under_way() -> None:
 def test_chunks_keep_decoding_requests_within_their_latency() -> None:
     """With a millisecond for each prompt token and 50 to wait at most, prompts go in chunks of 48 while one decodes."""
     runner = CountingRunner(num_blocks=1000)
-    engine = Engine(runner, SchedulerLimits(token_budget=512, decode_latency=0.05))
+    engine = Engine(runner, SchedulerLimits(max_num_batched_tokens=512, decode_latency=0.05))
     costs = engine.scheduler.costs
     costs.note(0.1, 100, 0)
     costs.note(0.001, 0, 1)
@@ -78,7 +78,7 @@ def test_chunks_keep_decoding_requests_within_their_latency() -> None:
         engine.step()
         costs.decode_seconds, costs.prompt_token_seconds = 0.001, 0.001
     assert len(runner.batches[-1].tokens) == 48 + 1
-    alone = Engine(CountingRunner(num_blocks=1000), SchedulerLimits(token_budget=512, decode_latency=0.05))
+    alone = Engine(CountingRunner(num_blocks=1000), SchedulerLimits(max_num_batched_tokens=512, decode_latency=0.05))
     alone.scheduler.costs.note(0.1, 100, 0)
     alone.scheduler.add(Client(3, [3] * 600, 50).request)
     alone.step()
@@ -95,13 +95,13 @@ def test_preemptions_are_rare_when_nobody_names_a_limit() -> None:
         client.request.max_tokens = 4000
         ends[number] = min(600, int(draw.lognormvariate(4, 0.7)) + 1)
         client.request.params = SamplingParams(stop=("never",))
-        client.request.stops = StopTexts(("never",))
+        client.request.stops = StopStrings(("never",))
         engine.scheduler.add(client.request)
         client.request.detokenizer = Stopper(ends[number])  # type: ignore[assignment]
     run_to_end(engine)
     assert engine.counts.finished.total() == 300
     assert engine.scheduler.num_preemptions.total() < 3
-    assert engine.counts.drawn_tokens / engine.counts.num_steps > 10  # and memory is used
+    assert engine.counts.generation_tokens / engine.counts.num_steps > 10  # and memory is used
 
 
 class Stopper:
@@ -162,7 +162,7 @@ def test_client_that_cannot_be_told_loses_only_its_own_request() -> None:
     run_to_end(engine)
     assert well.is_well
     assert gone.request.finish_reason == "abort"
-    assert gone.request.num_drawn == 1
+    assert gone.request.num_output_tokens == 1
     assert runner.pool.stats().active == 0
 
 
@@ -288,7 +288,7 @@ class Faulty:
         self._check()
         return iter(self.waiting)
 
-    def served(self, request: Queued, num_prompt: int, num_drawn: int, now: float) -> None:
+    def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:
         self._check()
 
     def finished(self, request: Queued, now: float) -> None:
@@ -298,7 +298,7 @@ class Faulty:
         self._check()
         return running[0]
 
-    def seat_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
+    def victim_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
         self._check()
         return running[0] if running else None
 
@@ -330,7 +330,7 @@ def test_prompts_count_once_as_looked_up() -> None:
         client = Client(number, [number] * 20, 1)
         client.request.max_tokens = 250
         client.request.params = SamplingParams(stop=("never",))
-        client.request.stops = StopTexts(("never",))
+        client.request.stops = StopStrings(("never",))
         client.request.detokenizer = Stopper(5 if number < 100 else 200)  # type: ignore[assignment]
         engine.scheduler.add(client.request)
     run_to_end(engine)
@@ -416,5 +416,5 @@ def test_steps_planned_ahead_draw_what_steps_one_by_one_draw(num_stops: int) -> 
     assert all(client.is_well for client in clients)
     assert runner.pool.stats().active == 0
     assert sum(len(batch.samplers) for batch in runner.batches) <= sum(
-        client.request.num_drawn + 2 for client in clients
+        client.request.num_output_tokens + 2 for client in clients
     )

@@ -13,17 +13,17 @@ from support.counting_runner import Client, CountingRunner
 
 from pyagent.core.messages import Origin
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.kv_memory import DrawnLengths
-from pyagent.infrastructure.engine.policies import BUILT_IN
-from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
 from pyagent.infrastructure.engine.request import Request
-from pyagent.infrastructure.engine.scheduler import Scheduler, SchedulerLimits
+from pyagent.infrastructure.engine.scheduler.admission import OutputLengths
+from pyagent.infrastructure.engine.scheduler.policies import BUILT_IN
+from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
+from pyagent.infrastructure.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 
 ENDS = frozenset(range(0, 1009, 25))
 PREEMPTING = {
     "mlfq": {"quantum": 4, "levels": 3, "boost_seconds": 30},
-    "priority": {"ageing_seconds": 10, "takes_seats": True},
-    "deadline": {"takes_seats": True},
+    "priority": {"ageing_seconds": 10, "preempts": True},
+    "deadline": {"preempts": True},
 }
 QUEUES = [*map(QueueOptions, BUILT_IN), *(QueueOptions(name, options) for name, options in PREEMPTING.items())]
 
@@ -94,14 +94,14 @@ def check_books(scheduler: Scheduler) -> None:
     running = scheduler.running()
     assert len({request.id for request in running}) == scheduler.num_running
     growth = sum(request.num_expected - request.num_pages for request in running)
-    free, spare = scheduler.runner.free_pages, scheduler.memory.spare_pages
+    free, spare = scheduler.runner.free_pages, scheduler.admission.spare_pages
     if free == scheduler.runner.free_pages:  # else a step beside this thread has just found a block that was there
         assert spare == free - growth
     held = {request.id for request in scheduler.queues.waiting}
     assert not held & {request.id for request in running}
 
 
-class Hopeful(DrawnLengths):
+class Hopeful(OutputLengths):
     """Expects everybody to stop after one token."""
 
     def expected(self, request: Request) -> int:
@@ -113,7 +113,7 @@ class Hopeful(DrawnLengths):
 @given(
     plan=arrivals,
     blocks=st.integers(15, 30) | st.just(300),
-    token_budget=st.integers(1, 64),
+    max_num_batched_tokens=st.integers(1, 64),
     max_num_seqs=st.integers(1, 8),
     is_hopeful=st.booleans(),
     can_swap=st.booleans(),
@@ -124,7 +124,7 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     queue: QueueOptions,
     plan: list[Arrival],
     blocks: int,
-    token_budget: int,
+    max_num_batched_tokens: int,
     max_num_seqs: int,
     is_hopeful: bool,
     can_swap: bool,
@@ -137,11 +137,11 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     queues = make_queues({"default": queue, "bulk": replace(queue, share=0.5)})
     load: Load
     engine = Engine(
-        runner, SchedulerLimits(max_num_seqs, token_budget), queues, clock=lambda: load.now, is_async=is_async
+        runner, SchedulerLimits(max_num_seqs, max_num_batched_tokens), queues, clock=lambda: load.now, is_async=is_async
     )
     load = Load(engine, plan)
     if is_hopeful:  # short answers are expected, so that too many are admitted
-        engine.scheduler.memory.lengths = Hopeful()
+        engine.scheduler.admission.lengths = Hopeful()
     for _ in range(20_000):
         if not load.step():
             break
@@ -151,7 +151,7 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
         pytest.fail("requests were left waiting")
     assert not engine.scheduler.has_work
     engine.close()
-    assert all(len(batch.tokens) <= token_budget for batch in runner.batches)
+    assert all(len(batch.tokens) <= max_num_batched_tokens for batch in runner.batches)
     if blocks == 300:  # memory for all: only seats are taken
         assert all(client.request.num_preemptions <= 4 for client in load.clients)
     for client in load.clients:

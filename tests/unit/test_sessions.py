@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from support.chat_templates import STYLES, byte_level_tokenizer, encode_chat, sentencepiece_tokenizer
 
 from pyagent.core.messages import FunctionDefinition, Message, Tool
-from pyagent.infrastructure.engine.sessions import Prompt, Sessions
+from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
+from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
-from pyagent.infrastructure.engine.volatile import Settled
 
 CONTEXT = 1 << 20
 TOOLS = [Tool(function=FunctionDefinition("search", "finds things", {"type": "object"}))]
 KEEPS_TEXT = ("chatml", "llama3", "gemma", "plain")
 WITH_TOOL_RESULTS = ("chatml", "thinking", "llama3", "plain")
-as_it_came = Settled.as_it_came
+as_it_came = NormalizedPrompt.as_it_came
 Turn = tuple[list[int] | str, list[Message]]
 TOKENIZERS = {"byte level": byte_level_tokenizer, "sentencepiece": sentencepiece_tokenizer}
 

@@ -19,7 +19,7 @@ from pyagent.core.messages import FunctionCall, FunctionDefinition, Message, Tex
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens import tokenizer as tokenizer_module
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS, build_tokenizer
-from pyagent.infrastructure.engine.tokens.kept_parts import KeptParts
+from pyagent.infrastructure.engine.tokens.segment_cache import SegmentCache
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -239,7 +239,7 @@ def test_parts_kept_are_bounded_and_the_latest() -> None:
         asked.append(text)
         return array("I", map(ord, text))
 
-    kept = KeptParts(encode, most_chars=3 * (4 + 128), longest=10)
+    kept = SegmentCache(encode, most_chars=3 * (4 + 128), longest=10)
     for text in ("aaaa", "bbbb", "cccc", "aaaa", "dddd", "aaaa", "bbbb", "x" * 11, "x" * 11):
         assert kept[text] == array("I", map(ord, text))
     assert asked == ["aaaa", "bbbb", "cccc", "dddd", "bbbb", "x" * 11, "x" * 11]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pyagent.core.messages import Message
-from pyagent.infrastructure.engine.volatile import SPANS, Settled, settle, with_moved
+from pyagent.infrastructure.engine.sessions.prompt_normalization import SPANS, NormalizedPrompt, normalize, with_moved
 
 # As seen in the reports that `SPANS` name; each pair differs in what changes with a request.
 SEEN = {
@@ -50,9 +50,9 @@ def test_every_span_was_seen() -> None:
 @pytest.mark.parametrize("name", SEEN)
 def test_requests_that_differ_in_a_span_have_equal_system_prompts(name: str) -> None:
     """Without the span both system prompts are one text; a clock's time stands behind the last question."""
-    settled = [settle(conversation(span)) for span in SEEN[name]]
+    normalized = [normalize(conversation(span)) for span in SEEN[name]]
     fate = next(span.fate for span in SPANS if span.name == name)
-    for one, span in zip(settled, SEEN[name], strict=True):
+    for one, span in zip(normalized, SEEN[name], strict=True):
         assert one.messages[0].text == BEFORE + AFTER
         assert one.names == (name,)
         last = with_moved(one)[-1].text
@@ -63,7 +63,7 @@ def test_requests_that_differ_in_a_span_have_equal_system_prompts(name: str) -> 
 def test_billing_line_goes_where_no_line_ends() -> None:
     """Clients that send their system prompt in parts have them joined without a line's end; only the line goes."""
     line = SEEN["claude-code-billing"][0].strip()
-    assert settle([Message("system", line + "You are Claude Code.")]).messages == [
+    assert normalize([Message("system", line + "You are Claude Code.")]).messages == [
         Message("system", "You are Claude Code.")
     ]
 
@@ -75,9 +75,9 @@ def test_message_of_nothing_but_a_span_goes_whole() -> None:
         Message("system", "Be brief."),
         Message("user", "hi"),
     ]
-    settled = settle(messages)
-    assert settled.messages == messages[1:]
-    assert list(settled.places) == [1, 2]
+    normalized = normalize(messages)
+    assert normalized.messages == messages[1:]
+    assert list(normalized.places) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_message_of_nothing_but_a_span_goes_whole() -> None:
 def test_what_is_steady_stays(text: str) -> None:
     """Dates hold for a day, and talk about such lines is no such line."""
     messages = [Message("system", text), Message("user", "hi")]
-    assert settle(messages) == Settled.as_it_came(messages)
+    assert normalize(messages) == NormalizedPrompt.as_it_came(messages)
 
 
 def test_users_may_write_what_they_like() -> None:
     """Only system messages are touched."""
     messages = [Message("user", "".join(first for first, _ in SEEN.values()))]
-    assert settle(messages) == Settled.as_it_came(messages)
+    assert normalize(messages) == NormalizedPrompt.as_it_came(messages)
 
 
 def test_patterns_take_no_time_on_hostile_texts() -> None:
@@ -114,5 +114,5 @@ def test_patterns_take_no_time_on_hostile_texts() -> None:
     ]
     start = time.perf_counter()
     for text in hostile:
-        settle([Message("system", text), Message("user", "hi")])
+        normalize([Message("system", text), Message("user", "hi")])
     assert time.perf_counter() - start < 1

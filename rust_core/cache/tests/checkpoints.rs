@@ -23,11 +23,11 @@ fn text(start: u32, num_tokens: usize) -> Vec<u32> {
 }
 
 /// Runs a sequence in chunks of a block; returns how many tokens were cached, and the most pages used on the way.
-fn run(pool: &mut BlockPool, seq: u64, prompt: &[u32], drawn: &[u32]) -> (usize, usize) {
+fn run(pool: &mut BlockPool, seq: u64, prompt: &[u32], sampled: &[u32]) -> (usize, usize) {
     let cached = pool
         .add(seq, prompt, &Salt::default(), AddOptions::default())
         .expect("new");
-    let (all, mut most) = ([prompt, drawn].concat(), 0);
+    let (all, mut most) = ([prompt, sampled].concat(), 0);
     for chunk in all[cached..].chunks(BLOCK) {
         let num_tokens = pool.num_tokens(seq).expect("there") + chunk.len();
         pool.reserve(seq, num_tokens).expect("room");
@@ -64,11 +64,11 @@ fn window_holds_what_is_in_sight() {
 #[test]
 fn ends_of_prompt_and_turn_are_checkpoints() {
     let mut pool = pool(64);
-    let (prompt, drawn) = (text(0, 80), text(1000, 40));
-    run(&mut pool, 1, &prompt, &drawn);
+    let (prompt, sampled) = (text(0, 80), text(1000, 40));
+    run(&mut pool, 1, &prompt, &sampled);
     run(&mut pool, 2, &text(5000, 60), &[]);
     assert!(pool.stats().evicted_demoted > 0 && pool.stats().evicted_policy == 0);
-    let turn = [&prompt[..], &drawn].concat();
+    let turn = [&prompt[..], &sampled].concat();
     assert_eq!(cached(&pool, &turn), 120, "the next turn");
     assert_eq!(cached(&pool, &prompt), 80, "another answer");
     assert_eq!(

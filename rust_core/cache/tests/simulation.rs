@@ -83,7 +83,7 @@ impl Machine {
             Step::Reserve { seq, extra } => {
                 self.reserve(seq, extra);
             }
-            Step::Compute { seq, drawn } => self.compute(seq, &drawn),
+            Step::Compute { seq, sampled } => self.compute(seq, &sampled),
             Step::Fork { parent, child } => self.fork(parent, child),
             Step::Release { seq } => self.release(seq),
             Step::SwapOut { seq } => self.swap_out(seq),
@@ -264,17 +264,17 @@ impl Machine {
         result.is_ok()
     }
 
-    /// Computes the rest of the prompt, as much of it as `drawn` is long, or else the drawn tokens.
-    fn compute(&mut self, seq: u64, drawn: &[u32]) {
-        if !self.reserve(seq, drawn.len()) {
+    /// Computes the rest of the prompt, as much of it as `sampled` is long, or else the sampled tokens.
+    fn compute(&mut self, seq: u64, sampled: &[u32]) {
+        if !self.reserve(seq, sampled.len()) {
             return;
         }
         let mut running = self.running.remove(&seq).expect("it has room");
-        let num_prompt = running.rest.len().min(drawn.len());
+        let num_prompt = running.rest.len().min(sampled.len());
         let tokens: Vec<u32> = running
             .rest
             .drain(..num_prompt)
-            .chain(drawn[num_prompt..].iter().copied())
+            .chain(sampled[num_prompt..].iter().copied())
             .collect();
         for &token in &tokens {
             running.log.push(token);

@@ -19,7 +19,7 @@ use pyagent_kernels::pack::{BLOCK_COLS, PackedMatrix, ROWS_PER_GROUP};
 use pyagent_kernels::pool::Worker;
 
 use crate::config::{Activation, ModelConfig};
-use crate::kv::KvMemory;
+use crate::kv::KvAdmission;
 use crate::model::{Layer, Linear, Weights};
 use crate::workspace::{Own, Patch, Rows, Stream, Workspace};
 
@@ -110,7 +110,7 @@ pub struct Pass<'a> {
     /// The model's weights.
     pub weights: &'a Weights,
     /// Keys and values; written at the batch's positions.
-    pub kv: &'a KvMemory,
+    pub kv: &'a KvAdmission,
     /// Buffers, prepared for the plan.
     pub space: &'a Workspace,
     /// Rotary tables that reach the plan's last position: of layers that see everything, and of sliding-window layers.
@@ -139,7 +139,7 @@ impl Pass<'_> {
     /// Computes the batch; its logits end in `space.logits`. Called by every thread of the pool.
     ///
     /// # Safety
-    /// The plan's tokens are below the vocabulary's size, [`KvMemory::check`] found its tables right, no page is written
+    /// The plan's tokens are below the vocabulary's size, [`KvAdmission::check`] found its tables right, no page is written
     /// by two segments, and `space` was prepared for the plan with [`num_streams`].
     pub unsafe fn run(&self, worker: &Worker, plan: &Plan<'_>) {
         let is_own = num_streams(plan.num_rows(), worker.num_threads()) > 1;

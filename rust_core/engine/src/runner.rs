@@ -1,4 +1,4 @@
-//! The CPU model runner: a model, its KV memory and its threads; computes batches and draws tokens.
+//! The CPU model runner: a model, its KV memory and its threads; computes batches and samples tokens.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
 
 use crate::config::ModelConfig;
 use crate::forward::{Pass, Plan, Segment, num_streams};
-use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
+use crate::kv::{CheckedTables, KvAdmission, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
 use crate::workspace::{LargestStep, Workspace, num_rope_tables};
@@ -25,7 +25,7 @@ pub enum EngineError {
     File(#[from] ModelFileError),
     /// KV memory cannot be had.
     #[error("cannot reserve {bytes} bytes of KV memory: {reason}")]
-    KvMemory {
+    KvAdmission {
         /// Bytes asked for.
         bytes: usize,
         /// The operating system's reason.
@@ -73,15 +73,15 @@ pub struct LoadOptions {
     pub kv_bytes: usize,
 }
 
-/// A row of logits to draw from.
-pub struct Draw<'a> {
+/// A row of logits to sample from.
+pub struct SamplingRow<'a> {
     /// Row of the last batch's logits.
     pub row: usize,
     /// The request's parameters and counts.
     pub state: &'a mut SamplerState,
     /// One bit per token, set where allowed.
     pub mask: Option<&'a [u32]>,
-    /// Tokens the request has drawn so far: with its seed, what the draw depends on.
+    /// Tokens the request has sampled so far: with its seed, what the sample depends on.
     pub step: u64,
 }
 
@@ -89,7 +89,7 @@ pub struct Draw<'a> {
 pub struct CpuModel {
     config: ModelConfig,
     weights: Weights,
-    kv: KvMemory,
+    kv: KvAdmission,
     space: Workspace,
     rope: [RopeTable; 2],
     pool: Arc<Pool>,
@@ -110,7 +110,7 @@ impl CpuModel {
         let pages = KvPages::of(&config, config.kv_layout(options.kv_type));
         let least = pages.block_bytes() / pages.page_bytes();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
-        let kv = KvMemory::new(pages, num_pages)?;
+        let kv = KvAdmission::new(pages, num_pages)?;
         let rope = [
             RopeTable::new(
                 config.head_dim,
@@ -158,7 +158,7 @@ impl CpuModel {
         self.load_seconds
     }
 
-    /// Seconds that the threads spent on the last batch and on drawing from it; the rest of a step is bookkeeping.
+    /// Seconds that the threads spent on the last batch and on sampling from it; the rest of a step is bookkeeping.
     pub fn compute_seconds(&self) -> f64 {
         self.compute_seconds
     }
@@ -169,12 +169,12 @@ impl CpuModel {
     }
 
     /// The KV memory.
-    pub fn kv(&self) -> &KvMemory {
+    pub fn kv(&self) -> &KvAdmission {
         &self.kv
     }
 
     /// The KV memory, to move pages in.
-    pub fn kv_mut(&mut self) -> &mut KvMemory {
+    pub fn kv_mut(&mut self) -> &mut KvAdmission {
         &mut self.kv
     }
 
@@ -277,36 +277,36 @@ impl CpuModel {
         Ok(scores)
     }
 
-    /// Draws a token from each given row of the last batch's logits, on all threads. A row's fault is its own.
+    /// Samples a token from each given row of the last batch's logits, on all threads. A row's fault is its own.
     ///
     /// # Panics
     /// When the rows do not rise, or one does not exist.
-    pub fn sample(&mut self, draws: &mut [Draw<'_>]) -> Result<Vec<Result<Sampled, SampleError>>, EngineError> {
+    pub fn sample(&mut self, samples: &mut [SamplingRow<'_>]) -> Result<Vec<Result<Sampled, SampleError>>, EngineError> {
         let vocab = self.config.vocab_size;
         let mut logits = self.space.logits.first(self.num_outputs).chunks_exact_mut(vocab);
         let mut next = 0;
-        let tasks: Vec<_> = draws
+        let tasks: Vec<_> = samples
             .iter_mut()
-            .map(|draw| {
-                assert!(draw.row >= next, "rows to draw from must rise");
-                let row = logits.nth(draw.row - next).expect("a row of the last batch");
-                next = draw.row + 1;
-                Mutex::new((draw, row, None))
+            .map(|sample| {
+                assert!(sample.row >= next, "rows to sample from must rise");
+                let row = logits.nth(sample.row - next).expect("a row of the last batch");
+                next = sample.row + 1;
+                Mutex::new((sample, row, None))
             })
             .collect();
-        let draw = |task: &Mutex<(&mut Draw<'_>, &mut [f32], Option<_>)>| {
+        let sample = |task: &Mutex<(&mut SamplingRow<'_>, &mut [f32], Option<_>)>| {
             let mut task = task.lock().unwrap_or_else(PoisonError::into_inner);
-            let (draw, row, result) = &mut *task;
-            *result = Some(draw.state.sample(row, draw.mask, draw.step).inspect(|sampled| {
-                draw.state.observe(sampled.token);
+            let (sample, row, result) = &mut *task;
+            *result = Some(sample.state.sample(row, sample.mask, sample.step).inspect(|sampled| {
+                sample.state.observe(sampled.token);
             }));
         };
         let start = Instant::now();
         if tasks.len() > 1 {
-            let draw = |worker: &Worker<'_>| worker.share(tasks.len(), |index| draw(&tasks[index]));
-            self.pool.run(draw)?;
+            let sample = |worker: &Worker<'_>| worker.share(tasks.len(), |index| sample(&tasks[index]));
+            self.pool.run(sample)?;
         } else {
-            tasks.iter().for_each(draw);
+            tasks.iter().for_each(sample);
         }
         self.compute_seconds += start.elapsed().as_secs_f64();
         let results = tasks

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
+use pyagent_engine::kv::{KvAdmission, KvPages, SwappedPages};
 use pyagent_engine::runner::{self, EngineError, LoadOptions};
 use pyagent_engine::workspace::LargestStep;
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
@@ -36,7 +36,7 @@ pub(crate) fn engine_error(error: &EngineError) -> PyErr {
     }
 }
 
-/// One request's sampling parameters and token counts; draws depend only on them, the step and the logits.
+/// One request's sampling parameters and token counts; samples depend only on them, the step and the logits.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct SamplerState {
     inner: Arc<Mutex<sampling::SamplerState>>,
@@ -86,7 +86,7 @@ impl SamplerState {
         Ok(())
     }
 
-    /// Counts tokens drawn elsewhere, as drawing them here would have.
+    /// Counts tokens sampled elsewhere, as sampling them here would have.
     fn observe(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         for token in tokens {
@@ -151,7 +151,7 @@ impl CpuModel {
     fn with_kv<T: Send>(
         &self,
         py: Python<'_>,
-        operation: impl FnOnce(&mut KvMemory) -> Result<T, EngineError> + Send,
+        operation: impl FnOnce(&mut KvAdmission) -> Result<T, EngineError> + Send,
     ) -> PyResult<T> {
         py.detach(|| self.lock().map(|mut model| operation(model.kv_mut())))?
             .map_err(|error| engine_error(&error))
@@ -163,7 +163,7 @@ impl CpuModel {
     }
 }
 
-/// The tokens drawn; for some segments their likelihoods, and for some what is wrong.
+/// The tokens sampled; for some segments their likelihoods, and for some what is wrong.
 type StepOutput = (Vec<u32>, HashMap<usize, (f32, Vec<(u32, f32)>)>, HashMap<usize, String>);
 
 #[pymethods]
@@ -197,14 +197,14 @@ impl CpuModel {
         })
     }
 
-    /// Computes one step and draws from its logits.
+    /// Computes one step and samples from its logits.
     ///
     /// A segment is the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]` of `pool`, which learns that they are
-    /// computed. The first `len(samplers)` segments draw the token after their last, with `samplers[i]`, as its
+    /// computed. The first `len(samplers)` segments sample the token after their last, with `samplers[i]`, as its
     /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. `num_outputs` says how many of each segment's last tokens give
-    /// logits, if not one of each that draws.
+    /// logits, if not one of each that samples.
     ///
-    /// Returns the tokens drawn, likelihoods by segment where they were asked for, and by segment what was wrong with it:
+    /// Returns the tokens sampled, likelihoods by segment where they were asked for, and by segment what was wrong with it:
     /// the others were computed all the same. Raises `ValueError` when the columns do not fit; then nothing was.
     #[expect(clippy::too_many_arguments, reason = "a column for each thing that a segment has")]
     #[pyo3(signature = (pool, sequence_ids, lengths, tokens, samplers = Vec::new(), steps = Vec::new(),
@@ -234,9 +234,9 @@ impl CpuModel {
                 step,
             })
             .collect();
-        let draws = |segment| usize::from(segment < asked.len());
+        let samples = |segment| usize::from(segment < asked.len());
         let columns = Columns {
-            num_outputs: num_outputs.unwrap_or_else(|| (0..sequence_ids.len()).map(draws).collect()),
+            num_outputs: num_outputs.unwrap_or_else(|| (0..sequence_ids.len()).map(samples).collect()),
             sequence_ids,
             lengths,
             tokens,

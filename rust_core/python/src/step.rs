@@ -1,4 +1,4 @@
-//! One step of the CPU runner: columns of numbers in, drawn tokens out.
+//! One step of the CPU runner: columns of numbers in, sampled tokens out.
 //!
 //! Costs, besides the computing, are in proportion to the segments and their new tokens, not to the contexts: tables are
 //! shared with the pool, not copied. The pool is locked before and after the computing, never during it, so that the
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::forward::Segment;
 use pyagent_engine::kv::KvGroup;
-use pyagent_engine::runner::{CpuModel, Draw, EngineError};
+use pyagent_engine::runner::{CpuModel, SamplingRow, EngineError};
 use pyagent_kernels::attention::BLOCK_TOKENS;
 use pyagent_kernels::sampling::{Sampled, SamplerState};
 use pyo3::exceptions::PyValueError;
@@ -28,14 +28,14 @@ pub(crate) struct Columns {
     pub(crate) num_outputs: Vec<usize>,
 }
 
-/// What the first segments draw, each from its last row of logits.
+/// What the first segments sample, each from its last row of logits.
 pub(crate) struct Asked {
     pub(crate) sampler: Arc<Mutex<SamplerState>>,
     pub(crate) mask: Option<Vec<u32>>,
     pub(crate) step: u64,
 }
 
-/// What came out of a step: a token for each draw, and what there is to say about some segments.
+/// What came out of a step: a token for each sample, and what there is to say about some segments.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) tokens: Vec<u32>,
@@ -75,12 +75,12 @@ struct Step<'a> {
     outcome: Outcome,
 }
 
-/// Computes a step and draws its tokens. A `ValueError` says what is wrong with the columns; then nothing was computed.
+/// Computes a step and samples its tokens. A `ValueError` says what is wrong with the columns; then nothing was computed.
 pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: Columns, asked: &[Asked]) -> PyResult<Outcome> {
     check(&columns, asked, model.config().vocab_size)?;
     let mut samplers = Vec::with_capacity(asked.len());
-    for draw in asked {
-        let sampler = draw.sampler.try_lock();
+    for sample in asked {
+        let sampler = sample.sampler.try_lock();
         samplers.push(sampler.map_err(|_| PyValueError::new_err("a sampler is used twice in one step"))?);
     }
     let mut step = Step {
@@ -95,7 +95,7 @@ pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: Columns, aske
     step.locate()?;
     step.compute(model)?;
     step.commit(model)?;
-    step.draw(model, asked, &mut samplers)?;
+    step.sample(model, asked, &mut samplers)?;
     Ok(step.outcome)
 }
 
@@ -114,14 +114,14 @@ fn check(columns: &Columns, asked: &[Asked], vocab_size: usize) -> PyResult<()> 
         )));
     }
     if asked.len() > count || columns.num_outputs[..asked.len()].contains(&0) {
-        let draws = asked.len();
+        let samples = asked.len();
         return Err(PyValueError::new_err(format!(
-            "{draws} draws from {count} segments, each of which must give logits"
+            "{samples} samples from {count} segments, each of which must give logits"
         )));
     }
     if let Some(mask) = asked
         .iter()
-        .filter_map(|draw| draw.mask.as_ref())
+        .filter_map(|sample| sample.mask.as_ref())
         .find(|mask| mask.len() * 32 < vocab_size)
     {
         let bits = mask.len() * 32;
@@ -232,15 +232,15 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Draws from the last row of each of the first segments.
-    fn draw(
+    /// Samples from the last row of each of the first segments.
+    fn sample(
         &mut self,
         model: &mut CpuModel,
         asked: &[Asked],
         samplers: &mut [MutexGuard<'_, SamplerState>],
     ) -> PyResult<()> {
-        let mut draws: Vec<Draw<'_>> = Vec::with_capacity(asked.len());
-        let mut drawing = Vec::with_capacity(asked.len());
+        let mut samples: Vec<SamplingRow<'_>> = Vec::with_capacity(asked.len());
+        let mut sampling = Vec::with_capacity(asked.len());
         let mut samplers = samplers.iter_mut().enumerate();
         let mut end = 0;
         for place in &self.places {
@@ -252,16 +252,16 @@ impl Step<'_> {
                 continue;
             };
             let Asked { mask, step, .. } = &asked[place.segment];
-            drawing.push(place.segment);
-            draws.push(Draw {
+            sampling.push(place.segment);
+            samples.push(SamplingRow {
                 row: end - 1,
                 state,
                 mask: mask.as_deref(),
                 step: *step,
             });
         }
-        let results = model.sample(&mut draws).map_err(|error| engine_error(&error))?;
-        for (segment, result) in drawing.into_iter().zip(results) {
+        let results = model.sample(&mut samples).map_err(|error| engine_error(&error))?;
+        for (segment, result) in sampling.into_iter().zip(results) {
             match result {
                 Ok(Sampled {
                     token,

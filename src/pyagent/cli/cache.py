@@ -86,8 +86,8 @@ def _explained(report: CacheReport) -> str:
         lines.append(f"{report.log_tokens} of them are taken over from the conversation's log")
     if report.note:
         lines.append(report.note)
-    if report.settled:
-        lines.append(f"set aside in the system prompt: {', '.join(report.settled)}")
+    if report.normalized:
+        lines.append(f"set aside in the system prompt: {', '.join(report.normalized)}")
     miss = report.miss
     if miss is not None:
         where = f", in {miss.source}" if miss.source else ""
@@ -139,15 +139,15 @@ def answers(
     """Show how many answers are kept and were given again."""
     import msgspec
 
-    from pyagent.core.answers.cache import AnswerFigures
+    from pyagent.core.response_cache.cache import ResponseCacheStats
 
     if clear:
-        _call("POST", "/pyagent/answers/clear", url, config, {})
-    body = _call("GET", "/pyagent/answers", url, config)
+        _call("POST", "/pyagent/response_cache/clear", url, config, {})
+    body = _call("GET", "/pyagent/response_cache", url, config)
     if as_json:
         sys.stdout.write(body.decode() + "\n")
         return
-    figures = msgspec.json.decode(body, type=AnswerFigures)
+    figures = msgspec.json.decode(body, type=ResponseCacheStats)
     sys.stdout.write(
         f"{figures.num_kept:,} answers are kept, {figures.num_pinned:,} of them pinned, in "
         f"{figures.num_bytes / 1e6:,.1f} of {figures.max_bytes / 1e6:,.1f} MB; {figures.num_evicted:,} had to go, "
@@ -201,7 +201,7 @@ def _call(method: str, path: str, url: str | None, config: Path | None, body: Js
 
 def _authorization(keys: Path | None) -> dict[str, str]:
     """The first key of the settings' file: whoever may read it may ask."""
-    from pyagent.infrastructure.server.guards import read_keys
+    from pyagent.infrastructure.server.middleware.auth import read_keys
 
     if keys is None or not keys.is_file():
         return {}

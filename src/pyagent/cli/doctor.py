@@ -95,7 +95,7 @@ def _look_at_machine(report: _Report, settings: Settings) -> None:
         report.add("machine", "cpu", found)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     report.add("machine", "threads", f"{settings.engine.threads or cores} of {cores} cores")
-    from pyagent.infrastructure.engine.machine_memory import available_memory
+    from pyagent.infrastructure.engine.memory.system import available_memory
 
     free = available_memory()
     report.add(

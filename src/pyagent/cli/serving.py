@@ -59,8 +59,8 @@ def serve(
 
     from pyagent.infrastructure.models.store import ModelStore
     from pyagent.infrastructure.server.agents import AgentBackend
-    from pyagent.infrastructure.server.guards import read_keys
-    from pyagent.infrastructure.server.serving import address, bind
+    from pyagent.infrastructure.server.middleware.auth import read_keys
+    from pyagent.infrastructure.server.uvicorn_server import address, bind
 
     keys = read_keys(settings.server.api_keys_file, settings.server.host)
     listening = bind(settings.server.host, settings.server.port)
@@ -75,7 +75,7 @@ def serve(
     threading.Thread(target=_load, args=(backend, agents, settings), name="pyagent-first-model", daemon=True).start()
 
     from pyagent.infrastructure.server.app import create_app
-    from pyagent.infrastructure.server.serving import serve as serve_app
+    from pyagent.infrastructure.server.uvicorn_server import serve as serve_app
 
     async def work() -> None:
         try:

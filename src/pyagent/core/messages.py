@@ -191,7 +191,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `unsupported` says what becomes of a field that the backend lacks: emulated where that is sound, or refused; None
     leaves it to the settings.
 
-    With `prefill` the answer begins with that text, which the caller wrote, as a part of the prompt; with
+    With `assistant_prefix` the answer begins with that text, which the caller wrote, as a part of the prompt; with
     `answer_prefix` it begins, after that, with text that was drawn elsewhere, as a part of the answer. Neither is told
     again, and only backends that say they go on from a beginning (an attribute `continues`) are asked so. `whole` says
     that the caller reads the answer when it is over, so that a chain may check it and begin it anew elsewhere: what was
@@ -217,7 +217,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     request_class: str = ""
     unsupported: Unsupported | None = None
-    prefill: str = ""
+    assistant_prefix: str = ""
     answer_prefix: str = ""
     whole: bool = False
 
@@ -264,14 +264,14 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """How a prompt met the prefix cache (ours).
 
     `log_tokens` were taken over from the conversation's token log; `note` says why a conversation that has a log was
-    tokenised anew; `settled` names spans of the system prompt that change each time and were taken out or moved.
+    tokenised anew; `normalized` names spans of the system prompt that change each time and were taken out or moved.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     log_tokens: int = 0
     note: str = ""
-    settled: list[str] = []
+    normalized: list[str] = []
     miss: CacheMiss | None = None
 
 

@@ -38,7 +38,7 @@ class UnpinPrompt(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-CacheQuestion = ViewCache | ExplainPrompt | PinPrompt | UnpinPrompt
+CacheQuery = ViewCache | ExplainPrompt | PinPrompt | UnpinPrompt
 
 
 class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[KeptPrompt] = []
 
 
-class CacheAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class CacheQueryResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for: `models` for a view, `report` for an explanation, `num_tokens` kept by a pin or an unpin."""
 
     models: list[ModelCache] = []
@@ -89,6 +89,6 @@ class CacheAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class PromptCache(Protocol):
     """A backend with a prompt cache that can be asked about."""
 
-    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Answer. Raises `RequestError` for a prompt that will not do, `CapacityError` when there is no room."""
         ...

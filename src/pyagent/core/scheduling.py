@@ -35,7 +35,7 @@ class Queued(Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...  # noqa: D102
     @property
-    def num_drawn(self) -> int: ...  # noqa: D102
+    def num_output_tokens(self) -> int: ...  # noqa: D102
     @property
     def num_left(self) -> int:
         """Tokens still to compute before the next draw: the uncomputed prompt at first, 1 while decoding."""
@@ -57,7 +57,7 @@ class QueuePolicy(Protocol):
         """Waiting requests, first to be taken first; read only as far as needed."""
         ...
 
-    def served(self, request: Queued, num_prompt: int, num_drawn: int, now: float) -> None:
+    def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:
         """A running request was given so many prompt tokens and draws by a step."""
         ...
 
@@ -77,7 +77,7 @@ class PreemptingPolicy(QueuePolicy, Protocol):
     The scheduler bounds how often a request loses its seat; its text does not change by it.
     """
 
-    def seat_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
+    def victim_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
         """Of the queue's running requests, the one whose seat `waiting` takes; None when it has to wait.
 
         Asked in the order of `ordered`, until the first None. One that loses its seat must come behind `waiting`.

@@ -96,7 +96,7 @@ class Rules(Section, frozen=True):
     ] = None
 
 
-class Answers(Section, frozen=True):
+class ResponseCacheSettings(Section, frozen=True):
     """Answers given again to equal requests."""
 
     keep: Annotated[
@@ -192,7 +192,7 @@ class Engine(Section, frozen=True):
         ),
     ] = "auto"
     max_num_seqs: Annotated[int, Setting(COUNT, "Sequences computed in one step.")] = 64
-    token_budget: Annotated[
+    max_num_batched_tokens: Annotated[
         int, Setting(COUNT, "Tokens computed in one step; longer prompts go in chunks of this.")
     ] = 512
     decode_latency_ms: Annotated[
@@ -210,9 +210,9 @@ class Engine(Section, frozen=True):
             "Plan a step while the one before it is computed; `auto` does where `threads` leaves a core free.",
         ),
     ] = "auto"
-    max_context: Annotated[int | None, _auto(COUNT, "Tokens of context for each sequence; `auto` is the model's.")] = (
-        None
-    )
+    max_model_len: Annotated[
+        int | None, _auto(COUNT, "Tokens of context for each sequence; `auto` is the model's.")
+    ] = None
     idle_sleep_seconds: Annotated[
         float | None,
         Setting(
@@ -275,7 +275,7 @@ class Engine(Section, frozen=True):
         bool,
         Setting(TRUTH, "Let the fleet say which prompts will be asked for again, and keep those rather than others."),
     ] = True
-    settle_prompts: Annotated[
+    normalize_prompts: Annotated[
         bool,
         Setting(
             TRUTH,
@@ -434,7 +434,7 @@ class Settings(Section, frozen=True):
         ),
     ] = msgspec.field(default_factory=lambda: ["auto"])
     rules: Rules = Rules()
-    answers: Answers = Answers()
+    response_cache: ResponseCacheSettings = ResponseCacheSettings()
     budget: Budget = Budget()
     engine: Engine = Engine()
     fleet: Fleet = Fleet()

@@ -140,7 +140,7 @@ def delta_of(event: object, model: str, backend: str) -> ChatDelta | None:
             return None
 
 
-def _timings(stats: lmstudio.LlmPredictionStats, num_drawn: int) -> Timings | None:
+def _timings(stats: lmstudio.LlmPredictionStats, num_output_tokens: int) -> Timings | None:
     """Where the time went; None where LM Studio does not say all of it."""
     first, rate = stats.time_to_first_token_sec, stats.tokens_per_second
     if first is None or not rate:
@@ -149,7 +149,7 @@ def _timings(stats: lmstudio.LlmPredictionStats, num_drawn: int) -> Timings | No
         prefill_seconds=first,
         first_token_seconds=first,
         inter_token_seconds=1 / rate,
-        total_seconds=first + num_drawn / rate,
+        total_seconds=first + num_output_tokens / rate,
     )
 
 

@@ -17,7 +17,7 @@ pub enum Step {
     },
     Compute {
         seq: u64,
-        drawn: Vec<u32>,
+        sampled: Vec<u32>,
     },
     Fork {
         parent: u64,
@@ -82,12 +82,12 @@ fn prompt() -> impl Strategy<Value = Prompt> {
 pub fn step() -> impl Strategy<Value = Step> {
     let seq = || 0..5u64;
     let (adapter, name) = (0..2u64, 0..3u8);
-    let drawn = prop::collection::vec(0..2u32, 0..9);
+    let sampled = prop::collection::vec(0..2u32, 0..9);
     prop_oneof![
         8 => (seq(), adapter.clone(), prompt(), 0..3i64)
             .prop_map(|(seq, adapter, prompt, priority)| Step::Add { seq, adapter, prompt, priority }),
         2 => (seq(), 0..12usize).prop_map(|(seq, extra)| Step::Reserve { seq, extra }),
-        14 => (seq(), drawn).prop_map(|(seq, drawn)| Step::Compute { seq, drawn }),
+        14 => (seq(), sampled).prop_map(|(seq, sampled)| Step::Compute { seq, sampled }),
         2 => (seq(), seq()).prop_map(|(parent, child)| Step::Fork { parent, child }),
         6 => seq().prop_map(|seq| Step::Release { seq }),
         2 => seq().prop_map(|seq| Step::SwapOut { seq }),

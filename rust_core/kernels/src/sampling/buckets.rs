@@ -1,7 +1,7 @@
 //! The ranking of a flat row, in which thousands of tokens share the mass.
 //!
 //! Tokens fall into buckets by their distance from the best, so a bucket's tokens all rank before the next
-//! bucket's. Whole buckets are passed over by their mass; only the one or two in which the filters or the draw
+//! bucket's. Whole buckets are passed over by their mass; only the one or two in which the filters or the sample
 //! end are sorted. The time is linear in the vocabulary, whatever the row.
 
 use super::rank::{Limits, RUN, Walk, rank_key, token_of};
@@ -49,7 +49,7 @@ impl<'a> Buckets<'a> {
     }
 
     /// The token at which the kept mass, best first, first exceeds `uniform` of it. `keys` is worked in.
-    pub(super) fn draw(&self, total: f64, limits: &Limits, uniform: f64, keys: &mut Vec<u64>) -> u32 {
+    pub(super) fn sample(&self, total: f64, limits: &Limits, uniform: f64, keys: &mut Vec<u64>) -> u32 {
         let end = self.end(total, limits, keys);
         let mut reached = 0.0;
         let mut last = 0;

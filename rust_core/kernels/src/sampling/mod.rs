@@ -1,14 +1,14 @@
 //! From a row of logits to the next token.
 //!
 //! The order is part of the contract: logit bias, penalties (repetition, then frequency, then presence), mask,
-//! temperature, top-k, top-p, min-p, draw. Log-probabilities are those after the mask at temperature 1.
+//! temperature, top-k, top-p, min-p, sample. Log-probabilities are those after the mask at temperature 1.
 //!
 //! One idea carries all filters: tokens are ranked by logit, ties by the lower id, and top-k, top-p and min-p
-//! each keep a prefix of that ranking. The draw walks the same ranking up to `u` times the kept mass, so it
+//! each keep a prefix of that ranking. The sample walks the same ranking up to `u` times the kept mass, so it
 //! depends on the seed, the step and the logits alone: not on the batch, nor on which tokens were cut.
 
 mod buckets;
-mod draw;
+mod sample;
 mod params;
 mod rank;
 
@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use crate::isa::Isa;
 use rank::{Limits, Ranking};
 
-/// A drawn token.
+/// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     /// Its id.
@@ -33,7 +33,7 @@ pub struct Sampled {
     pub top_logprobs: Vec<(u32, f32)>,
 }
 
-/// Why no token can be drawn from a row.
+/// Why no token can be sampled from a row.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// There is nothing to choose from.
@@ -111,8 +111,8 @@ impl SamplerState {
         }
     }
 
-    /// Draws the token of position `step`. `logits` is worked on in place; bit `i % 32` of word `i / 32` of
-    /// the mask allows token `i`. The drawn token is not counted: [`Self::observe`] it.
+    /// Samples the token of position `step`. `logits` is worked on in place; bit `i % 32` of word `i / 32` of
+    /// the mask allows token `i`. The sampled token is not counted: [`Self::observe`] it.
     pub fn sample(&mut self, logits: &mut [f32], mask: Option<&[u32]>, step: u64) -> Result<Sampled, SampleError> {
         self.add_biases(logits)?;
         self.penalise(logits)?;
@@ -126,9 +126,9 @@ impl SamplerState {
             best
         } else {
             let limits = Limits::of(&self.params);
-            let uniform = draw::uniform(self.params.seed, step);
+            let uniform = sample::uniform(self.params.seed, step);
             self.ranking
-                .draw(logits, best, self.params.temperature, &limits, uniform)
+                .sample(logits, best, self.params.temperature, &limits, uniform)
         };
         Ok(match report {
             Some(report) => Sampled {

@@ -19,9 +19,9 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Draws depend on this, the step and the logits alone.
+    /// Samples depend on this, the step and the logits alone.
     pub seed: u64,
-    /// Report this many log-probabilities, and that of the drawn token; 0 reports none and computes none.
+    /// Report this many log-probabilities, and that of the sampled token; 0 reports none and computes none.
     pub num_logprobs: usize,
 }
 

@@ -213,7 +213,7 @@ impl Ranking {
     }
 
     /// The token at which the kept tokens' mass, best first, first exceeds `uniform` of it.
-    pub(super) fn draw(&mut self, logits: &[f32], best: u32, temperature: f32, limits: &Limits, uniform: f64) -> u32 {
+    pub(super) fn sample(&mut self, logits: &[f32], best: u32, temperature: f32, limits: &Limits, uniform: f64) -> u32 {
         let greatest = logits[best as usize];
         let total = self.weigh(logits, greatest, temperature);
         let is_cut_by_k = limits.top_k < logits.len();
@@ -225,18 +225,18 @@ impl Ranking {
         self.rank(logits, count);
         let is_whole = self.ranked.len() < count || count >= logits.len();
         match self.kept(total, is_whole, limits) {
-            Some(kept) => self.draw_ranked(&kept, uniform),
+            Some(kept) => self.sample_ranked(&kept, uniform),
             None => None,
         }
         .unwrap_or_else(|| {
-            // A flat row, where neither filters nor draw end among the first: top-k would have.
+            // A flat row, where neither filters nor sample end among the first: top-k would have.
             let buckets = Buckets::new(logits, &self.weights, greatest, temperature);
-            buckets.draw(total, limits, uniform, &mut self.ranked)
+            buckets.sample(total, limits, uniform, &mut self.ranked)
         })
     }
 
-    /// [`Self::draw`] from the ranked tokens, or `None` if it lies beyond them.
-    fn draw_ranked(&self, kept: &Kept, uniform: f64) -> Option<u32> {
+    /// [`Self::sample`] from the ranked tokens, or `None` if it lies beyond them.
+    fn sample_ranked(&self, kept: &Kept, uniform: f64) -> Option<u32> {
         let mut reached = 0.0;
         for key in &self.ranked[..kept.count] {
             reached += self.weight(*key);

@@ -1,4 +1,4 @@
-//! Each filter against its paper's formula in double precision, and draws against the distribution they follow.
+//! Each filter against its paper's formula in double precision, and samples against the distribution they follow.
 
 use super::*;
 use proptest::prelude::*;
@@ -14,11 +14,11 @@ fn sampler(params: SamplingParams) -> SamplerState {
 /// Logits that look like a model's: a few high ones over a broad floor.
 fn logits(vocab: usize, seed: u64) -> Vec<f32> {
     (0..vocab)
-        .map(|i| (draw::uniform(seed, i as u64).ln() * -2.5) as f32 - 3.0)
+        .map(|i| (sample::uniform(seed, i as u64).ln() * -2.5) as f32 - 3.0)
         .collect()
 }
 
-/// What the contract says is drawn from: the token probabilities after all filters.
+/// What the contract says is sampled from: the token probabilities after all filters.
 fn reference(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) -> bool) -> Vec<f64> {
     let scaled: Vec<f64> = logits
         .iter()
@@ -50,13 +50,13 @@ fn reference(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) ->
     out
 }
 
-/// Draws `num_draws` times and compares the counts with the reference by the chi-square statistic.
-fn check_draws(params: SamplingParams, row: &[f32]) {
+/// Samples `num_samples` times and compares the counts with the reference by the chi-square statistic.
+fn check_samples(params: SamplingParams, row: &[f32]) {
     let expected = reference(&params, row, |_| true);
-    let num_draws = 40_000;
+    let num_samples = 40_000;
     let mut counts = vec![0_u32; row.len()];
     let mut sampler = sampler(params.clone());
-    for step in 0..num_draws {
+    for step in 0..num_samples {
         counts[sampler.sample(&mut row.to_vec(), None, step).unwrap().token as usize] += 1;
     }
     let (mut statistic, mut freedom) = (0.0, -1.0);
@@ -64,9 +64,9 @@ fn check_draws(params: SamplingParams, row: &[f32]) {
     for (count, p) in counts.iter().zip(&expected) {
         assert!(
             *p > 0.0 || *count == 0,
-            "{params:?}: a token was drawn that the filters cut"
+            "{params:?}: a token was sampled that the filters cut"
         );
-        let mean = p * num_draws as f64;
+        let mean = p * num_samples as f64;
         if mean >= 8.0 {
             statistic += (f64::from(*count) - mean).powi(2) / mean;
             freedom += 1.0;
@@ -86,12 +86,12 @@ fn check_draws(params: SamplingParams, row: &[f32]) {
     );
 }
 
-/// Draws follow the distribution that each filter, and all together, leave.
+/// Samples follow the distribution that each filter, and all together, leave.
 #[test]
-fn draws_follow_the_filtered_distribution() {
+fn samples_follow_the_filtered_distribution() {
     let row = logits(600, 5);
-    check_draws(params(), &row);
-    check_draws(
+    check_samples(params(), &row);
+    check_samples(
         SamplingParams {
             temperature: 0.7,
             seed: 1,
@@ -99,7 +99,7 @@ fn draws_follow_the_filtered_distribution() {
         },
         &row,
     );
-    check_draws(
+    check_samples(
         SamplingParams {
             temperature: 1.5,
             top_k: 7,
@@ -108,7 +108,7 @@ fn draws_follow_the_filtered_distribution() {
         },
         &row,
     );
-    check_draws(
+    check_samples(
         SamplingParams {
             top_p: 0.8,
             seed: 3,
@@ -116,7 +116,7 @@ fn draws_follow_the_filtered_distribution() {
         },
         &row,
     );
-    check_draws(
+    check_samples(
         SamplingParams {
             min_p: 0.1,
             seed: 4,
@@ -124,7 +124,7 @@ fn draws_follow_the_filtered_distribution() {
         },
         &row,
     );
-    check_draws(
+    check_samples(
         SamplingParams {
             temperature: 1.2,
             top_k: 50,
@@ -135,7 +135,7 @@ fn draws_follow_the_filtered_distribution() {
         },
         &row,
     );
-    check_draws(
+    check_samples(
         SamplingParams {
             temperature: 3.0,
             top_p: 0.95,
@@ -146,11 +146,11 @@ fn draws_follow_the_filtered_distribution() {
     );
 }
 
-/// A row so flat that the ranking must grow to its end is still drawn from evenly.
+/// A row so flat that the ranking must grow to its end is still sampled from evenly.
 #[test]
-fn flat_rows_are_drawn_evenly() {
-    check_draws(SamplingParams { seed: 9, ..params() }, &[1.5; 1000]);
-    check_draws(
+fn flat_rows_are_sampled_evenly() {
+    check_samples(SamplingParams { seed: 9, ..params() }, &[1.5; 1000]);
+    check_samples(
         SamplingParams {
             top_p: 0.5,
             seed: 10,
@@ -166,8 +166,8 @@ fn top_p_keeps_the_crossing_token() {
     let row: Vec<f32> = [0.5_f32, 0.3, 0.15, 0.05].map(f32::ln).to_vec();
     for (top_p, kept) in [(0.4, 1), (0.6, 2), (0.79, 2), (0.81, 3), (0.96, 4)] {
         let mut sampler = sampler(SamplingParams { top_p, ..params() });
-        let drawn = (0..2000).map(|step| sampler.sample(&mut row.clone(), None, step).unwrap().token);
-        assert_eq!(drawn.max(), Some(kept - 1), "top_p {top_p}");
+        let sampled = (0..2000).map(|step| sampler.sample(&mut row.clone(), None, step).unwrap().token);
+        assert_eq!(sampled.max(), Some(kept - 1), "top_p {top_p}");
     }
 }
 
@@ -187,9 +187,9 @@ fn min_p_keeps_by_ratio_to_the_best() {
             temperature,
             ..params()
         });
-        let drawn = (0..3000).map(|step| sampler.sample(&mut row.clone(), None, step).unwrap().token);
+        let sampled = (0..3000).map(|step| sampler.sample(&mut row.clone(), None, step).unwrap().token);
         assert_eq!(
-            drawn.max(),
+            sampled.max(),
             Some(kept - 1),
             "min_p {min_p} at temperature {temperature}"
         );
@@ -259,24 +259,24 @@ fn logprobs_are_of_the_masked_row_at_temperature_one() {
     }
 }
 
-/// A draw is a function of seed, step and logits: neither earlier draws nor another request change it.
+/// A sample is a function of seed, step and logits: neither earlier samples nor another request change it.
 #[test]
-fn draws_depend_on_seed_step_and_logits_alone() {
+fn samples_depend_on_seed_step_and_logits_alone() {
     let row = logits(2000, 3);
-    let draw = |sampler: &mut SamplerState, step| sampler.sample(&mut row.clone(), None, step).unwrap().token;
+    let sample = |sampler: &mut SamplerState, step| sampler.sample(&mut row.clone(), None, step).unwrap().token;
     let mut forward = sampler(SamplingParams { seed: 42, ..params() });
-    let there: Vec<u32> = (0..50).map(|step| draw(&mut forward, step)).collect();
+    let there: Vec<u32> = (0..50).map(|step| sample(&mut forward, step)).collect();
     let mut backward = sampler(SamplingParams { seed: 42, ..params() });
-    let back: Vec<u32> = (0..50).rev().map(|step| draw(&mut backward, step)).collect();
+    let back: Vec<u32> = (0..50).rev().map(|step| sample(&mut backward, step)).collect();
     assert!(there.iter().eq(back.iter().rev()));
     let mut other = sampler(SamplingParams { seed: 43, ..params() });
-    assert_ne!(there, (0..50).map(|step| draw(&mut other, step)).collect::<Vec<_>>());
+    assert_ne!(there, (0..50).map(|step| sample(&mut other, step)).collect::<Vec<_>>());
 }
 
 /// Uniform numbers of consecutive steps, and of consecutive seeds, fill 64 bins evenly.
 #[test]
 fn uniforms_are_even_over_steps_and_seeds() {
-    for of in [|i| draw::uniform(7, i), |i| draw::uniform(i, 0)] {
+    for of in [|i| sample::uniform(7, i), |i| sample::uniform(i, 0)] {
         let mut bins = [0.0_f64; 64];
         for i in 0..64_000 {
             bins[(of(i) * 64.0) as usize] += 1.0;
@@ -289,7 +289,7 @@ fn uniforms_are_even_over_steps_and_seeds() {
     }
 }
 
-/// Rows and masks that leave nothing sound to draw are errors that name the token.
+/// Rows and masks that leave nothing sound to sample are errors that name the token.
 #[test]
 fn unsound_rows_are_errors() {
     let mut plain = sampler(params());
@@ -378,9 +378,9 @@ fn parameters_out_of_range_are_refused_by_name() {
 }
 
 proptest! {
-    /// Whatever the filters, a drawn token is one that they and the mask keep, and the best is always kept.
+    /// Whatever the filters, a sampled token is one that they and the mask keep, and the best is always kept.
     #[test]
-    fn drawn_tokens_are_kept_by_filters_and_mask(
+    fn sampled_tokens_are_kept_by_filters_and_mask(
         row in prop::collection::vec(-12.0_f32..12.0, 1..700),
         mask in prop::collection::vec(any::<u32>(), 22),
         temperature in 0.05_f32..3.0,

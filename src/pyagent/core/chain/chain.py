@@ -46,14 +46,14 @@ from pyagent.core.messages import (
     Hint,
     ModelInfo,
 )
-from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, ExplainPrompt, PinPrompt, PromptCache
+from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt, PromptCache
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.deadline import Clock, Deadline
 from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
 
 if TYPE_CHECKING:
-    from pyagent.core.answers.cache import AnswerCache
+    from pyagent.core.response_cache.cache import ResponseCache
 
 CheckAnswers = Literal["whole", "always", "never"]
 _RANKS: dict[bool | None, int] = {True: 0, None: 1, False: 2}
@@ -97,7 +97,7 @@ class Chain:
     after_first_token: AfterFirstToken = "continue"  # noqa: S105 - a policy
     check_answers: CheckAnswers = "whole"
     deadline_seconds: float | None = None
-    answers: AnswerCache | None = None
+    response_cache: ResponseCache | None = None
     clock: Clock = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     draw: Callable[[float, float], float] = random.uniform
@@ -117,12 +117,12 @@ class Chain:
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer from the first link that gives a token; see the module's text for what happens when one fails."""
-        return self._ask(request) if self.answers is None else self._ask_once(request, self.answers)
+        return self._ask(request) if self.response_cache is None else self._ask_once(request, self.response_cache)
 
-    async def _ask_once(self, request: ChatRequest, answers: AnswerCache) -> AsyncGenerator[ChatDelta, None]:
+    async def _ask_once(self, request: ChatRequest, response_cache: ResponseCache) -> AsyncGenerator[ChatDelta, None]:
         request = self._bounded(request)
         links = [member.name for member in self._choose(request)[1]]
-        async with aclosing(answers.chat(request, links, self._ask)) as stream:
+        async with aclosing(response_cache.chat(request, links, self._ask)) as stream:
             async for delta in stream:
                 yield delta
 
@@ -189,19 +189,19 @@ class Chain:
             if isinstance(member.backend, Hintable):
                 member.backend.hint(hint)
 
-    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Ask the links that compute prompts themselves; about a request, the first of them that may see it."""
         if isinstance(question, ExplainPrompt | PinPrompt):
             request, members = self._choose(question.request)
             asked = msgspec.structs.replace(question, request=request)
             for member in members:
                 if isinstance(member.backend, PromptCache):
-                    return await member.backend.ask_cache(asked)
+                    return await member.backend.query_cache(asked)
             raise RequestError("no link of the chain keeps prompts itself; `native` does", param="model")
         caches = [member.backend for member in self._members if isinstance(member.backend, PromptCache)]
-        answers = [await cache.ask_cache(question) for cache in caches]
+        answers = [await cache.query_cache(question) for cache in caches]
         models = {model.model: model for answer in answers for model in answer.models}
-        return CacheAnswer(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
+        return CacheQueryResult(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
 
     def _tries(self, request: ChatRequest) -> Tries:
         request = self._bounded(request)
@@ -236,7 +236,7 @@ class Chain:
                 param="private",
             )
         said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        param = "messages" if request.prefill else "model"
+        param = "messages" if request.assistant_prefix else "model"
         raise RequestError(f"no link of the chain takes this request: {said}", param=param)
 
     def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Member]]:

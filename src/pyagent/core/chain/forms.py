@@ -28,7 +28,7 @@ def fault_of_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
             return ""  # no link can be blamed for it
     if deltas[-1].finish_reason != "stop":
         return ""
-    begun = request.prefill + request.answer_prefix
+    begun = request.assistant_prefix + request.answer_prefix
     return fault_in(begun + "".join(delta.content for delta in deltas), request.response_format)
 
 

@@ -190,8 +190,8 @@ class Member:
     def _reserve(self, request: ChatRequest, spent_usd: float) -> float:
         if self.settings.price is None or not self.purse.is_limited:
             return 0.0
-        num_drawn = (request.sampling.max_tokens or _USUAL_ANSWER_TOKENS) * (request.best_of or request.n)
-        usd = self.cost(estimated_tokens(request), num_drawn)
+        num_output_tokens = (request.sampling.max_tokens or _USUAL_ANSWER_TOKENS) * (request.best_of or request.n)
+        usd = self.cost(estimated_tokens(request), num_output_tokens)
         self.purse.reserve(usd, spent_usd)
         return usd
 

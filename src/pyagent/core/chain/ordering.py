@@ -19,7 +19,7 @@ def why_not(member: Member, request: ChatRequest, private: Sequence[str]) -> str
     wants_several = request.n > 1 or request.best_of is not None or request.beam is not None
     if wants_several and not getattr(member.backend, "gives_several", False):
         return "it gives one answer to a request"
-    if (request.prefill or request.answer_prefix) and not member.continues:
+    if (request.assistant_prefix or request.answer_prefix) and not member.continues:
         return "it cannot go on from an answer's beginning"
     if request.private and not (member.scheme in private or member.name in private):
         return "the request is private, this link is not"

@@ -130,11 +130,11 @@ class Told:
 
 def _with_message(request: ChatRequest) -> ChatRequest:
     """The request with its answer's beginning as a last message."""
-    begun = request.prefill + request.answer_prefix
+    begun = request.assistant_prefix + request.answer_prefix
     if not begun:
         return request
     messages = [*request.messages, Message("assistant", begun)]
-    return msgspec.structs.replace(request, messages=messages, prefill="", answer_prefix="")
+    return msgspec.structs.replace(request, messages=messages, assistant_prefix="", answer_prefix="")
 
 
 def anchor_of(text: str) -> str:

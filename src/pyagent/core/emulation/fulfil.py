@@ -184,7 +184,7 @@ class _Plan:
             raise FaultyAnswer("it calls no function, and a call was asked for")
         if calls or self.form is None:
             return text, calls
-        found, begun = forms.read(text, self.form), self.request.prefill + self.request.answer_prefix
+        found, begun = forms.read(text, self.form), self.request.assistant_prefix + self.request.answer_prefix
         if not found.startswith(begun):
             raise FaultyAnswer(f"it does not begin with {begun[:80]!r}")
         return found, calls
@@ -194,7 +194,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
     """Hold the answer back, check it, and let the model repair it once."""
     request, faults, usage = plan.request, list[str](), list[Usage | None]()
     deadline = Deadline.after(request.timeout_seconds)
-    begun = request.prefill + request.answer_prefix
+    begun = request.assistant_prefix + request.answer_prefix
     num_shown = len(begun)
     for _ in range(_NUM_ROUNDS):
         text, held, calls, last = begun, list[ChatDelta](), list[ToolCall](), ChatDelta()

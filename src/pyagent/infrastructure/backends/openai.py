@@ -18,11 +18,11 @@ from pyagent.core.config import read_headers, read_secret
 from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError, UnsupportedError
 from pyagent.core.hooks import hookimpl
-from pyagent.core.http_pool import HttpPool, error_body
 from pyagent.core.line_reader import LineTooLongError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
+from pyagent.http_pool import HttpPool, error_body
 from pyagent.infrastructure.backends.openai_errors import map_error
 from pyagent.infrastructure.backends.openai_wire import (
     ChunkReader,

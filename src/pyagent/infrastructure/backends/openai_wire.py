@@ -194,7 +194,7 @@ def encode_request(
     body: JsonObject = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     is_chat = bool(request.messages)
     body |= {"messages": msgspec.to_builtins(request.messages)} if is_chat else {"prompt": request.prompt or ""}
-    if begun_with := request.prefill + request.answer_prefix:
+    if begun_with := request.assistant_prefix + request.answer_prefix:
         begun = {"role": "assistant", "content": begun_with}
         body["messages"] = [*msgspec.to_builtins(request.messages), begun]
         body |= {"continue_final_message": True, "add_generation_prompt": False}  # vLLM's; llama.cpp needs neither

@@ -25,14 +25,14 @@ from pyagent.core.messages import (
     ModelInfo,
     Unsupported,
 )
-from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion, ExplainPrompt, PinPrompt
+from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt
 from pyagent.infrastructure.engine.client import EngineClient, EngineState, LocalEngine
-from pyagent.infrastructure.engine.ledger import Ledger
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
-from pyagent.infrastructure.engine.machine_memory import total_for
-from pyagent.infrastructure.engine.model_pool import ModelPool
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.memory.process import resident_bytes
+from pyagent.infrastructure.engine.memory.system import total_for
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
-from pyagent.infrastructure.engine.process_memory import resident_bytes
 
 _SCHEME = "native:"
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
@@ -154,12 +154,12 @@ class NativeBackend:
         """Take what the fleet knows of a prompt's future."""
         self.engine.hint(hint)
 
-    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches of the models, or keep a prompt there."""
         if isinstance(question, ExplainPrompt | PinPrompt):
             chosen = msgspec.structs.replace(question.request, model=self._chosen(question.request.model))
             question = msgspec.structs.replace(question, request=chosen)
-        return await self.engine.ask_cache(question)
+        return await self.engine.query_cache(question)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -19,14 +19,14 @@ import msgspec
 
 from pyagent.core.errors import BackendError, DeadlineError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
-from pyagent.core.prompt_cache import CacheAnswer, CacheQuestion
-from pyagent.infrastructure.engine.cache_questions import answer_cache
+from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
-from pyagent.infrastructure.engine.model_pool import ModelPool
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
+from pyagent.infrastructure.engine.sessions.cache_query import run_cache_query
 from pyagent.infrastructure.engine.stats import EngineStats
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.model import LoadedModel
+    from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
     from pyagent.infrastructure.engine.request import Output, PastTurn, Request, TokenLog
 
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ class EngineClient(Protocol):
         """Take what the fleet knows of a prompt's future. Returns at once; hints are taken in order."""
         ...
 
-    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches, or keep a prompt there."""
         ...
 
@@ -130,9 +130,9 @@ class LocalEngine(Shared):
             except Exception:
                 logger.exception("a hint failed: %s", hint.kind)
 
-    async def ask_cache(self, question: CacheQuestion) -> CacheAnswer:
+    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches, or keep a prompt there."""
-        return await answer_cache(question, self)
+        return await run_cache_query(question, self)
 
     async def load(self, model: str) -> LoadedModel:
         """The model, loaded when it is not. Raises `ModelError` naming what is wrong with its file."""
@@ -259,7 +259,7 @@ async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _
 
 
 def _delta(output: Output, request: Request, name: str) -> ChatDelta:
-    from pyagent.infrastructure.engine.model import usage_of  # there by now: a request has a model
+    from pyagent.infrastructure.engine.models.loaded_model import usage_of  # there by now: a request has a model
 
     if output.finish_reason in {"error", "abort"}:
         reason = output.error or "the engine stopped"

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable
 
 from pyagent.core.errors import CapacityError
-from pyagent.infrastructure.engine.batch import Likelihood, Runner, StepOutput
-from pyagent.infrastructure.engine.flight import Flight, StepThread
-from pyagent.infrastructure.engine.forks.beams import Search
-from pyagent.infrastructure.engine.plan import Plan
-from pyagent.infrastructure.engine.queues import RequestQueues
 from pyagent.infrastructure.engine.request import Output, Request, Status
-from pyagent.infrastructure.engine.scheduler import Scheduler, SchedulerLimits
+from pyagent.infrastructure.engine.runners.batch import Likelihood, Runner, StepOutput
+from pyagent.infrastructure.engine.sampling.beam_search import Search
+from pyagent.infrastructure.engine.scheduler.queues import RequestQueues
+from pyagent.infrastructure.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 from pyagent.infrastructure.engine.stats import Counts, EngineStats
+from pyagent.infrastructure.engine.step_executor import InFlightStep, StepThread
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None  # when the loop's present turn began
         self._steps = StepThread(runner) if is_async else None
-        self._flight: Flight | None = None  # the step being computed
+        self._in_flight: InFlightStep | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
-        self._last_landed = 0.0
+        self._last_step_end = 0.0
         self._seconds_per_end = 0.0
         self._last_end: float | None = None
 
@@ -123,28 +123,28 @@ class Engine:
     def step(self) -> bool:
         """One iteration: choose a batch, compute it, hand out what was drawn. False when there was nothing to do.
 
-        With a thread for steps, the next one is planned while this one is computed, and started before its news are
+        With a thread for steps, the next one is planned while this one is computed, and started before its emitted are
         told; `step` returns while that one is on its way.
         """
         self._end_overdue()
-        if self._flight is None:
-            has_failed = self._take_off()
-            if self._flight is None:
+        if self._in_flight is None:
+            has_failed = self._launch()
+            if self._in_flight is None:
                 return has_failed
-        flight = self._flight
-        ahead = self._plan_ahead() if flight.future is not None else None
-        output = self._compute(flight)
-        over = flight.plan.requests() if output is None else self._keep_books(flight, output)
-        self._flight = None
+        in_flight = self._in_flight
+        ahead = self._plan_ahead() if in_flight.future is not None else None
+        output = self._compute(in_flight)
+        over = in_flight.plan.requests() if output is None else self._apply_output(in_flight, output)
+        self._in_flight = None
         self._release_later()
-        self._count(flight)
+        self._count(in_flight)
         if ahead is not None:
-            self._fly_on(ahead, over)
+            self._launch_planned(ahead, over)
         if output is not None:
-            self._tell_news(flight.plan, output)
+            self._emit_outputs(in_flight.plan, output)
         return True
 
-    def _take_off(self) -> bool:
+    def _launch(self) -> bool:
         """Plan a step with everything known, and start it; returns whether requests were found that cannot go on."""
         start = time.perf_counter()
         plan = self.scheduler.plan()
@@ -155,27 +155,27 @@ class Engine:
             self._start(plan, planning, faults)
         return has_failed
 
-    def _plan_ahead(self) -> Flight | None:
+    def _plan_ahead(self) -> InFlightStep | None:
         """Plan the step after the one on its way, when nothing has to be known of that one's draws."""
         start = time.perf_counter()
         plan = self.scheduler.plan_ahead()
-        return None if plan is None else Flight(plan, time.perf_counter() - start, {}, None)
+        return None if plan is None else InFlightStep(plan, time.perf_counter() - start, {}, None)
 
-    def _fly_on(self, ahead: Flight, over: set[Request]) -> None:
+    def _launch_planned(self, ahead: InFlightStep, over: set[Request]) -> None:
         """Start the step planned ahead with the tokens now drawn, without the requests that are over."""
         start = time.perf_counter()
         ahead.plan.fill(over)
-        if ahead.plan.drawing:
+        if ahead.plan.sampled:
             self._start(ahead.plan, ahead.planning + time.perf_counter() - start, {})
 
     def _start(self, plan: Plan, planning: float, faults: dict[int, str]) -> None:
         future = None if self._steps is None else self._steps.start(plan.batch)
-        self._flight = Flight(plan, planning, faults, future)
+        self._in_flight = InFlightStep(plan, planning, faults, future)
 
     def _add_masks(self, plan: Plan) -> dict[int, str]:
         """The tokens that grammars allow; for grammars that fail, the reasons by row."""
         faults: dict[int, str] = {}
-        for row, request in enumerate(plan.drawing):
+        for row, request in enumerate(plan.sampled):
             if request.grammar is None:
                 continue
             try:
@@ -185,12 +185,12 @@ class Engine:
                 faults[row] = f"its grammar failed: {error}"
         return faults
 
-    def _compute(self, flight: Flight) -> StepOutput | None:
-        plan = flight.plan
+    def _compute(self, in_flight: InFlightStep) -> StepOutput | None:
+        plan = in_flight.plan
         try:
-            output = self.runner.execute(plan.batch) if flight.future is None else flight.future.result()
-            if len(output.tokens) != len(plan.drawing):
-                text = f"the runner drew {len(output.tokens)} tokens, asked for were {len(plan.drawing)}"
+            output = self.runner.execute(plan.batch) if in_flight.future is None else in_flight.future.result()
+            if len(output.tokens) != len(plan.sampled):
+                text = f"the runner drew {len(output.tokens)} tokens, asked for were {len(plan.sampled)}"
                 raise RuntimeError(text)  # noqa: TRY301
         except Exception as error:
             requests = [request for request in plan.requests() if request.status is not Status.FINISHED]
@@ -201,26 +201,26 @@ class Engine:
             return None
         return output
 
-    def _keep_books(self, flight: Flight, output: StepOutput) -> set[Request]:
+    def _apply_output(self, in_flight: InFlightStep, output: StepOutput) -> set[Request]:
         """A step was computed: end the requests it could not draw for, and let the logs of the others grow.
 
         Returns the requests that are over, though some of them have yet to be told.
         """
-        plan = flight.plan
-        for row, reason in {**output.errors, **flight.faults}.items():
-            request = plan.drawing[row]
+        plan = in_flight.plan
+        for row, reason in {**output.errors, **in_flight.faults}.items():
+            request = plan.sampled[row]
             if request.status is not Status.FINISHED:
                 self._end(request, request.finish("error", error=reason))
         start = time.perf_counter()
-        over = self.scheduler.land(plan, output.tokens)
-        flight.planning += time.perf_counter() - start
+        over = self.scheduler.apply_output(plan, output.tokens)
+        in_flight.planning += time.perf_counter() - start
         return over
 
-    def _tell_news(self, plan: Plan, output: StepOutput) -> None:
+    def _emit_outputs(self, plan: Plan, output: StepOutput) -> None:
         """Tell each request's client of its token."""
         now = time.perf_counter()
         likelihoods = output.likelihoods
-        for row, (request, token) in enumerate(zip(plan.drawing, output.tokens, strict=True)):
+        for row, (request, token) in enumerate(zip(plan.sampled, output.tokens, strict=True)):
             if request.status is Status.FINISHED:
                 continue
             likelihood = likelihoods.get(row) if likelihoods else None
@@ -230,12 +230,12 @@ class Engine:
             try:
                 if likelihood is not None:
                     request.note(likelihood)
-                news = request.stop(now) if token in request.end_ids else request.accept(token, likelihood, now)
+                emitted = request.stop(now) if token in request.end_ids else request.accept(token, likelihood, now)
             except Exception as error:
                 logger.exception("request %d failed", request.id)
-                news = request.finish("error", error=str(error))
-            if news is not None:
-                self._pass_on(request, news)
+                emitted = request.finish("error", error=str(error))
+            if emitted is not None:
+                self._pass_on(request, emitted)
 
     def _search(self, request: Request, search: Search, likelihood: Likelihood | None, now: float) -> None:
         """A beam drew: when all of its search have, the search goes on by a token or ends."""
@@ -253,16 +253,16 @@ class Engine:
         for other, token in step.going_on:
             self.scheduler.go_on(other, token)
         if search.rules.is_done:
-            self._tell_answers(search)
+            self._emit_answers(search)
 
-    def _tell_answers(self, search: Search) -> None:
+    def _emit_answers(self, search: Search) -> None:
         lead, answers = search.lead, search.answers
         lead.tokens[lead.num_prompt_tokens :] = answers[0].tokens  # what is measured of it is the best answer's
         lead.finish(answers[0].reason)
         self.counts.note_end(lead)
         for index, answer in enumerate(answers):
             is_last = index == len(answers) - 1
-            self._tell(lead, Output(search.text(answer), (), answer.reason, None, answer.tokens, index, is_last))
+            self._emit(lead, Output(search.text(answer), (), answer.reason, None, answer.tokens, index, is_last))
 
     def _end_search(self, search: Search, request: Request, output: Output) -> Request:
         """One beam was ended from outside, and so is its search; returns the request that stands for it."""
@@ -276,28 +276,28 @@ class Engine:
         """Forget a request, and give its memory back when nothing computes with it."""
         if self.scheduler.remove(request):
             self._unreleased.append(request.id)
-            if self._flight is None:
+            if self._in_flight is None:
                 self._release_later()
             else:
-                self._flight.plan.has_ended = True
+                self._in_flight.plan.has_ended = True
 
-    def _pass_on(self, request: Request, news: Output) -> None:
+    def _pass_on(self, request: Request, emitted: Output) -> None:
         if request.status is Status.FINISHED:
-            self._end(request, news)
-        elif not self._tell(request, news):
+            self._end(request, emitted)
+        elif not self._emit(request, emitted):
             self._end(request, request.finish("abort"))
 
-    def _count(self, flight: Flight) -> None:
-        plan, now = flight.plan, time.perf_counter()
-        seconds = now - max(flight.started - flight.planning, self._last_landed)
-        self._last_landed = now
+    def _count(self, in_flight: InFlightStep) -> None:
+        plan, now = in_flight.plan, time.perf_counter()
+        seconds = now - max(in_flight.started - in_flight.planning, self._last_step_end)
+        self._last_step_end = now
         self.scheduler.costs.note(seconds, plan.num_prompt, plan.num_decoding)
-        self.counts.note_step(seconds, flight.planning, len(plan.batch.tokens), len(plan.drawing))
+        self.counts.note_step(seconds, in_flight.planning, len(plan.batch.tokens), len(plan.sampled))
 
     def _end_overdue(self) -> None:
         """End the requests whose callers have stopped waiting."""
         for request in self.scheduler.overdue():
-            where = "in the queue" if request.scheduled is None else f"with {request.num_drawn} tokens drawn"
+            where = "in the queue" if request.scheduled is None else f"with {request.num_output_tokens} tokens drawn"
             self._end(request, request.finish("abort", error=f"its deadline passed {where}"))
 
     def _end_failed(self) -> bool:
@@ -318,7 +318,7 @@ class Engine:
             self._seconds_per_end += 0.1 * (now - self._last_end - self._seconds_per_end)
         self._last_end = now
         self.counts.note_end(request)
-        self._tell(request, output)
+        self._emit(request, output)
 
     def _release_later(self) -> None:
         """Release what was not to be while a step computed with it."""
@@ -326,8 +326,8 @@ class Engine:
             self.runner.release(sequence_id)
         self._unreleased.clear()
 
-    def _tell(self, request: Request, output: Output) -> bool:
-        """Pass news on; False when the client cannot be reached (its event loop is gone, say)."""
+    def _emit(self, request: Request, output: Output) -> bool:
+        """Pass emitted on; False when the client cannot be reached (its event loop is gone, say)."""
         try:
             request.on_output(output)
         except Exception as error:  # noqa: BLE001 - a client's fault is its own
@@ -347,7 +347,7 @@ class Engine:
                 self._inbox.clear()
             for request in left:
                 if request.status is not Status.FINISHED:
-                    self._tell(request, request.finish("error", error=f"the engine failed: {self._fault}"))
+                    self._emit(request, request.finish("error", error=f"the engine failed: {self._fault}"))
         finally:
             self._busy_since = None
             if self._steps is not None:
@@ -370,7 +370,7 @@ class Engine:
             aborts = self.scheduler.requests()
         for request in aborts:
             self.end(request)
-        if is_closing and self._flight is None:
+        if is_closing and self._in_flight is None:
             return False
         if not self.step() and self.scheduler.has_work:
             raise RuntimeError("requests wait, and none of them can run")
@@ -378,4 +378,4 @@ class Engine:
 
     @property
     def _has_work(self) -> bool:
-        return self._flight is not None or self.scheduler.has_work
+        return self._in_flight is not None or self.scheduler.has_work

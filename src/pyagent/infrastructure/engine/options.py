@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pyagent.infrastructure.engine.flight import AsyncScheduling
-from pyagent.infrastructure.engine.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
+from pyagent.infrastructure.engine.step_executor import AsyncScheduling
 
 SessionScope = Literal["auto", "named", "off"]
 
@@ -21,30 +21,30 @@ class SchedulerLimits:
     """
 
     max_num_seqs: int = 64
-    token_budget: int = 1024
+    max_num_batched_tokens: int = 1024
     max_num_waiting: int = 4096
     decode_latency: float | None = None
 
     @property
     def most_running(self) -> int:
         """Sequences of a step: each takes a token of the budget at least."""
-        return min(self.max_num_seqs, self.token_budget)
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How the native engine runs a model. `max_context` shortens the model's own context, in tokens.
+    """How the native engine runs a model. `max_model_len` shortens the model's own context, in tokens.
 
     `session_scope` says which conversations continue their token logs: all, those with a name, or none.
-    `settles_prompts` takes known volatile spans out of system prompts; `takes_hints`
+    `normalizes_prompts` takes known volatile spans out of system prompts; `takes_hints`
     lets the fleet say what is worth keeping.
     """
 
     cpu: CpuOptions = field(default_factory=CpuOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
-    max_context: int | None = None
+    max_model_len: int | None = None
     queues: Callable[[], RequestQueues] = lambda: make_queues({})
     async_scheduling: AsyncScheduling = "auto"
     session_scope: SessionScope = "auto"
-    settles_prompts: bool = True
+    normalizes_prompts: bool = True
     takes_hints: bool = True

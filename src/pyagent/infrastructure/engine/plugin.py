@@ -20,7 +20,7 @@ from pyagent.core.settings import Settings
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
     from pyagent.infrastructure.engine.options import EngineOptions
-    from pyagent.infrastructure.engine.remote import ProcessEngine
+    from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
 
 
 class _Links:
@@ -48,7 +48,7 @@ class _Links:
         if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
             return self._shared[1].share()
         if settings.engine.process:
-            from pyagent.infrastructure.engine.remote import ProcessEngine
+            from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
 
             options_of(settings, self._parts)  # what is wrong with the settings is said now
             told = msgspec.json.encode(settings, enc_hook=str)
@@ -65,10 +65,10 @@ class _Links:
 def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
     """An engine in this process. Cheap: models load on first use."""
     from pyagent.infrastructure.engine.client import LocalEngine
-    from pyagent.infrastructure.engine.ledger import Ledger
-    from pyagent.infrastructure.engine.machine_memory import total_for
-    from pyagent.infrastructure.engine.model_pool import ModelPool
-    from pyagent.infrastructure.engine.process_memory import resident_bytes
+    from pyagent.infrastructure.engine.memory.ledger import Ledger
+    from pyagent.infrastructure.engine.memory.process import resident_bytes
+    from pyagent.infrastructure.engine.memory.system import total_for
+    from pyagent.infrastructure.engine.models.model_pool import ModelPool
     from pyagent.infrastructure.models.store import ModelStore
 
     locate = ModelStore(settings.paths.models).locate
@@ -78,10 +78,10 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
 
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     """The engine's options from the settings, and what plugins bring for it. Raises `ConfigError`."""
-    from pyagent.infrastructure.engine.kv.evictions import pick_eviction
+    from pyagent.infrastructure.engine.memory.evictions import pick_eviction
     from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
-    from pyagent.infrastructure.engine.queues import QueueOptions, make_queues
     from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+    from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
 
     engine = settings.engine
     queues = {name: QueueOptions(queue.policy, queue.options, queue.share) for name, queue in engine.queues.items()}
@@ -97,15 +97,15 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         ),
         limits=SchedulerLimits(
             max_num_seqs=engine.max_num_seqs,
-            token_budget=engine.token_budget,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
             decode_latency=None if engine.decode_latency_ms is None else engine.decode_latency_ms / 1000,
         ),
-        max_context=engine.max_context,
+        max_model_len=engine.max_model_len,
         queues=make,
         async_scheduling=engine.async_scheduling,
         session_scope=engine.sessions,
         takes_hints=engine.hints,
-        settles_prompts=engine.settle_prompts,
+        normalizes_prompts=engine.normalize_prompts,
     )
 
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob
-from pyagent.infrastructure.engine.batch import PLAIN_KEY, Likelihood, PrefixKey
-from pyagent.infrastructure.engine.sessions import NO_PROMPT, Prompt
-from pyagent.infrastructure.engine.stops import StopTexts
+from pyagent.infrastructure.engine.runners.batch import PLAIN_KEY, Likelihood, PrefixKey
+from pyagent.infrastructure.engine.sampling.stop_strings import StopStrings
+from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
     from pyagent._rust import SamplerState
-    from pyagent.infrastructure.engine.forks.beams import Search
-    from pyagent.infrastructure.engine.forks.samples import Samples
     from pyagent.infrastructure.engine.grammar import Grammar
+    from pyagent.infrastructure.engine.sampling.beam_search import Search
+    from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples
     from pyagent.infrastructure.engine.tokens import Detokenizer, ModelTokenizer
 
 
@@ -82,7 +82,7 @@ class PastTurn(msgspec.Struct, frozen=True):
     """The last turn of a request's conversation, as an earlier engine computed it.
 
     Its first `num_messages` messages, the answer included, are the turn's; `prompt` has 32 bits a token, those of the
-    `prefill` that the answer began with included. `tokens` are those drawn for the rest of `answer`, after those of
+    `assistant_prefix` that the answer began with included. `tokens` are those drawn for the rest of `answer`, after those of
     `answer_prefix`.
     """
 
@@ -90,7 +90,7 @@ class PastTurn(msgspec.Struct, frozen=True):
     prompt: bytes
     tokens: tuple[int, ...]
     answer: str
-    prefill: str = ""
+    assistant_prefix: str = ""
     answer_prefix: str = ""
 
 
@@ -117,7 +117,7 @@ class Request:
     Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
     prefix may be shared. `followers` are to be forked from it when its prompt is computed, all but the last token.
 
-    The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_landed` of them done,
+    The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them done,
     `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it holds and
     `num_expected` it is expected to hold.
     """
@@ -146,7 +146,7 @@ class Request:
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0
     num_computed: int = 0
-    num_landed: int = 0
+    num_prefilled: int = 0
     num_charged: int = 0
     num_reserved: int = 0
     num_pages: int = 0
@@ -160,17 +160,17 @@ class Request:
     last_token: float | None = None
     finished: float | None = None
     finish_reason: FinishReason | None = None
-    stops: StopTexts = field(init=False)
+    stops: StopStrings = field(init=False)
     end_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
         self.num_told = len(self.tokens)
-        self.stops = StopTexts(self.params.stop)
+        self.stops = StopStrings(self.params.stop)
         self.end_ids = frozenset() if self.params.ignore_eos else frozenset(self.tokenizer.end_ids)
 
     @property
-    def num_drawn(self) -> int:
+    def num_output_tokens(self) -> int:
         """Tokens drawn so far."""
         return len(self.tokens) - self.num_prompt_tokens
 

@@ -64,7 +64,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int = 0
     waiting: dict[str, int] = {}
     num_steps: int = 0
-    drawn_tokens: int = 0
+    generation_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     preemptions: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Counts:
     """The engine's own running counts; one thread writes them."""
 
     num_steps: int = 0
-    drawn_tokens: int = 0
+    generation_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     busy_seconds: float = 0.0
@@ -114,11 +114,11 @@ class Counts:
     first_token_seconds: Window = field(default_factory=Window)
     inter_token_seconds: Window = field(default_factory=Window)
 
-    def note_step(self, seconds: float, planning: float, num_tokens: int, num_drawn: int) -> None:
+    def note_step(self, seconds: float, planning: float, num_tokens: int, num_output_tokens: int) -> None:
         """A step was computed."""
         self.num_steps += 1
         self.busy_seconds += seconds
-        self.drawn_tokens += num_drawn
+        self.generation_tokens += num_output_tokens
         self.step_seconds.add(seconds)
         self.planning_micros.add(planning * 1e6)
         self.tokens_per_step.add(num_tokens)
@@ -134,8 +134,8 @@ class Counts:
         if request.first_token is None or request.last_token is None:
             return
         self.first_token_seconds.add(request.first_token - request.arrived)
-        if request.num_drawn > 1:
-            self.inter_token_seconds.add((request.last_token - request.first_token) / (request.num_drawn - 1))
+        if request.num_output_tokens > 1:
+            self.inter_token_seconds.add((request.last_token - request.first_token) / (request.num_output_tokens - 1))
 
     def snapshot(
         self, *, num_running: int, waiting: dict[str, int], preemptions: Mapping[str, int], pool: PoolStats
@@ -145,7 +145,7 @@ class Counts:
             num_running=num_running,
             waiting=waiting,
             num_steps=self.num_steps,
-            drawn_tokens=self.drawn_tokens,
+            generation_tokens=self.generation_tokens,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             preemptions=dict(preemptions),

@@ -51,7 +51,7 @@ def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         ("busy_seconds", "Time spent in steps.", "busy_seconds"),
         ("prompt_tokens", "Prompt tokens of requests begun.", "prompt_tokens"),
         ("cached_tokens", "Of these, those found computed.", "cached_tokens"),
-        ("drawn_tokens", "Tokens drawn.", "drawn_tokens"),
+        ("generation_tokens", "Tokens drawn.", "generation_tokens"),
     ):
         counts = [((model,), getattr(figures, field)) for model, figures in stats.items()]
         yield _counter(name, text, ("model",), counts)

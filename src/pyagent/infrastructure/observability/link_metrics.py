@@ -19,7 +19,7 @@ _COUNTERS = (
     ("continued", "Answers that a link took over in the middle.", "num_continued"),
     ("restarted", "Answers of others that a link began anew.", "num_restarted"),
     ("prompt_tokens", "Prompt tokens of a link's calls.", "prompt_tokens"),
-    ("completion_tokens", "Tokens a link drew.", "completion_tokens"),
+    ("generation_tokens", "Tokens a link generated.", "completion_tokens"),
     ("cost_usd", "What a link cost, by its price.", "usd"),
 )
 

@@ -65,7 +65,7 @@ class ServerFigures:
         self.requests = Counter[_Labels]()
         self.prompt_tokens = Counter[_Labels]()
         self.cached_tokens = Counter[_Labels]()
-        self.drawn_tokens = Counter[_Labels]()
+        self.generation_tokens = Counter[_Labels]()
         self.cache_misses = Counter[_Labels]()
         self.request_seconds = _histograms()
         self.first_token_seconds = _histograms()
@@ -95,7 +95,7 @@ class ServerFigures:
             ("http_requests", "Requests answered, by status.", ("path", "model", "status"), self.requests),
             ("prompt_tokens", "Prompt tokens of whole answers.", ("model",), self.prompt_tokens),
             ("cached_prompt_tokens", "Of these, those that needed no computing.", ("model",), self.cached_tokens),
-            ("generated_tokens", "Tokens drawn for whole answers.", ("model",), self.drawn_tokens),
+            ("generation_tokens", "Tokens drawn for whole answers.", ("model",), self.generation_tokens),
             ("cache_misses", "Prompts that left what was computed.", ("model", "reason"), self.cache_misses),
         )
         for name, text, labels, counter in counters:
@@ -143,7 +143,7 @@ class AnswerWatch:
         figures.prompt_tokens[labels] += usage.prompt_tokens
         figures.cached_tokens[labels] += usage.prompt_tokens_details.cached_tokens
         if usage.answer == "computed":
-            figures.drawn_tokens[labels] += usage.completion_tokens
+            figures.generation_tokens[labels] += usage.completion_tokens
         if usage.timings is not None:
             figures.queue_seconds[labels].observe(usage.timings.queue_seconds)
         if usage.cache is not None and usage.cache.miss is not None:

@@ -1,6 +1,6 @@
 """The ASGI application: the table of routes, and those that belong to no API.
 
-A request's hops: `measured.Measured` (counts) -> `guards.Guard` (id, key, host) -> `endpoints` (errors) -> a route, in
+A request's hops: `measured.MetricsMiddleware` (counts) -> `auth.AuthMiddleware` (id, key, host) -> `endpoints` (errors) -> a route, in
 the folder of its API -> its `requests` (JSON to `ChatRequest`) -> `service` (the backend's stream) -> `answer` and its
 `replies` (deltas to JSON) -> `streaming` (watches the client). An API's modules are imported by its first
 request: a server should answer before it has read what nobody may ask for.
@@ -25,11 +25,11 @@ from pyagent.core.settings import Server
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
-from pyagent.infrastructure.server.apis import APIS, Api
+from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.endpoints import Routed, route
-from pyagent.infrastructure.server.engine_routes import EngineRoutes, engine_links
-from pyagent.infrastructure.server.guards import Guard
-from pyagent.infrastructure.server.measured import Measured
+from pyagent.infrastructure.server.middleware.auth import AuthMiddleware
+from pyagent.infrastructure.server.middleware.metrics import MetricsMiddleware
+from pyagent.infrastructure.server.route_table import APIS, Api
 from pyagent.infrastructure.server.service import Service, json_response
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ async def _metrics(service: Service, _request: Request) -> Response:
     collected = [*service.figures.collect(), *(collect_engines(states) if states else ())]
     if isinstance(service.backend, Chain):
         collected += collect_links(service.backend.link_states())
-        if service.backend.answers is not None:
-            from pyagent.infrastructure.observability.answer_metrics import collect_answers
+        if service.backend.response_cache is not None:
+            from pyagent.infrastructure.observability.response_cache_metrics import collect_response_cache
 
-            collected += collect_answers(service.backend.answers.figures())
+            collected += collect_response_cache(service.backend.response_cache.figures())
     return Response(render(collected), media_type=CONTENT_TYPE)
 
 
@@ -122,7 +122,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
     api_keys: Sequence[bytes] = (),
     emulates: bool = True,
     settings: Server = Server(),  # noqa: B008 - frozen
-) -> Measured:
+) -> MetricsMiddleware:
     """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet.
 
     `emulates` is whether backends emulate what they lack, as far as that can be (`backends.unsupported`).
@@ -135,16 +135,16 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
     ]
     app: ASGIApp = Routed(Router(routes))
     if settings.requests_per_minute or settings.tokens_per_minute:
-        from pyagent.infrastructure.server.limits import Limited
+        from pyagent.infrastructure.server.middleware.rate_limit import RateLimitMiddleware
 
-        app = Limited(app, settings.requests_per_minute, settings.tokens_per_minute)
+        app = RateLimitMiddleware(app, settings.requests_per_minute, settings.tokens_per_minute)
     paths = frozenset(one.path for one in routes)
-    guarded: ASGIApp = Guard(app, tuple(api_keys))
+    guarded: ASGIApp = AuthMiddleware(app, tuple(api_keys))
     if settings.allowed_origins:
         guarded = _shared(guarded, settings.allowed_origins, has_keys=bool(api_keys))
     if settings.otlp_endpoint is not None:
         guarded = _traced(guarded, settings.otlp_endpoint, paths)
-    return Measured(guarded, service.figures, paths)
+    return MetricsMiddleware(guarded, service.figures, paths)
 
 
 def _shared(app: ASGIApp, origins: Sequence[str], *, has_keys: bool) -> ASGIApp:
@@ -161,11 +161,11 @@ def _shared(app: ASGIApp, origins: Sequence[str], *, has_keys: bool) -> ASGIApp:
 def _traced(app: ASGIApp, endpoint: str, paths: frozenset[str]) -> ASGIApp:
     """The application with traces of its requests; raises `ConfigError` where OpenTelemetry is not installed."""
     try:
-        from pyagent.infrastructure.server.traced import Traced, make_tracer
+        from pyagent.infrastructure.server.middleware.tracing import TracingMiddleware, make_tracer
     except ModuleNotFoundError as error:
         text = f"traces need an extra: pip install 'pyagent[otel]' ({error})"
         raise ConfigError(text, key="server.otlp_endpoint") from error
-    return Traced(app, make_tracer(endpoint), paths)
+    return TracingMiddleware(app, make_tracer(endpoint), paths)
 
 
 _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>

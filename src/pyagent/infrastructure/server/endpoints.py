@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from pyagent.core import hops
 from pyagent.core.errors import RequestError
-from pyagent.infrastructure.server.bodies import RefusedError, check_page
+from pyagent.infrastructure.server.body import RefusedError, check_page
 from pyagent.infrastructure.server.errors import logged_error, refusal
 from pyagent.infrastructure.server.streaming import ClientLeftError
 

@@ -13,14 +13,14 @@ from starlette.routing import Route
 
 from pyagent import __version__
 from pyagent.core.messages import JsonObject
+from pyagent.infrastructure.server.admin_routes import DrainBody, EngineRoutes, NameBody, PinBody, SleepBody
 from pyagent.infrastructure.server.anthropic.requests import CountBody, MessagesBody
-from pyagent.infrastructure.server.apis import APIS
-from pyagent.infrastructure.server.engine_routes import DrainBody, EngineRoutes, NameBody, PinBody, SleepBody
 from pyagent.infrastructure.server.ollama.requests import ChatBody as OllamaChatBody
 from pyagent.infrastructure.server.ollama.requests import EmbedBody, EmbeddingsBody, GenerateBody, ModelBody
 from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as OpenAiEmbeddingsBody
 from pyagent.infrastructure.server.openai.requests import ChatBody, CompletionBody
 from pyagent.infrastructure.server.responses.requests import ResponsesBody
+from pyagent.infrastructure.server.route_table import APIS
 from pyagent.infrastructure.server.service import Service, json_response
 
 BODIES: dict[str, type[msgspec.Struct]] = {

@@ -19,14 +19,14 @@ from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
 from pyagent.infrastructure.server.answer import Answer, Reply
-from pyagent.infrastructure.server.bodies import read_body
+from pyagent.infrastructure.server.body import read_body
 from pyagent.infrastructure.server.images import check_images
 from pyagent.infrastructure.server.streaming import EventStream, unless_gone
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.models.store import ModelStore
+    from pyagent.infrastructure.server.middleware.tracing import AnswerTrace
     from pyagent.infrastructure.server.responses.kept import KeptResponses
-    from pyagent.infrastructure.server.traced import AnswerTrace
 
 AGENT_PREFIX = "agent:"
 _MODELS_SECONDS = 5.0
@@ -53,7 +53,7 @@ class Service:
     async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
         """Ask whoever has the model; the first delta is awaited before any status goes out."""
         backend = await self.backend_of(asked.model)
-        if asked.prefill and not isinstance(backend, Chain) and not getattr(backend, "continues", False):
+        if asked.assistant_prefix and not isinstance(backend, Chain) and not getattr(backend, "continues", False):
             raise RequestError(f"{backend.name} cannot go on from an answer's beginning", param="messages")
         if not self.settings.private_images:
             await check_images(asked.messages)

@@ -15,7 +15,7 @@ from pyagent.core.messages import ResponseFormat
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from pyagent.infrastructure.engine.ledger import Reservation
+    from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 _MAX_CACHED = 64

@@ -15,11 +15,18 @@ from typing import Literal
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.eviction import EvictionPolicyFactory
-from pyagent.infrastructure.engine.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
-from pyagent.infrastructure.engine.kv.evictions import BUILT_IN, DEFAULT, make_pool
-from pyagent.infrastructure.engine.ledger import Reservation
+from pyagent.infrastructure.engine.memory.evictions import BUILT_IN, DEFAULT, make_pool
+from pyagent.infrastructure.engine.memory.ledger import Reservation
+from pyagent.infrastructure.engine.memory.slabs import KvSlabs
+from pyagent.infrastructure.engine.runners.batch import (
+    BLOCK_TOKENS,
+    PLAIN_KEY,
+    Batch,
+    Likelihood,
+    PrefixKey,
+    StepOutput,
+)
 from pyagent.infrastructure.engine.runners.swap import SwapSpace
-from pyagent.infrastructure.engine.slabs import KvSlabs
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyagent import _rust
-from pyagent.infrastructure.engine.batch import PrefixKey
+from pyagent.infrastructure.engine.runners.batch import PrefixKey
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message, Tool
 from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer, TokenBytes
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import LLAMA3_NAMES, build_tokenizer
-from pyagent.infrastructure.engine.tokens.kept_parts import KeptParts
 from pyagent.infrastructure.engine.tokens.markers import BREAK, Markers
+from pyagent.infrastructure.engine.tokens.segment_cache import SegmentCache
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 # Names of tokens that end an answer, in the families supported, beside those a file declares.
@@ -69,7 +69,7 @@ class ModelTokenizer:
         self._cuts_words = cuts_words and not any(
             token.rstrip or _LETTER_SPACE.search(token.content) for token in added.values()
         )
-        self._kept = KeptParts(self._part, most_chars=_KEPT_CHARS, longest=_MAX_KEPT_CHARS)
+        self._kept = SegmentCache(self._part, most_chars=_KEPT_CHARS, longest=_MAX_KEPT_CHARS)
         ends = (tokenizer.token_to_id(text) for text in _END_TOKENS)
         self.end_ids = frozenset(declared_end_ids) | {token for token in ends if token is not None and token in added}
 

@@ -9,7 +9,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
-from pyagent.infrastructure.server.fields import Refused, refuse
+from pyagent.infrastructure.server.validation import Refused, refuse
 
 _REFUSED_IMAGE: Refused = {"transformations": (([], {}), "images are passed on as they are")}
 

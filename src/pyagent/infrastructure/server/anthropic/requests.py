@@ -22,7 +22,7 @@ from pyagent.core.messages import (
     Tool,
 )
 from pyagent.infrastructure.server.anthropic.messages import InputMessage, TextBlock, read_conversation
-from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
+from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
 
 IGNORED = ("cache_control", "service_tier", "diagnostics")
 _DONE_ANYWAY = "clear_thinking_"
@@ -132,12 +132,12 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise RequestError("messages is empty; send at least one message", param="messages")
         if self.context_management is not None:
             self.context_management.check()
-        said, prefill = self._begun()
+        said, assistant_prefix = self._begun()
         tools = [_tool(tool) for tool in self.tools or []]
         return ChatRequest(
             model="" if self.model in DEFAULT_MODELS else self.model,
             messages=read_conversation(self.system, said),
-            prefill=prefill,
+            assistant_prefix=assistant_prefix,
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
             parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),

@@ -25,7 +25,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     backend = await service.backend_of(asked.model)
     if not isinstance(backend, PromptCache):
         raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
-    report = (await backend.ask_cache(ExplainPrompt(asked))).report
+    report = (await backend.query_cache(ExplainPrompt(asked))).report
     if report is None:
         raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
     return json_response({"input_tokens": report.prompt_tokens})

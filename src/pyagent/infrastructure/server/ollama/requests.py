@@ -22,9 +22,9 @@ from pyagent.core.messages import (
     SamplingParams,
     Tool,
 )
-from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, decode, refuse
 from pyagent.infrastructure.server.ollama.context import read_context
 from pyagent.infrastructure.server.ollama.messages import ChatMessage, InputTool, content_of, read_messages
+from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, decode, refuse
 
 IGNORED_OPTIONS = (
     "num_ctx",
@@ -151,7 +151,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         messages: list[Message],
         *,
         prompt: str | None = None,
-        prefill: str = "",
+        assistant_prefix: str = "",
         tools: list[Tool] | None = None,
     ) -> Asked:
         """The request understood."""
@@ -162,7 +162,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         request = ChatRequest(
             messages=messages,
             prompt=prompt,
-            prefill=prefill,
+            assistant_prefix=assistant_prefix,
             tools=tools or [],
             response_format=_format(self.format),
             reasoning_effort="none" if self.think is False else self.think if isinstance(self.think, str) else None,
@@ -244,10 +244,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def read_chat(body: bytes) -> Asked:
     """Understand the body of POST /api/chat; raises `RequestError` naming the field at fault."""
     said = decode(body, ChatBody, REFUSED)
-    messages, prefill = read_messages(said.messages or []), ""
+    messages, assistant_prefix = read_messages(said.messages or []), ""
     if len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].tool_calls:
-        prefill = messages.pop().text  # Ollama goes on with it
-    return said.ask(messages, prefill=prefill, tools=[tool.tool() for tool in said.tools or ()])
+        assistant_prefix = messages.pop().text  # Ollama goes on with it
+    return said.ask(messages, assistant_prefix=assistant_prefix, tools=[tool.tool() for tool in said.tools or ()])
 
 
 def read_generate(body: bytes) -> Asked:

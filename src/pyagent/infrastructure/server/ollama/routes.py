@@ -13,8 +13,7 @@ from starlette.responses import Response
 from pyagent import __version__
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message, ModelInfo, SamplingParams
-from pyagent.infrastructure.server.engine_routes import engine_links
-from pyagent.infrastructure.server.fields import decode
+from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.ollama.models import find_model, pull, show, show_loaded, tags
 from pyagent.infrastructure.server.ollama.replies import Reply, loaded, nanoseconds
 from pyagent.infrastructure.server.ollama.requests import (
@@ -26,6 +25,7 @@ from pyagent.infrastructure.server.ollama.requests import (
 )
 from pyagent.infrastructure.server.service import AGENT_PREFIX, Service, json_response
 from pyagent.infrastructure.server.streaming import unless_gone
+from pyagent.infrastructure.server.validation import decode
 from pyagent.infrastructure.server.vectors import shortened
 
 __all__ = ["chat", "embed", "embeddings", "generate", "pull", "show", "show_loaded", "tags", "version"]

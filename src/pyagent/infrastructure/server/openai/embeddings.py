@@ -11,7 +11,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import EmbedResult, JsonObject
-from pyagent.infrastructure.server.fields import DEFAULT_MODELS, decode
+from pyagent.infrastructure.server.validation import DEFAULT_MODELS, decode
 from pyagent.infrastructure.server.vectors import shortened
 
 

@@ -25,7 +25,7 @@ from pyagent.core.messages import (
     Tool,
     ToolCall,
 )
-from pyagent.infrastructure.server.fields import Refused, refuse
+from pyagent.infrastructure.server.validation import Refused, refuse
 
 _REFUSED: Refused = {
     "audio": ((), "no audio is kept"),

@@ -22,7 +22,6 @@ from pyagent.core.messages import (
     SamplingParams,
     Unsupported,
 )
-from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode
 from pyagent.infrastructure.server.openai.messages import (
     InputFormat,
     InputMessage,
@@ -30,6 +29,7 @@ from pyagent.infrastructure.server.openai.messages import (
     read_messages,
     read_tools,
 )
+from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, checked_choice, decode
 
 IGNORED = (
     "metadata",
@@ -229,11 +229,11 @@ def read_chat(body: bytes) -> Asked:
     )
     tools = read_tools(said.tools or [])
     choice = checked_choice(tools, said.tool_choice)
-    messages, prefill = _begun(said, messages)
+    messages, assistant_prefix = _begun(said, messages)
     request = said.chat_request(
         sampling,
         messages=messages,
-        prefill=prefill,
+        assistant_prefix=assistant_prefix,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=said.parallel_tool_calls is not False,

@@ -9,8 +9,8 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
-from pyagent.infrastructure.server.fields import field_error
 from pyagent.infrastructure.server.responses.namespaces import flat_name
+from pyagent.infrastructure.server.validation import field_error
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):

@@ -12,7 +12,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
-from pyagent.infrastructure.server.fields import Refused, refuse
+from pyagent.infrastructure.server.validation import Refused, refuse
 
 _REFUSED: Refused = {
     "allowed_callers": (([], ["direct"]), "nothing but the model calls tools"),

@@ -20,9 +20,9 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
 )
-from pyagent.infrastructure.server.fields import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
 from pyagent.infrastructure.server.responses.items import messages_of
 from pyagent.infrastructure.server.responses.namespaces import InputTool, functions
+from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
 
 IGNORED = (
     "metadata",

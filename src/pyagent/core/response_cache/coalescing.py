@@ -1,0 +1,86 @@
+"""One answer under way, for all who asked for the same.
+
+Everybody gets every delta from the beginning, at their own pace. Who leaves disturbs nobody; when the last one has
+left, the stream is closed, which aborts the request. What goes wrong is told to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from pyagent.core.errors import BackendError
+from pyagent.core.messages import ChatDelta
+from pyagent.core.resilience.deadline import Deadline
+
+_WHAT = "an answer that an equal request began"
+
+
+@dataclass(slots=True, eq=False)
+class CoalescedResponse:
+    """An answer as far as it is told. `deadline` is that of who began it, and with it the computation's."""
+
+    deadline: Deadline
+    deltas: list[ChatDelta] = field(default_factory=list[ChatDelta])
+    num_listeners: int = 0
+    _error: Exception | None = None
+    _is_over: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    def begin(self, stream: AsyncGenerator[ChatDelta, None], end: Callable[[CoalescedResponse, bool], None]) -> None:
+        """Read `stream` from now on; `end` is told of its end, and whether the answer is whole."""
+        self._task = asyncio.create_task(self._read(stream, end))
+
+    async def listen(self, deadline: Deadline) -> AsyncGenerator[ChatDelta, None]:
+        """The answer from its beginning; raises what ended it, or `DeadlineError` past the listener's own deadline."""
+        self.num_listeners += 1
+        try:
+            num_told = 0
+            while True:
+                while num_told < len(self.deltas):
+                    yield self.deltas[num_told]
+                    num_told += 1
+                if self._is_over:
+                    break
+                await deadline.bound(self._changed.wait(), _WHAT)
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.num_listeners -= 1
+            if self.num_listeners == 0 and not self._is_over:
+                await self._abort()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is being aborted: nobody may join it any more."""
+        return self._task is not None and self._task.cancelling() > 0
+
+    async def _abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])  # so that the request is aborted when the caller's `aclose` returns
+
+    async def _read(
+        self, stream: AsyncGenerator[ChatDelta, None], end: Callable[[CoalescedResponse, bool], None]
+    ) -> None:
+        self._error = BackendError("an answer that an equal request began was broken off", backend="answers")
+        is_whole = False
+        try:
+            async with aclosing(stream):
+                async for delta in stream:
+                    self.deltas.append(delta)
+                    self._tell()
+            self._error, is_whole = None, True
+        except Exception as error:  # noqa: BLE001 - it is the listeners', whatever it is
+            self._error = error
+        finally:
+            self._is_over = True
+            end(self, is_whole)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

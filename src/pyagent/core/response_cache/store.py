@@ -1,0 +1,104 @@
+"""Answers in memory, found by all that decided them, bounded in bytes and in time.
+
+Knows no requests: a key is bytes, compared in full, so no two of them can be taken for one another. Invariant: what is
+kept takes at most `max_bytes`, counted as encoded text and a fixed sum for each entry, and none is older than
+`ttl_seconds`. The least recently used goes first, pinned ones after all others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pyagent.core.messages import ChatDelta
+from pyagent.core.resilience.deadline import Clock
+
+_ENTRY_BYTES = 700
+"""Three places in dictionaries, the entry, and the heads of its two byte strings."""
+_DECODER = msgspec.msgpack.Decoder(list[ChatDelta])
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    deltas: bytes
+    expires_at: float
+    num_bytes: int
+    is_pinned: bool
+
+
+def _entries() -> OrderedDict[bytes, _Entry]:
+    return OrderedDict()
+
+
+@dataclass(slots=True)
+class ResponseStore:
+    """Whole answers by key. One event loop owns it."""
+
+    max_bytes: int
+    ttl_seconds: float
+    clock: Clock = time.monotonic
+    num_bytes: int = 0
+    num_evicted: int = 0
+    num_expired: int = 0
+    _plain: OrderedDict[bytes, _Entry] = field(default_factory=_entries)
+    _pinned: OrderedDict[bytes, _Entry] = field(default_factory=_entries)
+    _by_age: OrderedDict[bytes, _Entry] = field(default_factory=_entries)
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    @property
+    def num_pinned(self) -> int:
+        """How many of them are pinned."""
+        return len(self._pinned)
+
+    def get(self, key: bytes) -> list[ChatDelta] | None:
+        """The deltas of an answer, the caller's own; None when there is none."""
+        self.expire()
+        entry = self._by_age.get(key)
+        if entry is None:
+            return None
+        self._room_of(entry).move_to_end(key)
+        return _DECODER.decode(entry.deltas)
+
+    def put(self, key: bytes, deltas: list[ChatDelta], *, is_pinned: bool = False) -> None:
+        """Keep an answer, where it fits at all."""
+        self.expire()
+        if key in self._by_age:
+            self._drop(key)
+        encoded = msgspec.msgpack.encode(deltas)
+        num_bytes = len(key) + len(encoded) + _ENTRY_BYTES
+        if num_bytes > self.max_bytes:
+            return
+        entry = _Entry(encoded, self.clock() + self.ttl_seconds, num_bytes, is_pinned)
+        self._by_age[key] = self._room_of(entry)[key] = entry
+        self.num_bytes += num_bytes
+        while self.num_bytes > self.max_bytes:
+            self._drop(next(iter(self._plain or self._pinned)))
+            self.num_evicted += 1
+
+    def expire(self) -> None:
+        """Let go of what is too old; all live equally long, so the first kept are the first to go."""
+        now = self.clock()
+        while self._by_age and (oldest := next(iter(self._by_age.items())))[1].expires_at <= now:
+            self._drop(oldest[0])
+            self.num_expired += 1
+
+    def clear(self) -> int:
+        """Let go of all; returns how many there were."""
+        num_kept = len(self)
+        for entries in (self._plain, self._pinned, self._by_age):
+            entries.clear()
+        self.num_bytes = 0
+        return num_kept
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._by_age.pop(key)
+        del self._room_of(entry)[key]
+        self.num_bytes -= entry.num_bytes
+
+    def _room_of(self, entry: _Entry) -> OrderedDict[bytes, _Entry]:
+        return self._pinned if entry.is_pinned else self._plain

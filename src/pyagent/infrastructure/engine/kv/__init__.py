@@ -1,1 +1,0 @@
-"""What the engine's KV memory is ruled by."""

@@ -1,0 +1,1 @@
+"""Models in memory: loading, unloading, memory estimates, and turning a chat request into prepared requests."""

@@ -1,0 +1,282 @@
+"""The models of this process: loaded when asked for, shared by all who ask, and let go when others need the memory.
+
+What a model takes is reserved in the ledger before it is loaded, and before the first one what the process has
+without any. Users are counted; a model nobody uses may be unloaded by the ledger, the one used longest ago first, and
+one in use never is. Loading runs in a thread of its own: a caller who gives up, or whose event loop ends, does not make
+the next one load again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyagent import _rust
+from pyagent.core.errors import CapacityError, ConfigError, ModelError
+from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation, megabytes
+from pyagent.infrastructure.engine.memory.process import return_large_blocks
+from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
+from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
+from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+from pyagent.infrastructure.models.describe import describe
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
+
+_PATIENCE_SECONDS = 30.0
+"""How long loading waits for other models to become idle when memory is short."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A model by name. `users` counts those who wait for it too."""
+
+    name: str
+    model: LoadedModel | None = None
+    loading: Future[LoadedModel] | None = None
+    users: int = 0
+    held: list[Reservation] = field(default_factory=list[Reservation])
+
+
+class ModelPool:
+    """Models by name, in the memory of one ledger."""
+
+    def __init__(
+        self,
+        locate: Callable[[str], Path],
+        options: EngineOptions,
+        ledger: Ledger,
+        *,
+        measure_process: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`locate` finds a model's file, fetching it if need be; it may block and raise `ModelError`.
+
+        `measure_process` tells the process's resident bytes, models included.
+        """
+        self.ledger = ledger
+        self._measure_process = measure_process
+        self._process = ledger.reserve("process", 0)
+        self._num_loaded = 0
+        self._loads = threading.Lock()  # one at a time, so that what memory grows by can be told apart
+        self._locate = locate
+        self._options = options
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Condition()
+        self._is_closed = False
+
+    def loaded(self) -> dict[str, LoadedModel]:
+        """The models in memory now, by name."""
+        with self._lock:
+            return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str) -> AsyncGenerator[LoadedModel]:
+        """The model, loaded when it is not, and kept as long as the block runs.
+
+        Raises `ModelError` when its file cannot be run or can never fit, `CapacityError` when there is no room now.
+        """
+        entry, coming = self._enter(name)
+        try:
+            if isinstance(coming, Future):
+                # Shielded: whoever is cancelled here leaves the load to those who wait with it.
+                coming = await asyncio.shield(asyncio.wrap_future(coming))
+            yield coming
+        finally:
+            self._leave(entry)
+
+    def give_back(self, level: int) -> None:
+        """Free the KV memory of models that nobody uses (1), or unload them (2)."""
+        with self._lock:
+            entries = list(self._entries.values())
+        for entry in entries:
+            if level > 1:
+                self._unload(entry)
+            elif entry.model is not None and not entry.users:
+                entry.model.drop_kv()
+        _rust.trim_memory()
+
+    def close(self) -> None:
+        """Unload everything, also what is in use (its requests end); waits for what is loading. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            entries = list(self._entries.values())
+            self._lock.notify_all()
+        for entry in entries:
+            if entry.loading is not None:
+                entry.loading.exception()
+            self._unload(entry, is_forced=True)
+
+    def _enter(self, name: str) -> tuple[_Entry, LoadedModel | Future[LoadedModel]]:
+        with self._lock:
+            if self._is_closed:
+                raise CapacityError("the engine is closed; make a new one")
+            entry = self._entries.setdefault(name, _Entry(name))
+            entry.users += 1
+            for reservation in entry.held:
+                reservation.touch()
+            if entry.model is not None:
+                return entry, entry.model
+            if entry.loading is None:
+                entry.loading = Future()
+                entry.loading.set_running_or_notify_cancel()
+                threading.Thread(
+                    target=self._fulfil, args=(entry, entry.loading), name=f"pyagent-load-{name}", daemon=True
+                ).start()
+            return entry, entry.loading
+
+    def _leave(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            self._lock.notify_all()
+
+    def _fulfil(self, entry: _Entry, loading: Future[LoadedModel]) -> None:
+        """Load, in a thread of its own."""
+        held: list[Reservation] = []
+        try:
+            model = self._load(entry, held)
+        except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it
+            self._give_back(held)
+            with self._lock:
+                entry.loading = None
+            loading.set_exception(error)
+            return
+        with self._lock:
+            entry.model, entry.held, entry.loading = model, held, None
+        loading.set_result(model)
+
+    def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
+        path = self._locate(entry.name)
+        options = self._options
+        about = describe(path, kv_type=options.cpu.kv_type)
+        with self._loads:
+            return_large_blocks()
+            process = self._count_process()
+        most = Estimates.of(path, about, options, self.ledger.total_bytes - process)
+        if process + most.least_bytes > self.ledger.total_bytes:
+            raise ModelError(
+                f"{entry.name} needs {megabytes(most.least_bytes)} for its weights, tokenizer, workspace and the least "
+                f"KV, the process itself has {megabytes(process)}, but the engine may use "
+                f"{megabytes(self.ledger.total_bytes)}; raise engine.memory or take a smaller model",
+                model=entry.name,
+            )
+        memory = self._reserve_for(entry, most, held)
+        memory.kv.try_resize(min(most.most_kv, max(most.least_kv, SLAB_BYTES)))
+        with self._loads:
+            runner = CpuRunner(path, replace(options.cpu, kv_bytes=most.most_kv), memory.kv)
+            # Imported only now: a server that starts has the interpreter for itself while the weights are read.
+            from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
+
+            try:
+                memory.weights.resize(runner.info["weight_bytes"])
+                model = LoadedModel(runner, path, options, memory)
+                _rust.trim_memory()  # what building the tokenizer left
+                self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
+            except BaseException:
+                runner.close()
+                raise
+            with self._lock:
+                self._num_loaded += 1
+        return model
+
+    def _count_process(self, model_bytes: int = 0) -> int:
+        """Hold what the process has beside models; returns how much that is. Called with `_loads` held.
+
+        Measured while no model is in memory, and again when the only one, of `model_bytes`, has just been loaded: what
+        came with it and is not its own is libraries, and the interpreter's.
+        """
+        if self._num_loaded:
+            return self._process.num_bytes
+        measured = max(0, self._measure_process() - model_bytes)
+        if measured > self.ledger.total_bytes:
+            raise ConfigError(
+                f"the process holds {megabytes(measured)} beside models, but the engine may use "
+                f"{megabytes(self.ledger.total_bytes)}; raise engine.memory",
+                key="engine.memory",
+            )
+        self._process.resize(measured)
+        return measured
+
+    def _reserve_for(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
+        """A model's reservations: estimates, until it is loaded. Waits for other models to be idle, for a while.
+
+        What waits holds nothing: two models that load at once cannot keep each other from what both need.
+        """
+        patience_ends = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return self._try_reserve(entry, most, held)
+            except CapacityError:
+                while held:
+                    held.pop().release()
+                with self._lock:
+                    left = patience_ends - time.monotonic()
+                    if self._is_closed or left <= 0:
+                        raise
+                    self._lock.wait(min(left, 1.0))
+
+    def _try_reserve(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
+        def reserve(account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation:
+            held.append(self.ledger.reserve(f"{account}:{entry.name}", num_bytes, reclaim))
+            return held[-1]
+
+        # In the order in which they are asked to give back: KV memory before the whole model goes.
+        return ModelMemory(
+            kv=reserve("kv", most.least_kv, partial(self._shrink_kv, entry)),
+            weights=reserve("weights", most.weights, partial(self._unload_if_idle, entry)),
+            tokenizer=reserve("tokenizer", most.tokenizer),
+            workspace=reserve("workspace", most.workspace),
+            grammars=reserve("grammars", 0, partial(self._forget_grammars, entry)),
+            sessions=reserve("sessions", 0),
+            prompts=reserve("prompts", 0),
+        )
+
+    def _shrink_kv(self, entry: _Entry, num_bytes: int) -> None:
+        model = entry.model
+        if model is not None:
+            model.runner.give_back(num_bytes)
+
+    def _forget_grammars(self, entry: _Entry, num_bytes: int) -> None:
+        del num_bytes  # they go whole
+        model = entry.model
+        if model is not None:
+            model.grammars.give_back()
+
+    def _unload_if_idle(self, entry: _Entry, num_bytes: int) -> None:
+        del num_bytes  # a model goes whole
+        self._unload(entry)
+
+    def _unload(self, entry: _Entry, *, is_forced: bool = False) -> None:
+        with self._lock:
+            if entry.model is None or (entry.users and not is_forced):
+                return
+            model, entry.model = entry.model, None
+            held, entry.held = entry.held, []
+        model.close()
+        del model  # the memory is free when nobody refers to the model, not even in a cycle
+        gc.collect()
+        _rust.trim_memory()
+        self._give_back(held)
+        with self._lock:
+            self._num_loaded -= 1
+        if self._loads.acquire(blocking=False):  # a model that loads will count for itself
+            try:
+                with contextlib.suppress(CapacityError, ConfigError):  # said when the next model loads
+                    self._count_process()
+            finally:
+                self._loads.release()
+
+    def _give_back(self, held: list[Reservation]) -> None:
+        for reservation in held:
+            reservation.release()
+        with self._lock:
+            self._lock.notify_all()

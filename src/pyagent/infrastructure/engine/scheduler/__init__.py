@@ -1,0 +1,1 @@
+"""Decide what the next step computes: queues, admission, preemption and the batch. Computes nothing itself."""

@@ -1,0 +1,118 @@
+"""Who may start, by memory: what running requests hold, what they are expected to need yet, and what is free.
+
+A request is admitted when its prompt and the draws expected of it fit beside what the running ones are still expected
+to need, and a small reserve (the watermark) is left. The draws expected are the most it may draw or, when that is less,
+what nine in ten of the last requests of its class drew: a caller who names no limit would otherwise block a whole
+context. Guessing short costs a preemption, never a wrong text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.request import Request
+    from pyagent.infrastructure.engine.runners.batch import Runner
+
+_FIRST_GUESS = 256
+"""Draws expected of a request before any of its class has ended."""
+_MORE = 4
+"""Blocks expected yet of a request that has outgrown what was expected."""
+_WATERMARK = 0.01
+"""The part of the free memory that admission leaves free, at least a block."""
+
+
+class OutputLengths:
+    """How much the last requests of each class drew."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[str, deque[int]] = {}
+        self._guesses: dict[str, int] = {}
+
+    def note(self, request: Request) -> None:
+        """A request ended by itself."""
+        lengths = self._lengths.setdefault(request.request_class, deque(maxlen=64))
+        lengths.append(request.num_output_tokens)
+        self._guesses[request.request_class] = sorted(lengths)[len(lengths) * 9 // 10]
+
+    def expected(self, request: Request) -> int:
+        """Draws to expect of a request in all."""
+        guess = self._guesses.get(request.request_class, _FIRST_GUESS)
+        return min(request.max_tokens, max(guess, request.num_output_tokens + _MORE * BLOCK_TOKENS))
+
+
+class KvAdmission:
+    """Reserves memory for running requests and keeps count of the pages they are expected to need yet."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._growth = 0  # pages that running requests are expected to need yet
+        self._block_pages: dict[int, int] = {}
+        self.lengths = OutputLengths()
+
+    @property
+    def spare_pages(self) -> int:
+        """Free pages that no running request is expected to need."""
+        return self._runner.free_pages - self._growth
+
+    def has_room(self, request: Request, num_cached: int = 0, num_taken: int = 0) -> bool:
+        """Whether a request may start that finds `num_cached` tokens, and takes `num_taken` free pages by that."""
+        free = self._runner.free_pages - num_taken
+        watermark = max(1, int(free * _WATERMARK))
+        needed = self._expected_pages(request) - self._num_pages(num_cached)
+        return max(0, needed) + self._growth + watermark <= free
+
+    def pages_short(self, request: Request) -> int:
+        """Pages that a waiting request lacks to start, when none of its prefix is there."""
+        watermark = max(1, int(self._runner.free_pages * _WATERMARK))
+        return max(0, self._expected_pages(request) + watermark - self.spare_pages)
+
+    def hold(self, request: Request) -> None:
+        """A request runs: count what it is expected to need."""
+        request.num_pages = self._num_pages(request.num_reserved)
+        request.num_expected = max(request.num_pages, self._expected_pages(request))
+        self._growth += request.num_expected - request.num_pages
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Make room for so many tokens of its log in all; False, and nothing changed, when there is none."""
+        if num_tokens <= request.num_reserved:
+            return True
+        if not self._runner.reserve(request.id, num_tokens):
+            return False
+        request.num_reserved = -(-num_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+        before, request.num_pages = request.num_pages, self._num_pages(request.num_reserved)
+        self._growth -= request.num_pages - before
+        if request.num_pages > request.num_expected:
+            more = self._num_pages(request.num_reserved + _MORE * BLOCK_TOKENS)
+            self._growth += more - request.num_expected
+            request.num_expected = more
+        return True
+
+    def reserve_most(self, request: Request, start: int, wanted: int) -> int:
+        """Make room for up to `wanted` tokens from `start`, as many as there is memory for; returns how many."""
+        if not self.reserve(request, start + wanted):
+            free_blocks = self._runner.free_pages // self._runner.pages_per_block
+            wanted = min(wanted, request.num_reserved + free_blocks * BLOCK_TOKENS - start)
+            if wanted <= 0 or not self.reserve(request, start + wanted):
+                return 0
+        return wanted
+
+    def drop(self, request: Request) -> None:
+        """A request runs no more. Its blocks are released by the caller, when nothing computes with them."""
+        self._growth -= request.num_expected - request.num_pages
+        request.num_expected = request.num_pages = request.num_reserved = 0
+
+    def _expected_pages(self, request: Request) -> int:
+        """Pages for the whole log with the draws expected."""
+        return self._num_pages(request.num_prompt_tokens + self.lengths.expected(request))
+
+    def _num_pages(self, num_tokens: int) -> int:
+        """The runner's count, asked once for each number of blocks."""
+        blocks = -(-num_tokens // BLOCK_TOKENS)
+        pages = self._block_pages.get(blocks)
+        if pages is None:
+            pages = self._block_pages[blocks] = self._runner.num_pages(blocks * BLOCK_TOKENS)
+        return pages

@@ -1,0 +1,530 @@
+"""Decides what the next step computes. Pure bookkeeping: it never computes, draws or waits.
+
+One token budget holds for a step. Decoding requests come first, a token each. What is left, or what the decode latency
+allows, goes to prompts: half of it to waiting requests short enough to be done with in this step, so that a long prompt
+holds nobody up; the rest to prompts under way, then to other waiting requests, in the order of their queues. When
+memory runs out a running request, chosen by its queue's policy, is put back to wait: its token log is kept and computed
+again later, so that its text does not change. So is one whose seat its queue's policy gives to a waiting one (`seats`).
+
+Invariants: no step exceeds the budget; a request is in one place (waiting, prefilling, decoding or in its last step);
+it holds memory only while it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import chain, islice
+
+from pyagent.infrastructure.engine.options import SchedulerLimits
+from pyagent.infrastructure.engine.request import Request, Status, TransitionError
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, Batch, Runner
+from pyagent.infrastructure.engine.scheduler.admission import KvAdmission
+from pyagent.infrastructure.engine.scheduler.decode_batch import DecodeBatch
+from pyagent.infrastructure.engine.scheduler.preemption import choose_preemptions
+from pyagent.infrastructure.engine.scheduler.prefill_budget import StepCosts
+from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
+from pyagent.infrastructure.engine.scheduler.shared_prefill import PendingPrefixes
+from pyagent.infrastructure.engine.scheduler.step_plan import Chunk, Plan
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOOKED_AT = 64
+"""Waiting requests looked at for one that need not wait for its prefix."""
+_MAX_PREEMPTIONS = 4
+"""A request put back this often yields no more while others can."""
+
+
+class Scheduler:
+    """Requests that wait and run, and the choice among them."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        limits: SchedulerLimits | None = None,
+        queues: RequestQueues | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.runner = runner
+        self._clock = clock
+        self.limits = limits or SchedulerLimits()
+        self.queues = make_queues({}) if queues is None else queues
+        self.admission = KvAdmission(runner)
+        self.costs = StepCosts(self.limits.decode_latency)
+        self.decode_batch = DecodeBatch()
+        self.prefilling: dict[int, Request] = {}
+        self.ending: dict[int, Request] = {}
+        self.parked: dict[int, Request] = {}
+        """Beams that wait, with their memory, for the others of their search."""
+        self.failed: list[tuple[Request, str]] = []
+        """Requests that cannot go on, with the reason; the engine ends them and empties the list."""
+        self._pending_prefixes = PendingPrefixes()
+        self._max_running = self.limits.most_running
+        self.num_preemptions = Counter[str]()
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
+        self._swapped: set[int] = set()
+        self._preemptors: list[Request] = []
+        """Waiting requests for whom others left their seats in this step."""
+        self._num_grammars = 0  # of running requests
+        self._num_searching = 0  # running beams
+        self.end_ids: frozenset[int] = frozenset()
+        """End tokens of any request so far."""
+        self._long: tuple[Request | None, int] = (None, 0)  # one not short enough last time, and its tokens
+        self._shut_at: int | None = None  # spare pages when admission failed for memory; None: it may succeed
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a place."""
+        return len(self.decode_batch) + len(self.prefilling) + len(self.ending) + len(self.parked)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits or runs."""
+        return self.num_running > 0 or self.queues.num_waiting > 0
+
+    def requests(self) -> list[Request]:
+        """All that wait and run."""
+        return [*self.queues.waiting, *self.running()]
+
+    def running(self) -> list[Request]:
+        """All that run."""
+        others = (self.prefilling, self.ending, self.parked)
+        return [*self.decode_batch.requests, *(request for place in others for request in place.values())]
+
+    def add(self, request: Request) -> None:
+        """Let a request wait its turn."""
+        self._shut_at = None
+        if request.deadline is not None:
+            for answer in (request, *request.followers):
+                heappush(self._deadlines, (request.deadline, answer.id, answer))
+        self.queues.add(request, self._clock())
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether any running request's draws are held to a grammar."""
+        return self._num_grammars > 0
+
+    def overdue(self) -> list[Request]:
+        """Requests whose deadline has passed since the last call."""
+        overdue: list[Request] = []
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            request = heappop(self._deadlines)[2]
+            if request.status is not Status.FINISHED:
+                overdue.append(request)
+        return overdue
+
+    def remove(self, request: Request) -> bool:
+        """Forget a request that ended, wherever it is; True when it holds blocks, which are the caller's to release."""
+        was_running = self._stop_running(request)
+        self._let_wait(request)
+        self._forget_swapped(request)
+        if request.finish_reason in {"stop", "length"}:
+            self.admission.lengths.note(request)
+        self.queues.remove(request, self._clock())
+        self._shut_at = None
+        return was_running
+
+    def plan(self) -> Plan | None:
+        """The next step; None when nothing can run."""
+        plan = self._plan()
+        if plan is None and self.parked:
+            self._put_parked_back()
+            plan = self._plan()
+        return plan
+
+    def _plan(self) -> Plan | None:
+        now = self._clock()
+        self._preemptors = self._preempt_for_waiting(now)
+        self._reserve_for_decode(now)
+        plan = self._plan_decode([log[-1] for log in self.decode_batch.logs])
+        if self.prefilling or self.queues.num_waiting:
+            self._plan_prompts(plan, now)
+        return plan if plan.batch.sequence_ids else None
+
+    def plan_ahead(self) -> Plan | None:
+        """The step after the one being computed, when it is the same lanes again, whatever they draw; `fill` it then.
+
+        None when somebody waits or prefills, when a draw decides what comes next, or when memory is short.
+        """
+        others = self.prefilling or self.parked or self.queues.num_waiting
+        if others or not self.decode_batch.requests or self._num_grammars or self._num_searching:
+            return None
+        for request in self.decode_batch.need_memory():
+            if not self.admission.reserve(request, self.decode_batch.num_tokens(request)):
+                return None
+        return self._plan_decode([])
+
+    def _plan_decode(self, tokens: list[int]) -> Plan:
+        """All lanes draw, after these tokens."""
+        batch = Batch(
+            sequence_ids=self.decode_batch.ids.copy(),
+            lengths=[1] * len(self.decode_batch),
+            tokens=tokens,
+            samplers=self.decode_batch.samplers.copy(),
+            steps=self.decode_batch.steps.copy(),
+        )
+        plan = Plan(batch, self.decode_batch.requests.copy(), self.decode_batch.logs.copy(), len(self.decode_batch))
+        plan.ending = self.decode_batch.advance()
+        for request in plan.ending:
+            self.ending[request.id] = request
+        return plan
+
+    def apply_output(self, plan: Plan, tokens: list[int]) -> set[Request]:
+        """A step was computed: logs grow by what was drawn, and what others may share they find from now on.
+
+        Returns the requests that are over: ended meanwhile, or by the token drawn.
+        """
+        for chunk in plan.chunks:
+            request = chunk.request
+            request.num_prefilled = chunk.end
+            if request.id not in self.prefilling:
+                self._pending_prefixes.discard(request)
+        if not (plan.has_ended or self._num_searching) and self.end_ids.isdisjoint(tokens):
+            for log, token in zip(plan.logs, tokens, strict=True):
+                log.append(token)
+            return set()
+        over: set[Request] = set()
+        for request, token in zip(plan.sampled, tokens, strict=True):
+            if request.status is Status.FINISHED or token in request.end_ids:
+                over.add(request)
+            elif request.search is None:
+                request.tokens.append(token)
+        return over
+
+    # -- decoding -----------------------------------------------------------------------------------------------------
+
+    def _reserve_for_decode(self, now: float) -> None:
+        for request in self.decode_batch.need_memory():
+            while request in self.decode_batch and not self.admission.reserve(
+                request, self.decode_batch.num_tokens(request)
+            ):
+                self._yield_memory(request, now)
+
+    def _yield_memory(self, request: Request, now: float) -> None:
+        """Somebody goes back to wait, so that `request` can go on: perhaps itself."""
+        running = [*self.decode_batch.requests, *self.prefilling.values()]
+        if self.parked and len(running) == 1:
+            self._put_parked_back()
+            return
+        if len(running) == 1:
+            text = f"{len(request.tokens)} tokens need more KV memory than the engine has; raise engine.memory"
+            self._fail(request, text)
+            return
+        open_to = [other for other in running if other.num_preemptions < _MAX_PREEMPTIONS]
+        # When all were put back often, all but the oldest yield: somebody always gets done.
+        victim = self.queues.victim(open_to, now) if open_to else max(running, key=_age)
+        self._preempt(victim, now)
+
+    def _preempt_for_waiting(self, now: float) -> list[Request]:
+        """Put back those whose seats waiting requests take by their queue's policy; returns who takes them."""
+        if self.queues.num_waiting == 0 or self._may_admit() or not self.queues.preempting():
+            return []
+        is_full = self.num_running >= self._max_running
+        running = [*self.decode_batch.requests, *self.prefilling.values()]
+        found = choose_preemptions(
+            self.queues,
+            [one for one in running if one.num_preemptions < _MAX_PREEMPTIONS and one.search is None],
+            now,
+            can_start=lambda request: not self._pending_prefixes.has_more_for(request),
+            pages_short=None if is_full else self.admission.pages_short,
+        )
+        for change in (changes := list(found)):
+            for victim in change.victims:
+                self._preempt(victim, now, is_memory_short=not is_full)
+        return [change.preemptor for change in changes]
+
+    def _preempt(self, request: Request, now: float, *, is_memory_short: bool = True) -> None:
+        """Put a request back to wait: what it computed is swapped out, or computed again when that is quicker.
+
+        While memory is not short it is left where it is, to be found again as a prefix.
+        """
+        self.queues.settle(request, now)
+        if request.status is Status.DECODING:
+            request.num_computed = len(request.tokens) - 1
+        self._stop_running(request)
+        is_swapped = is_memory_short and self._is_swap_quicker(request) and self.runner.swap_out(request.id)
+        if is_swapped:
+            self._swapped.add(request.id)
+        else:
+            self.runner.release(request.id)
+            request.num_computed = request.num_prefilled = 0
+        if self._become(request, Status.SWAPPED if is_swapped else Status.WAITING):
+            request.num_preemptions += 1
+            self.num_preemptions["swap" if is_swapped else "recompute"] += 1
+            self.queues.add(request, now)
+
+    def _is_swap_quicker(self, request: Request) -> bool:
+        per_token = self.costs.prompt_token_seconds
+        num_tokens = request.num_computed
+        return per_token is not None and self.runner.swap_seconds(num_tokens) < num_tokens * per_token
+
+    def _admit_swapped(self, request: Request) -> bool:
+        """Start a swapped request where it was; False when it has to wait. One that is lost is computed again."""
+        if self.num_running > 0 and not self.admission.has_room(request):
+            self._shut_at = self.admission.spare_pages
+            return False
+        try:
+            is_in = self.runner.swap_in(request.id, request.key)
+        except OSError as error:
+            logger.warning("request %d is computed again: %s", request.id, error)
+            self._compute_again(request)
+            return False
+        if is_in:
+            self._swapped.discard(request.id)
+            return self._become(request, Status.PREFILLING)
+        if self.num_running == 0:
+            self._compute_again(request)
+        else:
+            self._shut_at = self.admission.spare_pages
+        return False
+
+    def _compute_again(self, request: Request) -> None:
+        """Give up what was swapped of a request, which waits on."""
+        self._forget_swapped(request)
+        request.num_computed = request.num_prefilled = 0
+        self._become(request, Status.WAITING)
+
+    def _forget_swapped(self, request: Request) -> None:
+        if request.id in self._swapped:
+            self._swapped.discard(request.id)
+            self.runner.drop_swapped(request.id)
+
+    # -- beams --------------------------------------------------------------------------------------------------------
+
+    def park(self, request: Request) -> None:
+        """A decoding request waits for others of its search; it keeps its memory."""
+        if request in self.decode_batch:
+            self.decode_batch.remove(request)
+        else:
+            del self.ending[request.id]
+        self.parked[request.id] = request
+
+    def fork_beam(self, parent: Request, child: Request) -> None:
+        """Start a beam where another stands; when that cannot be, it is computed again."""
+        now = self._clock()
+        can_run = parent.id in self.parked and self.num_running < self._max_running
+        if not can_run or not self.runner.fork(parent.id, child.id):
+            return
+        self.queues.add(child, now)
+        self.queues.start(child, now)
+        child.num_reserved = -(-len(parent.tokens) // BLOCK_TOKENS) * BLOCK_TOKENS
+        child.num_charged = len(parent.tokens)
+        child.num_cached = len(parent.tokens)
+        child.scheduled = now
+        self._hold(child)
+        del self.prefilling[child.id]
+        self.parked[child.id] = child
+        self._become(child, Status.DECODING)
+
+    def go_on(self, request: Request, token: int) -> None:
+        """A beam takes a token: it decodes on, or waits to be computed again when it had to yield its memory."""
+        request.tokens.append(token)
+        if self.parked.pop(request.id, None) is not None:
+            self.decode_batch.add(request, request.num_output_tokens)
+        else:
+            self.queues.add(request, self._clock())
+            self._shut_at = None
+
+    def _put_parked_back(self) -> None:
+        """Beams that wait for others hold what somebody needs to go on: they yield it."""
+        now = self._clock()
+        for request in list(self.parked.values()):
+            self.queues.remove(request, now)
+            self._stop_running(request)
+            self.runner.release(request.id)
+            self._become(request, Status.WAITING)
+            request.num_computed = request.num_prefilled = 0
+        self._shut_at = None
+
+    # -- prompts ------------------------------------------------------------------------------------------------------
+
+    def _plan_prompts(self, plan: Plan, now: float) -> None:
+        budget = self.costs.prefill_budget(self.limits.max_num_batched_tokens - plan.num_decoding, plan.num_decoding)
+        self._fork_followers(now)
+        under_way = list(self.prefilling.values())
+        if under_way:
+            budget -= self._admit_some(plan, budget // 2, now, is_short=True)
+        for request in under_way:
+            budget -= self._take_chunk(plan, request, budget)
+        self._admit_some(plan, budget, now, is_short=False)
+        while not plan.num_decoding and not plan.chunks and self.prefilling:
+            self._fork_followers(now)
+            request = next(iter(self.prefilling.values()))
+            if not self._take_chunk(plan, request, budget):
+                self._yield_memory(request, now)
+        for chunk in plan.chunks:
+            if chunk.request.num_left == 0:
+                self._start_decoding(plan, chunk.request)
+        plan.add_chunks()
+
+    def _fork_followers(self, now: float) -> None:
+        """Start the answers whose prompt is computed, all but the token that each computes itself to draw."""
+        for request in list(self.prefilling.values()):
+            if request.followers and request.num_prefilled >= request.num_prompt_tokens - 1:
+                followers, request.followers = request.followers, []
+                for follower in followers:
+                    if follower.status is Status.FOLLOWING:
+                        self._fork(request, follower, now)
+
+    def _fork(self, request: Request, follower: Request, now: float) -> None:
+        """Start an answer from another's prompt; without a place or memory it waits as others do."""
+        is_first = request.num_prefilled == request.num_prompt_tokens - 1 > 0
+        if not is_first or self.num_running >= self._max_running or not self.runner.fork(request.id, follower.id):
+            self._wait(follower, now)
+            return
+        self.queues.add(follower, now)
+        self.queues.start(follower, now)
+        follower.num_computed = follower.num_prefilled = follower.num_charged = request.num_prefilled
+        follower.num_reserved = -(-request.num_prefilled // BLOCK_TOKENS) * BLOCK_TOKENS
+        follower.num_cached = request.num_prefilled
+        follower.scheduled = now
+        self._hold(follower)
+        self._become(follower, Status.PREFILLING)
+
+    def _let_wait(self, request: Request) -> None:
+        """The followers of a request that ended before its prompt was computed wait in its place."""
+        followers, request.followers = request.followers, []
+        for follower in followers:
+            if follower.status is Status.FOLLOWING:
+                self._wait(follower, self._clock())
+
+    def _wait(self, follower: Request, now: float) -> None:
+        if self._become(follower, Status.WAITING):
+            self.queues.add(follower, now)
+
+    def _take_chunk(self, plan: Plan, request: Request, budget: int) -> int:
+        """Put the request's next tokens into the step, as many as budget and memory allow; returns how many."""
+        wanted = min(request.num_left, budget)
+        if request.followers:
+            wanted = min(wanted, request.num_prompt_tokens - 1 - request.num_computed)
+        num_tokens = self.admission.reserve_most(request, request.num_computed, wanted) if wanted > 0 else 0
+        if num_tokens:
+            request.num_computed += num_tokens
+            plan.chunks.append(Chunk(request, num_tokens, request.num_computed))
+        return num_tokens
+
+    def _start_decoding(self, plan: Plan, request: Request) -> None:
+        """The step computes the last of a request's log: it draws, and from the next step on it is a lane."""
+        if not self._become(request, Status.DECODING):
+            plan.chunks = [chunk for chunk in plan.chunks if chunk.request is not request]
+            return
+        del self.prefilling[request.id]
+        if request.num_output_tokens + 1 < request.max_tokens:
+            self.decode_batch.add(request, request.num_output_tokens + 1)
+        else:
+            plan.ending.append(request)
+            self.ending[request.id] = request
+
+    def _admit_some(self, plan: Plan, budget: int, now: float, *, is_short: bool) -> int:
+        """Start waiting requests within the budget; with `is_short` only such as are done with in this step."""
+        used = 0
+        while used < budget and self._may_admit():
+            preemptor = (one for one in self._preemptors if one.status in {Status.WAITING, Status.SWAPPED})
+            candidates = islice(chain(preemptor, self.queues.ordered(now)), _MAX_LOOKED_AT)
+            request = next((one for one in candidates if not self._pending_prefixes.has_more_for(one)), None)
+            if request is None or (is_short and request is self._long[0] and self._long[1] > budget - used):
+                break
+            num_tokens = self._admit(plan, request, budget - used, now, is_short=is_short)
+            if num_tokens is None:
+                break
+            used += num_tokens
+        return used
+
+    def _may_admit(self) -> bool:
+        """Whether there is anyone waiting, a place, and memory: not when it ran short and no more is there since."""
+        if self.queues.num_waiting == 0 or self.num_running >= self._max_running:
+            return False
+        return self._shut_at is None or self.num_running == 0 or self.admission.spare_pages > self._shut_at
+
+    def _admit(self, plan: Plan, request: Request, budget: int, now: float, *, is_short: bool) -> int | None:
+        """Start a request if it fits; returns its tokens in this step, None when it has to wait and others with it."""
+        if request.status is Status.SWAPPED:
+            if self._admit_swapped(request):
+                request.num_reserved = -(-request.num_computed // BLOCK_TOKENS) * BLOCK_TOKENS
+                self._start(request, request.num_computed, now)
+                return self._take_chunk(plan, request, budget)
+            if request.status is Status.SWAPPED:
+                return None
+        try:
+            if not self._fits(request, budget, is_short=is_short):
+                return None
+            is_resumed = request.num_preemptions > 0
+            num_cached = self.runner.add(request.id, request.tokens, request.key, is_resumed=is_resumed)
+        except Exception as error:
+            logger.exception("request %d cannot be started", request.id)
+            self.failed.append((request, str(error)))
+            return None
+        if not self._become(request, Status.PREFILLING):
+            self.runner.release(request.id)
+            return None
+        request.num_reserved = -(-num_cached // BLOCK_TOKENS) * BLOCK_TOKENS
+        self._start(request, num_cached, now)
+        return self._take_chunk(plan, request, budget)
+
+    def _fits(self, request: Request, budget: int, *, is_short: bool) -> bool:
+        """Whether a waiting request may start. Only looks: for the cache's policy, waiting is no use of a prefix."""
+        num_cached, num_taken = self.runner.lookup(request.tokens, request.key)
+        num_left = len(request.tokens) - num_cached
+        if is_short and num_left > budget:
+            self._long = (request, num_left)
+            return False
+        if self.num_running > 0 and not self.admission.has_room(request, num_cached, num_taken):
+            self._shut_at = self.admission.spare_pages
+            return False
+        return True
+
+    def _start(self, request: Request, num_cached: int, now: float) -> None:
+        self._shut_at = None
+        self.queues.start(request, now)
+        self._hold(request)
+        request.num_computed = request.num_prefilled = num_cached
+        request.num_charged = max(request.num_charged, num_cached)
+        if request.num_cached is None:
+            request.num_cached = min(num_cached, request.num_prompt_tokens)
+        if request.scheduled is None:
+            request.scheduled = now
+        self._pending_prefixes.add(request)
+
+    def _hold(self, request: Request) -> None:
+        """A request takes a place and memory, and computes its log."""
+        self.admission.hold(request)
+        self.end_ids |= request.end_ids
+        self._num_grammars += request.grammar is not None
+        self._num_searching += request.search is not None
+        self.prefilling[request.id] = request
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    def _stop_running(self, request: Request) -> bool:
+        """Take a request from where it runs; False when it does not. Its blocks are the caller's to release."""
+        if request in self.decode_batch:
+            self.decode_batch.remove(request)
+        elif not any(place.pop(request.id, None) for place in (self.prefilling, self.ending, self.parked)):
+            return False
+        self._pending_prefixes.discard(request)
+        self.admission.drop(request)
+        self._num_grammars -= request.grammar is not None
+        self._num_searching -= request.search is not None
+        return True
+
+    def _fail(self, request: Request, reason: str) -> None:
+        self._stop_running(request)
+        self.runner.release(request.id)
+        self.failed.append((request, reason))
+
+    def _become(self, request: Request, status: Status) -> bool:
+        """A change of state; one that is wrong is a bug of ours, and ends that request alone."""
+        try:
+            request.become(status)
+        except TransitionError as error:
+            logger.exception("a request is in the wrong state")
+            self.failed.append((request, str(error)))
+            return False
+        return True
+
+
+def _age(request: Request) -> tuple[float, int]:
+    return request.arrived, request.id

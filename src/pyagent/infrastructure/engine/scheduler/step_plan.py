@@ -1,0 +1,75 @@
+"""A step as the scheduler decided it: the batch for the runner, and whose each part is.
+
+Decides nothing, and knows neither queues nor memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pyagent.infrastructure.engine.request import Request
+from pyagent.infrastructure.engine.runners.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `num_tokens` tokens of a request that prefills, up to `end`."""
+
+    request: Request
+    num_tokens: int
+    end: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """A step: what is computed, who draws (in the batch's order), and for whom the draw is the last there may be."""
+
+    batch: Batch
+    sampled: list[Request]
+    logs: list[list[int]]
+    num_decoding: int
+    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    ending: list[Request] = field(default_factory=list[Request])
+    has_ended: bool = False
+    """Whether a request of the step ended while it was computed."""
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of prompts in the step."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    def add_chunks(self) -> None:
+        """Put the chunks into the batch: those that reach the end of their log draw, and come first."""
+        batch = self.batch
+        for draws in (True, False):
+            for chunk in self.chunks:
+                request = chunk.request
+                if (chunk.end == len(request.tokens)) is not draws:
+                    continue
+                batch.sequence_ids.append(request.id)
+                batch.lengths.append(chunk.num_tokens)
+                batch.tokens += request.tokens[chunk.end - chunk.num_tokens : chunk.end]
+                if draws:
+                    batch.samplers.append(request.sampler)
+                    batch.steps.append(request.num_output_tokens)
+                    self.sampled.append(request)
+                    self.logs.append(request.tokens)
+
+    def fill(self, ended: Collection[Request]) -> None:
+        """Give a step planned ahead its tokens, each lane's last; requests that have `ended` are left out."""
+        if ended:
+            places = [place for place, request in enumerate(self.sampled) if request not in ended]
+            batch = self.batch
+            self.sampled = [self.sampled[place] for place in places]
+            self.logs = [self.logs[place] for place in places]
+            batch.sequence_ids = [batch.sequence_ids[place] for place in places]
+            batch.samplers = [batch.samplers[place] for place in places]
+            batch.steps = [batch.steps[place] for place in places]
+            batch.lengths = [1] * len(places)
+            self.num_decoding = len(places)
+        self.batch.tokens = [log[-1] for log in self.logs]
+
+    def requests(self) -> set[Request]:
+        """All that the step computes for."""
+        return {*self.sampled, *(chunk.request for chunk in self.chunks)}

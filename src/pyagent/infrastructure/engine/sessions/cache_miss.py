@@ -1,0 +1,64 @@
+"""Why a prompt was not found computed: the first token at which it left an earlier prompt, and where that came from.
+
+Compares token logs; knows no KV memory but how many tokens of the prompt were found in it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyagent.core.messages import CacheMiss
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.sessions.sessions import Prompt
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+_SHOWN_TOKENS, _SHOWN_CHARS = 24, 80
+
+
+def explain_miss(prompt: Prompt, num_cached: int, block_tokens: int, tokenizer: ModelTokenizer) -> CacheMiss | None:
+    """Where the prompt left what is computed; None when it found (`num_cached`) all that it could."""
+    usable = (len(prompt.tokens) - 1) // block_tokens * block_tokens
+    turns = (*((prompt.own,) if prompt.own else ()), *prompt.recent)
+    if num_cached >= usable or not turns:
+        return None
+    tokens = array("I", prompt.tokens)
+    nearest = max(turns, key=lambda turn: turn.num_common(tokens))
+    common = nearest.num_common(tokens)
+    is_changed = num_cached >= min(common // block_tokens * block_tokens, usable)
+    is_near = common >= block_tokens or nearest is prompt.own
+    if is_changed and not (is_near and num_cached <= common < nearest.num_tokens):
+        return None
+    position = common if is_changed else num_cached
+    source, is_message = _source(prompt, position, tokenizer)
+    if is_changed and not is_message and nearest.tools_key != prompt.tools_key:
+        source = "tools"
+    return CacheMiss(
+        reason="changed" if is_changed else "evicted",
+        position=position,
+        found=_excerpt(tokenizer, tokens[position:]),
+        expected=_excerpt(tokenizer, nearest.all_tokens()[position:]) if is_changed else "",
+        source=source,
+    )
+
+
+def _excerpt(tokenizer: ModelTokenizer, tokens: Sequence[int]) -> str:
+    return tokenizer.shown(tokens[:_SHOWN_TOKENS])[:_SHOWN_CHARS]
+
+
+def _source(prompt: Prompt, position: int, tokenizer: ModelTokenizer) -> tuple[str, bool]:
+    """What the token at `position` was rendered from, and whether that is the text of a message."""
+    text = tokenizer.shown(prompt.tokens)
+    at, end = len(tokenizer.shown(prompt.tokens[:position])), 0
+    for place, message in zip(prompt.normalized.places, prompt.normalized.messages, strict=True):
+        needle = message.text.strip()
+        start = text.find(needle, end) if needle else -1
+        if start < 0:
+            continue
+        end = start + len(needle)
+        if at < end:
+            name = f"messages[{place}] ({message.role})"
+            return (name, True) if at >= start else (f"the template, before {name}", False)
+    return "the template, at its end", False

@@ -1,0 +1,53 @@
+"""Answers questions about an engine's prompt caches; what has to be computed for them is asked for as any answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+
+from pyagent.core.messages import ChatDelta, ChatRequest, Message, SamplingParams
+from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt, UnpinPrompt, ViewCache
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
+
+_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+class _Engine(Protocol):
+    models: ModelPool
+
+    def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]: ...
+
+
+async def run_cache_query(question: CacheQuery, engine: _Engine) -> CacheQueryResult:
+    """Answer with the models loaded; the model of a request is loaded when it is not."""
+    match question:
+        case ViewCache(limit):
+            loaded = engine.models.loaded()
+            views = [await asyncio.to_thread(model.prompts.view, name, limit) for name, model in loaded.items()]
+            return CacheQueryResult(models=views)
+        case ExplainPrompt(request):
+            async with engine.models.using(request.model) as model:
+                return CacheQueryResult(report=await asyncio.to_thread(model.explain, request))
+        case PinPrompt(name, request):
+            return CacheQueryResult(num_tokens=await _pin(name, request, engine))
+        case UnpinPrompt(name):
+            return CacheQueryResult(
+                num_tokens=sum(model.prompts.unpin(name) for model in engine.models.loaded().values())
+            )
+
+
+async def _pin(name: str, request: ChatRequest, engine: _Engine) -> int:
+    """Have the prompt computed, by asking for one token after it; then keep what is there of it."""
+    messages = list(request.messages)
+    if not messages or messages[-1].role != "user":
+        messages.append(Message("user", "."))
+    computed = msgspec.structs.replace(request, messages=messages, sampling=_ONE_TOKEN)
+    async with engine.models.using(request.model) as model:
+        async with aclosing(engine.stream(computed)) as stream:
+            async for _ in stream:
+                pass
+        return await asyncio.to_thread(model.prompts.pin, name, request.messages, request.tools)

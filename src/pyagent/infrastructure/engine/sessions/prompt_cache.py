@@ -1,0 +1,208 @@
+"""One model's prompt cache as its users see it: hints are taken here, prompts pinned, misses explained, contents shown.
+
+Names and messages become tokens, which is all the block pool knows. A hint about something unknown is lost, and so is
+one that the pool has no use for: hints never fail. Safe from any thread; the pool has its own lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal, cast
+
+from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.messages import CacheMiss, CacheReport, Hint, Message, Tool
+from pyagent.core.prompt_cache import KeptPrompt, ModelCache
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
+from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
+from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
+from pyagent.infrastructure.engine.sessions.turns import conversation_keys
+
+if TYPE_CHECKING:
+    from pyagent import _rust
+    from pyagent.infrastructure.engine.memory.ledger import Reservation
+    from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+Reason = Literal["cold", "salt", "evicted"]
+_SOON_SECONDS = 5.0
+"""How long a prompt is kept for an agent that is about to ask."""
+_MAX_BEGINNINGS = 64
+_OWN_BYTES = 350
+"""What a beginning and its place in the table take beside its tokens, as measured."""
+_SHOWN_CHARS = 60
+
+
+class ModelPrompts:
+    """Hints, pins and views over one model's token logs and block pool."""
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        sessions: Sessions,
+        runner: CpuRunner,
+        *,
+        memory: Reservation,
+        normalize: Callable[[Sequence[Message]], NormalizedPrompt],
+    ) -> None:
+        """`normalize` is what becomes of a conversation before it is rendered; `memory` holds the beginnings' bytes."""
+        self._tokenizer = tokenizer
+        self._normalize = normalize
+        self._sessions = sessions
+        self._pool = runner.pool
+        self._page_bytes = runner.info["page_bytes"]
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._beginnings: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._run_to_names: dict[str, set[str]] = {}
+        self._pins: dict[str, int] = {}
+
+    # -- hints --------------------------------------------------------------------------------------------------------
+
+    def take(self, hint: Hint) -> None:
+        """Take a hint. May render and tokenise."""
+        if hint.run:
+            self._take_of_run(hint)
+            return
+        tokens = self._sessions.tokens_of(hint.session)
+        name = f"session {hint.session}"
+        match hint.kind:
+            case "retain" if tokens:
+                self._pool.retain(name, tokens, expected_seconds=hint.expected_seconds)
+            case "prefetch" if tokens:
+                self._pool.retain(name, tokens, expected_seconds=_SOON_SECONDS)
+            case "demote" if tokens:
+                self._pool.forget(name)
+                self._pool.demote(tokens, keep_tokens=len(self._beginning_or_none(hint.messages)))
+            case _:
+                self._pool.forget(name)
+
+    def _take_of_run(self, hint: Hint) -> None:
+        """A hint about what a run's prompts begin with, or about the whole run."""
+        if hint.messages and hint.kind == "retain":
+            tokens = self._beginning_or_none(hint.messages)
+            name = f"run {hint.run} {conversation_keys(hint.messages, ())[-1].hex()}"
+            self._pool.retain(name, tokens, expected_seconds=hint.expected_seconds)
+            with self._lock:
+                self._run_to_names.setdefault(hint.run, set()).add(name)
+        elif hint.kind == "release":
+            with self._lock:
+                names = self._run_to_names.pop(hint.run, set())
+            names |= {f"session {session}" for session in self._sessions.names(f"{hint.run}/")}
+            for name in names:
+                self._pool.forget(name)
+
+    def _beginning_or_none(self, messages: Sequence[Message]) -> list[int]:
+        try:
+            return self._beginning(messages, ()) if messages else []
+        except RequestError:
+            return []
+
+    def _beginning(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """The tokens that all conversations beginning with these messages have in common."""
+        messages = self._normalize(messages).messages
+        key = conversation_keys(messages, tools)[-1]
+        with self._lock:
+            if key in self._beginnings:
+                self._beginnings.move_to_end(key)
+                return self._beginnings[key].tolist()
+        is_asked = bool(messages) and messages[-1].role == "user"
+        follows = [Message("assistant" if is_asked else "user", text) for text in "ab"]
+        question = [Message("user", ".")] if is_asked else []
+        rendered = [self._tokenizer.render_chat([*messages, follow, *question], tools) for follow in follows]
+        first, second = map(self._tokenizer.encode_rendered, rendered)
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+        tokens = [token for token, _ in alike]
+        self._remember(key, array("I", tokens))
+        return tokens
+
+    def _remember(self, key: bytes, tokens: array[int]) -> None:
+        with self._lock:
+            self._beginnings[key] = tokens
+            while len(self._beginnings) > _MAX_BEGINNINGS or not self._memory.try_resize(self._num_bytes()):
+                self._beginnings.popitem(last=False)
+
+    def _num_bytes(self) -> int:
+        return sum(_OWN_BYTES + tokens.itemsize * len(tokens) for tokens in self._beginnings.values())
+
+    # -- for people ---------------------------------------------------------------------------------------------------
+
+    def pin(self, name: str, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+        """Keep what is computed of the beginning that these messages make; returns how many tokens that are.
+
+        Raises `RequestError` when they make no beginning, `CapacityError` when too much is pinned already.
+        """
+        try:
+            num_tokens = self._pool.pin(name, self._beginning(messages, tools))
+        except ValueError as error:
+            raise CapacityError(str(error)) from error
+        with self._lock:
+            self._pins[name] = num_tokens
+        return num_tokens
+
+    def forget_pins(self) -> None:
+        """What was pinned is not there any more."""
+        with self._lock:
+            self._pins.clear()
+
+    def unpin(self, name: str) -> int:
+        """End a pin; returns how many tokens it kept."""
+        with self._lock:
+            self._pool.unpin(name)
+            return self._pins.pop(name, 0)
+
+    def explain(self, prompt: Prompt) -> CacheReport:
+        """What a request with this prompt would find now."""
+        num_cached, _, reason = self._pool.explain(prompt.tokens)
+        miss = explain_miss(prompt, num_cached, BLOCK_TOKENS, self._tokenizer)
+        if miss is None and reason in {"cold", "salt", "evicted"}:
+            found = self._tokenizer.shown(prompt.tokens[num_cached : num_cached + BLOCK_TOKENS])
+            miss = CacheMiss(reason=cast("Reason", reason), position=num_cached, found=found[:_SHOWN_CHARS])
+        return CacheReport(
+            prompt_tokens=len(prompt.tokens),
+            cached_tokens=num_cached,
+            log_tokens=prompt.num_log_tokens,
+            note=prompt.note,
+            normalized=list(prompt.normalized.names),
+            miss=miss,
+        )
+
+    def view(self, model: str, limit: int) -> ModelCache:
+        """What is kept now."""
+        stats = self._pool.stats()
+        with self._lock:
+            pins = dict(self._pins)
+        return ModelCache(
+            model=model,
+            num_pages=stats.num_pages,
+            page_bytes=self._page_bytes,
+            used_pages=stats.active,
+            cached_pages=stats.cached,
+            pinned_pages=stats.pinned,
+            retained_pages=stats.retained,
+            demoted_pages=stats.demoted,
+            hit_tokens=stats.hits_tokens,
+            asked_tokens=stats.queried_tokens,
+            evictions=stats.evictions_by_cause,
+            session_bytes=self._sessions.num_bytes,
+            pins=pins,
+            prompts=[self._shown(prefix) for prefix in self._pool.prefixes(limit)],
+        )
+
+    def _shown(self, prefix: _rust.CachedPrefix) -> KeptPrompt:
+        text = self._tokenizer.shown(prefix.tokens)
+        return KeptPrompt(
+            key=prefix.key,
+            begins=text[:_SHOWN_CHARS],
+            ends=text[-_SHOWN_CHARS:],
+            num_tokens=len(prefix.tokens),
+            num_pages=prefix.num_pages,
+            state=prefix.state,
+            idle_seconds=prefix.idle_seconds,
+            num_hits=prefix.hits,
+            sessions=self._sessions.names_of(prefix.tokens),
+        )

@@ -1,0 +1,136 @@
+"""Spans in system prompts that change with every request and so end every prefix that comes after them.
+
+Popular clients write counters and clocks near the start of their system prompts. What says nothing to a model is taken
+out; a clock's time is put behind the last question instead, where everything is new anyway. Dates without a time hold
+for a day and stay. Pure: messages in, messages out; only system messages are looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.messages import Message
+
+_TIME = r"\d{1,2}:\d{2}[^\n]{0,40}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span some client writes: how it reads, what becomes of it, and why; `source` is where it was reported."""
+
+    name: str
+    pattern: re.Pattern[str]
+    fate: Literal["drop", "move"]
+    reason: str
+    source: str
+
+
+SPANS = (
+    Span(
+        "claude-code-billing",
+        re.compile(r"^x-anthropic-billing-header:(?: ?[\w.-]{1,64}=[^;\n]{0,128};){1,16} ?\n*", re.MULTILINE),
+        "drop",
+        "`cch` is a hash of the request, for its maker's accounts",
+        "https://github.com/anthropics/claude-code/issues/68900",
+    ),
+    Span(
+        "pi-clock",
+        re.compile(rf"^Current date and time: [^\n:]{{0,60}}{_TIME}$\n?", re.MULTILINE),
+        "move",
+        "the time to the second",
+        "https://github.com/earendil-works/pi/issues/2013",
+    ),
+    Span(
+        "anything-llm-clock",
+        re.compile(r"The current date and time is [^\n:.]{0,60}\d{1,2}:\d{2}(?: ?[AP]M)?\.[ \n]?"),
+        "move",
+        "the time to the minute",
+        "https://github.com/Mintplex-Labs/anything-llm/issues/6398",
+    ),
+    Span(
+        "nanobot-clock",
+        re.compile(rf"^## Current Time\n{{1,2}}[^\n:]{{0,60}}{_TIME}$\n{{0,2}}", re.MULTILINE),
+        "move",
+        "the time to the minute",
+        "https://github.com/HKUDS/nanobot/issues/226",
+    ),
+    Span(
+        "goose-clock",
+        re.compile(r"The current date is \d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?\.[ \n]?"),
+        "move",
+        "the time to the second",
+        "https://github.com/aaif-goose/goose/pull/2434",
+    ),
+    Span(
+        "opencrabs-clock",
+        re.compile(r"^Timestamp: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$\n?", re.MULTILINE),
+        "move",
+        "the time to the second",
+        "https://github.com/adolfousier/opencrabs/issues/657",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizedPrompt:
+    """A conversation without such spans. `moved` is to stand behind the last question; `names` are the spans found.
+
+    `places` has for each message left its place in the conversation as it came.
+    """
+
+    messages: Sequence[Message]
+    places: Sequence[int]
+    moved: str = ""
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def as_it_came(cls, messages: Sequence[Message]) -> NormalizedPrompt:
+        """The conversation with nothing taken out or moved."""
+        return cls(messages, range(len(messages)))
+
+
+NOTHING = NormalizedPrompt.as_it_came(())
+
+
+def normalize(messages: Sequence[Message]) -> NormalizedPrompt:
+    """The conversation without the spans of `SPANS`; a system message of nothing else goes whole."""
+    kept, places, moved, names = list[Message](), list[int](), list[str](), list[str]()
+    for place, message in enumerate(messages):
+        if message.role not in {"system", "developer"} or not message.text:
+            kept.append(message)
+            places.append(place)
+            continue
+        text = message.text
+        for span in SPANS:
+            text = _without(text, span, moved, names)
+        if text:
+            kept.append(message if text == message.text else msgspec.structs.replace(message, content=text))
+            places.append(place)
+    if not kept or not names:
+        return NormalizedPrompt.as_it_came(messages)
+    return NormalizedPrompt(kept, places, "\n".join(moved), tuple(dict.fromkeys(names)))
+
+
+def _without(text: str, span: Span, moved: list[str], names: list[str]) -> str:
+    """The text without a span; what is found of it goes to the lists."""
+    for found in span.pattern.findall(text):
+        names.append(span.name)
+        if span.fate == "move":
+            moved.append(found.strip())
+    return span.pattern.sub("", text)
+
+
+def with_moved(normalized: NormalizedPrompt) -> Sequence[Message]:
+    """The messages with the moved text behind the last question, when there is one."""
+    messages = normalized.messages
+    asked = [place for place, message in enumerate(messages) if message.role == "user"]
+    if not normalized.moved or not asked:
+        return messages
+    question = messages[asked[-1]]
+    told = msgspec.structs.replace(question, content=f"{question.text}\n\n{normalized.moved}")
+    return [*messages[: asked[-1]], told, *messages[asked[-1] + 1 :]]

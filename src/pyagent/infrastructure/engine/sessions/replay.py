@@ -1,0 +1,72 @@
+"""What the engine's processes computed of conversations, kept on this side for the next process.
+
+A process that dies takes its conversations' token logs with it. The last answered turns are kept here, within a bound;
+a request that follows one of another process takes the turn along, so that its prompt is the tokens it would have been.
+Knows messages and tokens, neither tokenizers nor processes. Used by one thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from pyagent.core.messages import ChatRequest, Message
+from pyagent.infrastructure.engine.request import PastTurn
+from pyagent.infrastructure.engine.sessions.turns import conversation_keys, next_key
+
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    turn: PastTurn
+    process_id: int
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.turn.prompt) + 8 * len(self.turn.tokens) + 4 * len(self.turn.answer)
+
+
+class ReplayStore:
+    """Answered turns by conversation; those used longest ago go first."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._turns: OrderedDict[bytes, _Kept] = OrderedDict()
+        self.num_bytes = 0
+
+    def keep(self, request: ChatRequest, prompt: bytes, tokens: tuple[int, ...], answer: str, process_id: int) -> None:
+        """A request was answered in a process."""
+        if not request.messages:
+            return
+        answer = request.assistant_prefix + request.answer_prefix + answer
+        key = _key(
+            request, next_key(conversation_keys(request.messages, request.tools)[-1], Message("assistant", answer))
+        )
+        before = self._turns.pop(key, None)
+        kept = _Kept(
+            PastTurn(
+                len(request.messages) + 1, prompt, tokens, answer, request.assistant_prefix, request.answer_prefix
+            ),
+            process_id,
+        )
+        self._turns[key] = kept
+        self.num_bytes += kept.num_bytes - (0 if before is None else before.num_bytes)
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= self._turns.popitem(last=False)[1].num_bytes
+
+    def before(self, request: ChatRequest, process_id: int) -> PastTurn | None:
+        """The longest turn that a request follows, when another process computed it."""
+        if not self._turns:
+            return None
+        for key in reversed(conversation_keys(request.messages, request.tools)[:-1]):
+            kept = self._turns.get(_key(request, key))
+            if kept is not None:
+                self._turns.move_to_end(_key(request, key))
+                return None if kept.process_id == process_id else kept.turn
+        return None
+
+
+def _key(request: ChatRequest, key: bytes) -> bytes:
+    """A conversation is one with one model, of one session."""
+    return key + f"{request.model}\0{request.session or ''}".encode(errors="surrogatepass")

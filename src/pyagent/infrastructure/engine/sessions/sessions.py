@@ -1,0 +1,271 @@
+"""Conversations as append-only token logs: a follow-up request adds its new turn to what was computed before.
+
+For each answered request a `Turn` keeps the tokens of prompt and answer, after those of the turn it followed. A
+request whose messages begin with those of a turn, the answer as it was sent included, takes the turn's tokens over and
+renders only what follows. So a prompt is a token prefix of the next one by construction: also where tokenising the
+answer's text again would give other ids, and where the chat template rewrites history.
+
+What follows is rendered in one of two ways. When the template's text of the whole conversation begins with the turn's
+text, it is the rest of it. Else it is what the template makes of the new messages after a stand-in for the
+conversation. Where neither is sound, the conversation is rendered whole, and `Prompt.note` says so.
+
+Knows tokenizers and messages, no KV memory. Invariant: a turn is given up before those it followed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.messages import Message, Tool
+from pyagent.infrastructure.engine.sessions.prompt_normalization import NOTHING, NormalizedPrompt, with_moved
+from pyagent.infrastructure.engine.sessions.turns import RenderedText, Turn, conversation_keys, next_key
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.memory.ledger import Reservation
+    from pyagent.infrastructure.engine.options import SessionScope
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+DEFAULT_MAX_BYTES = 32 << 20
+_NUM_RECENT = 32
+"""Turns a prompt is compared with to say where it left what was computed before."""
+_ANSWER = "\ue100\ue101"
+"""Stands for the answer in the stand-in conversation; private-use characters that texts do not have."""
+_UNSOUND = "the template does not render new messages apart from the conversation"
+_SHORTENED = "the conversation's log comes near the model's context, and its text anew is shorter"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's tokens, `num_log_tokens` of them from its conversation's log, those of `turn`.
+
+    `note` says why a conversation with a log was rendered whole. `own` is the session's last turn, `recent` are those
+    recorded last before. A prompt without `key` is no conversation.
+    """
+
+    tokens: list[int]
+    num_log_tokens: int = 0
+    note: str = ""
+    key: bytes = b""
+    session: str = ""
+    normalized: NormalizedPrompt = NOTHING
+    tools_key: bytes = b""
+    turn: Turn | None = None
+    text: RenderedText | None = None
+    own: Turn | None = None
+    recent: tuple[Turn, ...] = ()
+
+
+NO_PROMPT = Prompt([])
+
+
+class Sessions:
+    """The token logs of one model's conversations, within `max_bytes`; the least recently used go first.
+
+    With a reservation, their bytes are held there first; where it cannot grow, older logs make room for new ones.
+    `context_length` is the most tokens a prompt may have. `scope` says which conversations are found: all (`auto`),
+    those with a name, or none. Any thread may call.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        context_length: int,
+        *,
+        scope: SessionScope = "auto",
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        memory: Reservation | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._context_length = context_length
+        self._scope = scope
+        self._max_bytes = max_bytes
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._turns: OrderedDict[Turn, None] = OrderedDict()
+        self._key_to_turn: dict[bytes, Turn] = {}
+        self._session_to_turn: dict[str, Turn] = {}
+        self._recent: OrderedDict[Turn, None] = OrderedDict()
+        self.num_bytes = 0
+
+    def prompt(self, normalized: NormalizedPrompt, tools: Sequence[Tool] = (), session: str = "") -> Prompt:
+        """The tokens of a request. Raises `RequestError` when the template refuses the conversation."""
+        keys = conversation_keys(normalized.messages, tools)
+        turn, own, recent = self._look_up(keys, session)
+        asked = Prompt(
+            [], key=keys[-1], session=session, normalized=normalized, tools_key=keys[0], own=own, recent=recent
+        )
+        told = with_moved(normalized)
+        if turn is None:
+            return self._anew(told, tools, asked)
+        continued = self._continued(turn, told, tools, asked)
+        if continued is None:
+            return self._anew(told, tools, replace(asked, note=_UNSOUND))
+        limit, num_tokens = self._context_length, len(continued.tokens)
+        if num_tokens <= limit * 3 // 4 or (continued.text is not None and continued.text.is_whole):
+            return continued
+        shorter = self._anew(told, tools, replace(asked, note=_SHORTENED))
+        is_needed = len(shorter.tokens) < limit <= num_tokens
+        return shorter if is_needed or num_tokens - len(shorter.tokens) >= limit // 8 else continued
+
+    def record(self, prompt: Prompt, answer: str, drawn: Sequence[int]) -> None:
+        """An answer was sent: `answer` as the client has it, `drawn` all tokens drawn for it, its end token not."""
+        if prompt.text is None or self._scope == "off" or (self._scope == "named" and not prompt.session):
+            return
+        kept, rest = self._as_sent(answer, drawn)
+        tokens = array("I", [*prompt.tokens[prompt.num_log_tokens :], *kept])
+        tokens.extend(self._tokenizer.encode_continuation(rest) if rest else ())
+        key = next_key(prompt.key, Message("assistant", answer))
+        text = prompt.text.plus(self._tokenizer.markers.parted_answer(answer))
+        turn = Turn(key, prompt.turn, tokens, len(prompt.normalized.messages) + 1, prompt.tools_key, text)
+        self._keep(turn, prompt.session)
+
+    def tokens_of(self, session: str) -> list[int]:
+        """All tokens of a session's last turn; none when it is not known."""
+        with self._lock:
+            turn = self._session_to_turn.get(session)
+        return turn.all_tokens() if turn else []
+
+    def names(self, beginning: str) -> list[str]:
+        """The sessions whose names begin like this."""
+        with self._lock:
+            return [session for session in self._session_to_turn if session.startswith(beginning)]
+
+    def names_of(self, tokens: Sequence[int]) -> list[str]:
+        """The sessions whose last turns begin with these tokens."""
+        wanted = array("I", tokens)
+        with self._lock:
+            turns = dict(self._session_to_turn)
+        return sorted(name for name, turn in turns.items() if turn.num_common(wanted) == len(wanted))
+
+    # -- rendering ----------------------------------------------------------------------------------------------------
+
+    def _anew(self, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt) -> Prompt:
+        text = self._tokenizer.render_chat(messages, tools)
+        return replace(asked, tokens=self._tokenizer.encode_rendered(text), text=RenderedText.of(text))
+
+    def _continued(
+        self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt
+    ) -> Prompt | None:
+        """The turn's tokens and those of what follows; None when neither way to render that is sound."""
+        whole = self._tokenizer.render_chat(messages, tools) if turn.text.is_whole else ""
+        if whole and turn.text.begins(whole):
+            added, text = whole[turn.text.num_chars :], RenderedText.of(whole)
+        else:
+            added = self._after_stand_in(messages[turn.num_messages :], tools)
+            text = turn.text.plus(added, is_whole=False)
+        if not added:
+            return None
+        log = turn.all_tokens()
+        tokens = log + self._tokenizer.encode_continuation(added)
+        return replace(asked, tokens=tokens, num_log_tokens=len(log), turn=turn, text=text)
+
+    def _after_stand_in(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """What the template writes for messages that follow an answer; nothing when that cannot be told."""
+        stand_in = [Message("user", "."), Message("assistant", _ANSWER)]
+        try:
+            text = self._tokenizer.render_chat([*stand_in, *messages], tools)
+        except (RequestError, ModelError):
+            return ""
+        _, _, added = text.partition(_ANSWER)
+        asked = (self._tokenizer.markers.parted(message.text) for message in messages if message.role != "assistant")
+        return added if _ANSWER not in added and _are_in(added, asked) else ""
+
+    def _as_sent(self, answer: str, drawn: Sequence[int]) -> tuple[Sequence[int], str]:
+        """The drawn tokens that lie whole in what was sent, and the rest of it: a stop text may have cut a token."""
+        if self._tokenizer.decode(drawn) == answer:
+            return drawn, ""
+        sent, num_bytes, num_kept = answer.encode(errors="surrogatepass"), 0, 0
+        for index, data in enumerate(self._tokenizer.spoken_bytes(drawn)):
+            if not sent.startswith(data, num_bytes):
+                break
+            num_bytes += len(data)
+            if num_bytes == len(sent) or sent[num_bytes] & 0xC0 != 0x80:  # not inside a character
+                num_kept = index + 1
+        num_bytes = sum(map(len, self._tokenizer.spoken_bytes(drawn[:num_kept])))
+        return drawn[:num_kept], sent[num_bytes:].decode(errors="surrogatepass")
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def _look_up(self, keys: Sequence[bytes], session: str) -> tuple[Turn | None, Turn | None, tuple[Turn, ...]]:
+        """The turn most of a conversation's messages lead to, though not all; the session's last; the last of all."""
+        with self._lock:
+            own = self._session_to_turn.get(session)
+            turn = self._longest(keys, own)
+            if turn is not None:
+                self._touch(turn)
+            return turn, own, tuple(reversed(self._recent))
+
+    def _longest(self, keys: Sequence[bytes], own: Turn | None) -> Turn | None:
+        """The longest of the session's own turns and of those with equal messages; when they are even, its own."""
+        turns = own.lineage() if own is not None else ()
+        named = next((t for t in turns if t.num_messages < len(keys) - 1 and keys[t.num_messages] == t.key), None)
+        if self._scope != "auto":
+            return named
+        known = next((self._key_to_turn[key] for key in reversed(keys[:-1]) if key in self._key_to_turn), None)
+        return named if known is None or (named and named.num_messages >= known.num_messages) else known
+
+    def _keep(self, turn: Turn, session: str) -> None:
+        with self._lock:
+            known = self._key_to_turn.get(turn.key)
+            if known is not None and known.parent is turn.parent and known.tokens == turn.tokens:
+                turn = known
+            else:
+                self._key_to_turn[turn.key] = turn
+                for kept in turn.lineage():
+                    self.num_bytes += 0 if kept in self._turns else kept.num_bytes
+                    self._turns[kept] = None
+            if session:
+                self._name(turn, session)
+            self._touch(turn)
+            if turn.parent is not None:
+                self._recent.pop(turn.parent, None)
+            self._recent[turn] = None
+            self._recent.move_to_end(turn)
+            if len(self._recent) > _NUM_RECENT:
+                self._recent.popitem(last=False)
+            while not self._has_room():
+                self._drop(self._turns.popitem(last=False)[0])
+
+    def _has_room(self) -> bool:
+        """Whether what is kept is within the limit, and held in the ledger."""
+        is_within = self.num_bytes <= self._max_bytes
+        return is_within and (self._memory is None or self._memory.try_resize(self.num_bytes))
+
+    def _name(self, turn: Turn, session: str) -> None:
+        before = self._session_to_turn.get(session)
+        if before is not None:
+            before.sessions.discard(session)
+        turn.sessions.add(session)
+        self._session_to_turn[session] = turn
+
+    def _touch(self, turn: Turn) -> None:
+        for used in turn.lineage():  # the oldest last, so that it outlives those that followed it
+            self._turns.move_to_end(used)
+
+    def _drop(self, turn: Turn) -> None:
+        self.num_bytes -= turn.num_bytes
+        if self._key_to_turn.get(turn.key) is turn:
+            del self._key_to_turn[turn.key]
+        for session in turn.sessions:
+            del self._session_to_turn[session]
+        turn.sessions.clear()
+        self._recent.pop(turn, None)
+
+
+def _are_in(text: str, parts: Iterable[str]) -> bool:
+    """Whether a text has all of these in it in order, as they are or as JSON has them."""
+    start = 0
+    for part in map(str.strip, parts):
+        forms = (part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1])
+        start, length = next(((at, len(form)) for form in forms if (at := text.find(form, start)) >= 0), (-1, 0))
+        if start < 0:
+            return False
+        start += length
+    return True

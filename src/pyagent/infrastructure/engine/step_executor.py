@@ -1,0 +1,50 @@
+"""A step on its way: computed at once by the engine's own thread, or in a thread of its own while the engine goes on.
+
+With a thread, the engine plans the next step and tells the last one's news while this one is computed. The runner is
+asked for one step at a time in either case.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.runners.batch import Batch, Runner, StepOutput
+    from pyagent.infrastructure.engine.scheduler.step_plan import Plan
+
+AsyncScheduling = Literal["auto", "on", "off"]
+
+
+def is_async(mode: AsyncScheduling, num_threads: int, num_cores: int) -> bool:
+    """Whether steps get a thread of their own; on `auto` where a core is left over for the engine's."""
+    return mode == "on" or (mode == "auto" and num_threads < num_cores)
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step that was started, what its plan cost in seconds, and rows that cannot be drawn from, with the reasons."""
+
+    plan: Plan
+    planning: float
+    faults: dict[int, str]
+    future: Future[StepOutput] | None
+    started: float = field(default_factory=time.perf_counter)
+
+
+class StepThread:
+    """Computes steps beside the engine's thread, one after the other."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._executor = ThreadPoolExecutor(1, "pyagent-step")
+
+    def start(self, batch: Batch) -> Future[StepOutput]:
+        """Start a step."""
+        return self._executor.submit(self._runner.execute, batch)
+
+    def close(self) -> None:
+        """Wait for what is computed, and end the thread."""
+        self._executor.shutdown()

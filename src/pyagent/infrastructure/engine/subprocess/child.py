@@ -1,0 +1,110 @@
+"""One life of an engine's process: starting it, speaking to it, noticing that it is gone.
+
+The process inherits a pipe, its standard input, and ends when that closes: it cannot outlive this one. Requests and
+news travel over ZMQ on a socket in a folder that only this user can enter, and that is removed once both ends have met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import struct
+import subprocess  # the command is this interpreter
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq
+
+from pyagent.infrastructure.engine.subprocess.protocol import FromEngine, Start, Stop, decode_from_engine, encode
+
+_LONGEST_PATH = 90
+"""Bytes of a folder's path; a socket's whole path has room for 107."""
+_END_SECONDS = 3.0
+
+
+class Spawned:
+    """A process, and the socket to it. One thread owns it."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], settings: bytes) -> None:
+        folder = tempfile.gettempdir()
+        self._folder = Path(tempfile.mkdtemp(prefix="pyagent-", dir=folder if len(folder) < _LONGEST_PATH else "/tmp"))  # noqa: S108 - the folder is made for this user alone
+        endpoint = f"ipc://{self._folder}/engine"
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(endpoint)
+        command = [sys.executable, "-P", "-m", "pyagent.infrastructure.engine.subprocess.main"]
+        # A group of its own: Ctrl+C in a terminal is for this process, which ends the other in order.
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
+        self._process_fd = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else None
+        first = encode(Start(endpoint, settings))
+        with contextlib.suppress(BrokenPipeError):
+            assert self.process.stdin
+            self.process.stdin.write(struct.pack("!I", len(first)) + first)
+            self.process.stdin.flush()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.poll() is not None
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Wake the poller when there is news, or when the process ends (where the system can tell)."""
+        poller.register(self.socket, zmq.POLLIN)
+        if self._process_fd is not None:
+            poller.register(self._process_fd, zmq.POLLIN)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a poller learns of the end at once; where not, `is_dead` must be asked now and then."""
+        return self._process_fd is not None
+
+    def met(self) -> None:
+        """The process has connected: the folder is no longer needed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def send(self, frame: bytes) -> bool:
+        """Send without waiting; False when the process takes no more for now."""
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> Iterator[FromEngine]:
+        """What has arrived."""
+        while True:
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield decode_from_engine(frame)
+
+    def end(self, *, is_orderly: bool = False) -> int:
+        """End the process, gently at first when orderly; returns its exit code."""
+        if is_orderly and not self.is_dead and self.send(encode(Stop())):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_END_SECONDS)
+        self.process.kill()
+        code = self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        if self._process_fd is not None:
+            os.close(self._process_fd)
+        self.socket.close()
+        self.met()
+        return code
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        import signal
+
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"

@@ -1,0 +1,214 @@
+"""Routes of PyAgent's own: prompt caches, kept answers and engines behind the server. Keys guard them as all others.
+
+They speak to whichever links of the chain have what is asked for; a server whose links have none says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pyagent.core.backends import Backend
+from pyagent.core.chain import Chain
+from pyagent.core.errors import RequestError
+from pyagent.core.prompt_cache import (
+    CacheQuery,
+    CacheQueryResult,
+    ExplainPrompt,
+    PinPrompt,
+    PromptCache,
+    UnpinPrompt,
+    ViewCache,
+)
+from pyagent.core.settings import Server
+from pyagent.infrastructure.server.body import read_body
+from pyagent.infrastructure.server.endpoints import Function, route
+from pyagent.infrastructure.server.openai.messages import InputMessage
+from pyagent.infrastructure.server.openai.requests import read_chat
+from pyagent.infrastructure.server.validation import decode
+
+if TYPE_CHECKING:
+    from pyagent.core.response_cache.cache import ResponseCache
+    from pyagent.infrastructure.engine.client import EngineState
+
+T = TypeVar("T", bound=msgspec.Struct)
+_MAX_SHOWN = 1000
+
+
+@runtime_checkable
+class EngineLink(Protocol):
+    """A backend with an engine that can rest. Several may share one; asking each does no harm."""
+
+    name: str
+
+    async def engine_state(self) -> EngineState:
+        """What the engine is doing."""
+        ...
+
+    async def drain(self, grace_seconds: float) -> int:
+        """Take no more requests and let the running ones finish; returns how many did not in time."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Let running requests finish, then give KV memory back (1), and unload the models (2)."""
+        ...
+
+    async def wake(self) -> None:
+        """Take requests again."""
+        ...
+
+
+class PinBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/cache/pin."""
+
+    name: str
+    messages: list[InputMessage]
+    model: str = ""
+
+
+class NameBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/cache/unpin."""
+
+    name: str
+
+
+class SleepBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/engine/sleep."""
+
+    level: int = 1
+
+
+class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/engine/drain."""
+
+    grace_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRoutes:
+    """The routes over one backend."""
+
+    backend: Backend
+    settings: Server
+
+    def routes(self) -> list[Route]:
+        """Where they are."""
+        paths: dict[str, tuple[str, Function]] = {
+            "/pyagent/cache": ("GET", self.show),
+            "/pyagent/cache/explain": ("POST", self.explain),
+            "/pyagent/cache/pin": ("POST", self.pin),
+            "/pyagent/cache/unpin": ("POST", self.unpin),
+            "/pyagent/response_cache": ("GET", self.answers),
+            "/pyagent/response_cache/clear": ("POST", self.clear_answers),
+            "/pyagent/engine": ("GET", self.state),
+            "/pyagent/engine/sleep": ("POST", self.sleep),
+            "/pyagent/engine/wake": ("POST", self.wake),
+            "/pyagent/engine/drain": ("POST", self.drain),
+        }
+        return [route(method, path, function) for path, (method, function) in paths.items()]
+
+    # -- the prompt cache ---------------------------------------------------------------------------------------------
+
+    async def show(self, request: Request) -> Response:
+        """GET /pyagent/cache: what is kept, by model."""
+        limit = request.query_params.get("limit", "20")
+        if not limit.isascii() or not limit.isdigit() or not 0 < int(limit) <= _MAX_SHOWN:
+            raise RequestError(f"limit is a number from 1 to {_MAX_SHOWN}, got {limit[:20]!r}", param="limit")
+        return _json((await self._ask(ViewCache(int(limit)))).models)
+
+    async def explain(self, request: Request) -> Response:
+        """POST /pyagent/cache/explain: how much of a chat request would be found, and why not more."""
+        asked = read_chat(await read_body(request, self.settings))
+        return _json((await self._ask(ExplainPrompt(asked.request))).report)
+
+    async def pin(self, request: Request) -> Response:
+        """POST /pyagent/cache/pin: compute a beginning and keep it."""
+        said = await self._read(request, PinBody)
+        asked = read_chat(msgspec.json.encode({"messages": said.messages, "model": said.model})).request
+        if not said.name or not any(message.text.strip() for message in asked.messages):
+            raise RequestError("a pin needs a name, and messages with some text", param="messages")
+        return _json({"name": said.name, "num_tokens": (await self._ask(PinPrompt(said.name, asked))).num_tokens})
+
+    async def unpin(self, request: Request) -> Response:
+        """POST /pyagent/cache/unpin: end a pin."""
+        name = (await self._read(request, NameBody)).name
+        num_tokens = (await self._ask(UnpinPrompt(name))).num_tokens
+        if num_tokens == 0:
+            raise RequestError(f"nothing is pinned as {name!r}", param="name", code="pin_not_found")
+        return _json({"name": name, "num_tokens": num_tokens})
+
+    async def _ask(self, question: CacheQuery) -> CacheQueryResult:
+        if not isinstance(self.backend, PromptCache):
+            raise RequestError(f"{self.backend.name} keeps no prompts", code="prompt_cache_not_found")
+        return await self.backend.query_cache(question)
+
+    # -- kept answers -------------------------------------------------------------------------------------------------
+
+    async def answers(self, _request: Request) -> Response:
+        """GET /pyagent/response_cache: how many are kept and were given again."""
+        return _json(self._answers().figures())
+
+    async def clear_answers(self, _request: Request) -> Response:
+        """POST /pyagent/response_cache/clear: forget those that are kept."""
+        return _json({"num_forgotten": self._answers().clear()})
+
+    def _answers(self) -> ResponseCache:
+        kept = self.backend.response_cache if isinstance(self.backend, Chain) else None
+        if kept is None:
+            text = (
+                'no answers are kept here; to keep them, set `keep = "determined"` in [response_cache] of pyagent.toml'
+            )
+            raise RequestError(text, code="answers_not_found")
+        return kept
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+
+    async def state(self, _request: Request) -> Response:
+        """GET /pyagent/engine: what the engines are doing."""
+        return _json({link.name: await link.engine_state() for link in self._engines()})
+
+    async def sleep(self, request: Request) -> Response:
+        """POST /pyagent/engine/sleep: give memory back until the next request."""
+        level = (await self._read(request, SleepBody)).level
+        for link in self._engines():
+            await link.sleep(level)
+        return await self.state(request)
+
+    async def wake(self, request: Request) -> Response:
+        """POST /pyagent/engine/wake: take requests again."""
+        for link in self._engines():
+            await link.wake()
+        return await self.state(request)
+
+    async def drain(self, request: Request) -> Response:
+        """POST /pyagent/engine/drain: take no more requests, and wait for those that run."""
+        grace_seconds = (await self._read(request, DrainBody)).grace_seconds
+        if not 0 <= grace_seconds <= 3600:
+            raise RequestError(f"grace_seconds is from 0 to 3600, got {grace_seconds}", param="grace_seconds")
+        num_left = [await link.drain(grace_seconds) for link in self._engines()]
+        return _json({"num_running": max(num_left)})
+
+    def _engines(self) -> Sequence[EngineLink]:
+        engines = engine_links(self.backend)
+        if not engines:
+            raise RequestError(f"{self.backend.name} has no engine of its own", code="engine_not_found")
+        return engines
+
+    async def _read(self, request: Request, kind: type[T]) -> T:
+        return decode(await read_body(request, self.settings) or b"{}", kind, {})
+
+
+def engine_links(backend: Backend) -> Sequence[EngineLink]:
+    """The links of a backend that have an engine."""
+    links = backend.links if isinstance(backend, Chain) else (backend,)
+    return [link for link in links if isinstance(link, EngineLink)]
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,129 @@
+"""How much each API key may ask: requests and tokens a minute, told in `x-ratelimit-` headers. A plain ASGI wrapper.
+
+Only what begins an answer counts. Tokens are known when the answer is whole, so a key may overdraw by what it has under
+way; until that is made good it is refused. Without keys all clients share one allowance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyagent.infrastructure.server.errors import HttpError
+from pyagent.infrastructure.server.middleware.auth import send_error
+
+_PREFIXES = ("/v1/", "/api/")
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What may be taken: full at first, refilled by `per_minute` evenly, never above it."""
+
+    per_minute: int
+    clock: Callable[[], float] = time.monotonic
+    _level: float = field(init=False)
+    _filled_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._level, self._filled_at = float(self.per_minute), self.clock()
+
+    @property
+    def level(self) -> float:
+        """What is left now; below zero when more was taken than there was."""
+        now = self.clock()
+        self._level = min(self.per_minute, self._level + (now - self._filled_at) * self.per_minute / 60)
+        self._filled_at = now
+        return self._level
+
+    def seconds_until(self, level: float) -> float:
+        """Time until so much is left."""
+        return max(0.0, (level - self.level) * 60 / self.per_minute)
+
+    def take(self, count: float) -> None:
+        """Take so much, more than there is too."""
+        self._level = self.level - count
+
+
+@dataclass(slots=True)
+class _Client:
+    requests: Allowance | None
+    tokens: Allowance | None
+
+    @property
+    def allowances(self) -> dict[str, Allowance]:
+        pairs = (("requests", self.requests), ("tokens", self.tokens))
+        return {name: allowance for name, allowance in pairs if allowance is not None}
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What is left, as OpenAI tells it."""
+        headers: list[tuple[bytes, bytes]] = []
+        for name, allowance in self.allowances.items():
+            told = {
+                "limit": str(allowance.per_minute),
+                "remaining": str(max(0, int(allowance.level))),
+                "reset": f"{allowance.seconds_until(allowance.per_minute):.3f}s",
+            }
+            headers += [(f"x-ratelimit-{kind}-{name}".encode(), value.encode()) for kind, value in told.items()]
+        return headers
+
+
+@dataclass(slots=True)
+class RateLimitMiddleware:
+    """The wrapper; it stands after the guard, which says whose key it is. Routes note `num_tokens` in the state."""
+
+    app: ASGIApp
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    _clients: dict[str, _Client] = field(default_factory=dict[str, _Client])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(_PREFIXES):
+            await self.app(scope, receive, send)
+            return
+        client = self._client(scope["state"]["client"])
+        refused = _refusal(client)
+        if refused is None and client.requests is not None:
+            client.requests.take(1)
+
+        is_settled = False
+
+        def settle() -> None:
+            nonlocal is_settled
+            if client.tokens is not None and not is_settled:
+                client.tokens.take(scope["state"].get("num_tokens", 0))
+            is_settled = True
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *client.headers()]
+            elif not message.get("more_body"):  # before the client can ask again
+                settle()
+            await send(message)
+
+        if refused:
+            await send_error(scope["path"], send_with_limits, refused)
+            return
+        try:
+            await self.app(scope, receive, send_with_limits)
+        finally:
+            settle()
+
+    def _client(self, name: str) -> _Client:
+        """The client's allowances; there are as many clients as keys."""
+        if name not in self._clients:
+            limits = (self.requests_per_minute, self.tokens_per_minute)
+            self._clients[name] = _Client(*(Allowance(limit) if limit else None for limit in limits))
+        return self._clients[name]
+
+
+def _refusal(client: _Client) -> HttpError | None:
+    for name, allowance in client.allowances.items():
+        wait_seconds = allowance.seconds_until(1)
+        if wait_seconds > 0:
+            text = f"this key may use {allowance.per_minute} {name} a minute; try again in {wait_seconds:.1f} s"
+            return HttpError(429, text, "rate_limit_exceeded", "rate_limit_error", retry_after_seconds=wait_seconds)
+    return None
