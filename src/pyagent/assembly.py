@@ -178,4 +178,5 @@ def make_journal(settings: Settings) -> FileJournal:
     """The journal in the settings' data folder."""
     from pyagent.infrastructure.storage.journal import FileJournal
 
-    return FileJournal(settings.paths.data / "journal")
+    kept = settings.journal
+    return FileJournal(settings.paths.data / "journal", max_runs=kept.max_runs, max_age_days=kept.max_age_days)

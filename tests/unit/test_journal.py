@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.errors import RequestError
 from pyagent.core.fleet.events import Progress, RunFinished, RunStarted, Totals
 from pyagent.core.fleet.journal import JournalRecord
 from pyagent.infrastructure.storage.journal import FileJournal, decode_line, encode_line, shard_name
@@ -130,11 +130,90 @@ def test_unknown_run_is_refused(tmp_path: Path, name: str) -> None:
         FileJournal(tmp_path).replay(name)
 
 
-def test_unwritable_folder_is_a_config_error(tmp_path: Path) -> None:
-    """A journal where no folder can be made says which setting to change."""
+def test_unwritable_folder_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no folder can be made a run goes on unkept; the warning says which setting to change."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"paths\.data"):
-        FileJournal(tmp_path / "file" / "journal").open_run()
+    journal = FileJournal(tmp_path / "file" / "journal")
+    run = journal.open_run()
+    journal.append(run, f"{run}/", JournalRecord(0, RunStarted(run=run, task="sum")))
+    journal.close_run(run)
+    assert "set paths.data" in caplog.text
+    assert "cannot be written" in journal.loss(run)
+
+
+def test_private_runs_are_not_kept(tmp_path: Path) -> None:
+    """A private run has an id of its own and leaves nothing on the disk."""
+    journal = FileJournal(tmp_path)
+    runs = {journal.open_run(is_private=True) for _ in range(3)}
+    for run in runs:
+        journal.append(run, f"{run}/", JournalRecord(0, RunStarted(run=run, task="a secret")))
+        journal.close_run(run)
+        assert journal.loss(run) == "it is private"
+    assert len(runs) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def _aged(folder: Path, run: str, days: float) -> str:
+    then = time.time() - days * 86_400
+    os.utime(folder / run, (then, then))
+    return run
+
+
+def test_old_runs_go_by_number_and_age(tmp_path: Path) -> None:
+    """The newest are kept up to a number and an age; one that is still written stays; new runs prune by themselves."""
+    journal = FileJournal(tmp_path)
+    runs = []
+    for days in (5.0, 4.0, 3.0, 2.0, 1.0):
+        run = _write(journal, 3)
+        journal.close_run(run)
+        runs.append(_aged(tmp_path, run, days))
+    writing = _aged(tmp_path, _write(journal, 1), 9.0)
+    assert set(FileJournal(tmp_path).prune(None, 3.5)) == set(runs[:2])
+    assert FileJournal(tmp_path).prune(2, None) == [runs[2]]
+    assert {folder.name for folder in tmp_path.iterdir()} == {*runs[3:], writing}
+    journal.close_run(writing)
+    started = FileJournal(tmp_path, max_runs=1, max_age_days=1.5).open_run()
+    assert {folder.name for folder in tmp_path.iterdir()} == {runs[4], started}
+
+
+def test_removing_a_run(tmp_path: Path) -> None:
+    """A run is deleted with all it holds; an unknown one and one that is still written are refused."""
+    journal = FileJournal(tmp_path)
+    run = _write(journal, 3)
+    with pytest.raises(RequestError, match="still running"):
+        FileJournal(tmp_path).remove(run)
+    journal.close_run(run)
+    FileJournal(tmp_path).remove(run)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RequestError, match="there is no run"):
+        journal.remove(run)
+
+
+def test_damage_is_told_and_the_rest_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One changed byte loses one record: reading names it and gives the rest, replaying warns of what it leaves out."""
+    journal = FileJournal(tmp_path)
+    run = _write(journal, 15)
+    journal.close_run(run)
+    assert journal.read(run).is_whole
+    shard = tmp_path / run / shard_name(f"{run}/agent2")
+    text = bytearray(shard.read_bytes())
+    text[20] ^= 1
+    shard.write_bytes(text)
+    kept = journal.read(run)
+    assert (kept.missing, kept.num_damaged, len(kept.records)) == ([2], 1, 14)
+    assert len(journal.replay(run)) == 2
+    assert "2 of 14 records are used" in caplog.text
+
+
+def test_a_run_without_its_start_is_listed_as_damaged(tmp_path: Path) -> None:
+    """A run whose first record is damaged is listed, so that it can be looked at and deleted."""
+    journal = FileJournal(tmp_path)
+    run = journal.open_run()
+    journal.append(run, f"{run}/", JournalRecord(0, RunStarted(run=run, task="sum")))
+    journal.close_run(run)
+    shard = tmp_path / run / shard_name(f"{run}/")
+    shard.write_bytes(shard.read_bytes().replace(b"sum", b"sun"))
+    assert [(row.run, row.state) for row in journal.runs()] == [(run, "damaged")]
 
 
 _WRITER = """

@@ -24,7 +24,7 @@ Files = Annotated[
     list[str] | None,
     typer.Option("--file", metavar="F", help="A file the task is about; - is standard input. May be repeated."),
 ]
-Private = Annotated[bool, typer.Option("--private", help="Only backends that stay on this machine.")]
+Private = Annotated[bool, typer.Option("--private", help="Only backends that stay on this machine; keeps no journal.")]
 Seconds = Annotated[
     float | None, typer.Option("--seconds", metavar="S", callback=_positive, help="Longest time the run may take.")
 ]

@@ -112,15 +112,15 @@ class RunProgress:
             row.agent = agent
         return row
 
-    def summary(self, outcome: Literal["done", "failed", "interrupted"]) -> str:
-        """Return the last line: how it ended, time, tokens, cache, and where to read more."""
+    def summary(self, outcome: Literal["done", "failed", "interrupted"], loss: str = "") -> str:
+        """Return the last line: how it ended, time, tokens, cache, and where to read more, or why (`loss`) nowhere."""
         seconds = self.totals.seconds if self.totals else time.time() - self.started_at
         words = [f"{outcome} in {seconds:.1f} s"]
         if self.prompt_tokens or self.completion_tokens:
             words.append(f"{self.prompt_tokens:,} tokens in, {self.completion_tokens:,} out")
             words.append(self.rates(seconds))
         if self.run:
-            words.append(f"run {self.run} (pyagent runs show {self.run})")
+            words.append(f"run {self.run} ({f'not kept: {loss}' if loss else f'pyagent runs show {self.run}'})")
         return " · ".join(words)
 
     def rates(self, seconds: float) -> str:

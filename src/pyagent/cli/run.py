@@ -82,7 +82,8 @@ async def watch(
         raise
     finally:
         if not as_json:
-            sys.stdout.write(f"\n{view.progress.summary(outcome)}\n")
+            loss = fleet.journal.loss(view.progress.run)
+            sys.stdout.write(f"\n{view.progress.summary(outcome, loss)}\n")
             sys.stdout.flush()
 
 

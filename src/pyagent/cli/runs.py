@@ -1,18 +1,38 @@
-"""`pyagent runs`: what past runs did, from the journal."""
+"""`pyagent runs`: what past runs did, from the journal; and which of them are kept."""
 
 from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pyagent.cli.options import AsJson, Config
-from pyagent.cli.output import write_json
+from pyagent.cli.output import Colour, coloured, write_json, write_json_line
 from pyagent.cli.startup import read_settings
 
+if TYPE_CHECKING:
+    from pyagent.infrastructure.storage.journal import FileJournal, KeptRun
+
 app = typer.Typer(add_completion=False, help="Look at past runs.", no_args_is_help=True)
+
+_STATE_COLOURS: dict[str, Colour] = {"done": "green", "failed": "red", "damaged": "red"}
+
+
+def _journal(config: Path | None = None) -> FileJournal:
+    from pyagent.assembly import make_journal
+
+    return make_journal(read_settings(config))
+
+
+def _run_ids(incomplete: str) -> list[str]:
+    """Return the ids of runs for the shell to complete."""
+    return [run.run for run in _journal().runs() if run.run.startswith(incomplete)]
+
+
+Run = Annotated[str, typer.Argument(help="The run's id, as `pyagent runs list` shows it.", autocompletion=_run_ids)]
 
 
 @app.command("list")
@@ -22,9 +42,7 @@ def list_runs(
     config: Config = None,
 ) -> None:
     """List the runs kept, newest first."""
-    from pyagent.assembly import make_journal
-
-    runs = make_journal(read_settings(config)).runs()[:limit]
+    runs = _journal(config).runs()[:limit]
     if as_json:
         write_json(runs)
         return
@@ -33,24 +51,101 @@ def list_runs(
     for run in runs:
         when = datetime.fromtimestamp(run.started_at).astimezone().strftime("%Y-%m-%d %H:%M")
         seconds = f"{run.totals.seconds:6.1f} s" if run.totals else "        "
-        sys.stdout.write(f"{run.run:<12} {when}  {run.state:<10} {seconds}  {' '.join(run.task.split())[:80]}\n")
+        state = coloured(f"{run.state:<10}", _STATE_COLOURS.get(run.state, "yellow"))
+        sys.stdout.write(f"{run.run:<12} {when}  {state} {seconds}  {' '.join(run.task.split())[:80]}\n")
 
 
 @app.command()
 def show(
-    run: Annotated[str, typer.Argument(help="The run's id, as `pyagent runs list` shows it.")],
+    run: Annotated[
+        str | None, typer.Argument(help="The run's id; without one the newest.", autocompletion=_run_ids)
+    ] = None,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Show everything a run did, in order."""
+    """Show everything a run did, in order; where records are damaged, that."""
     import msgspec
 
-    from pyagent.assembly import make_journal
+    journal = _journal(config)
+    if run is None:
+        run = next((row.run for row in journal.runs()), None)
+        if run is None:
+            sys.stdout.write("no runs yet: pyagent run TASK\n")
+            return
+    kept = journal.read(run)
+    expected = 0
+    for record in kept.records:
+        if as_json:
+            write_json_line(msgspec.json.encode(record.event, enc_hook=str))
+            continue
+        if record.number > expected:
+            sys.stdout.write(coloured(f"{'':8}  {record.number - expected} records are damaged\n", "red"))
+        expected = record.number + 1
+        sys.stdout.write(_line(record.event) + "\n")
+    _warn_of_damage(run, kept)
 
-    records = make_journal(read_settings(config)).replay(run)
-    for record in records:
-        line = msgspec.json.encode(record.event, enc_hook=str).decode() if as_json else _line(record.event)
-        sys.stdout.write(line + "\n")
+
+def _warn_of_damage(run: str, kept: KeptRun) -> None:
+    if not kept.is_whole:
+        num_lost = max(len(kept.missing), kept.num_damaged)
+        sys.stderr.write(f"warning: the journal of {run} is damaged: {num_lost} records are lost\n")
+
+
+@app.command()
+def export(
+    run: Run,
+    file: Annotated[Path | None, typer.Argument(help="Where to; without one to standard output.")] = None,
+    config: Config = None,
+) -> None:
+    """Write a run as one JSON document: its summary, and its numbered events."""
+    import msgspec
+
+    from pyagent.core.errors import RequestError
+
+    journal = _journal(config)
+    kept = journal.read(run)
+    summary = next((row for row in journal.runs() if row.run == run), None)
+    document = {"run": run, "summary": summary, "missing": kept.missing, "records": kept.records}
+    _warn_of_damage(run, kept)
+    if file is None:
+        write_json(document)
+        return
+    try:
+        file.write_bytes(msgspec.json.encode(document, enc_hook=str) + b"\n")
+    except OSError as error:
+        raise RequestError(f"{file} cannot be written: {error.strerror}", param="file") from error
+    sys.stdout.write(f"wrote {run} to {file}: {len(kept.records)} records\n")
+
+
+@app.command("rm")
+def remove(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs.", autocompletion=_run_ids)],
+    config: Config = None,
+) -> None:
+    """Delete runs, with all that was asked and answered in them."""
+    journal = _journal(config)
+    for run in runs:
+        journal.remove(run)
+        sys.stdout.write(f"deleted {run}\n")
+
+
+@app.command()
+def prune(
+    keep: Annotated[
+        int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N; else as journal.max_runs says.")
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option("--days", metavar="D", min=0, help="Delete what is older; else as journal.max_age_days says."),
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Delete old runs now; new runs do so by themselves, as the settings say."""
+    settings = read_settings(config).journal
+    max_runs = settings.max_runs if keep is None else keep
+    max_age_days = settings.max_age_days if days is None else days
+    deleted = _journal(config).prune(max_runs, max_age_days)
+    sys.stdout.write(f"deleted {len(deleted)} runs\n")
 
 
 def _line(event: object) -> str:
@@ -61,7 +156,7 @@ def _line(event: object) -> str:
     when = datetime.fromtimestamp(float(str(facts.pop("at")))).astimezone().strftime("%H:%M:%S")
     kind, step = str(facts.pop("event")), str(facts.pop("step", ""))
     facts.pop("run", None)
-    shown = "  ".join(f"{name}={_short(value)}" for name, value in facts.items() if value not in (None, [], {}, ""))
+    shown = "  ".join(f"{name}={_short(value)}" for name, value in facts.items() if value not in (None, [], (), {}, ""))
     return f"{when}  {kind:<14} {step:<28} {shown}"
 
 

@@ -376,6 +376,17 @@ class Paths(Section, frozen=True):
     )
 
 
+class Journal(Section, frozen=True):
+    """How long past runs are kept (`pyagent runs list`). Private runs are not kept at all."""
+
+    max_runs: Annotated[
+        int | None, Setting(COUNT, "Runs kept; the oldest go first. Or `unlimited`.", none="unlimited")
+    ] = 1_000
+    max_age_days: Annotated[
+        float | None, Setting(NUMBER, "Days after which a run is deleted, or `unlimited`.", none="unlimited")
+    ] = 90.0
+
+
 class Log(Section, frozen=True):
     """Logging, always to standard error."""
 
@@ -441,6 +452,7 @@ class Settings(Section, frozen=True):
     server: Server = Server()
     plugins: Plugins = Plugins()
     paths: Paths = Paths()
+    journal: Journal = Journal()
     log: Log = Log()
     backends: Backends = Backends()
 

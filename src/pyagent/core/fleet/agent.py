@@ -30,6 +30,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arguments: JsonObject = {}
     results: dict[str, object] = {}
 
+    @property
+    def title(self) -> str:
+        """What to show of the task: its text, else its arguments as `top=3 path=src`."""
+        return self.text or " ".join(f"{name}={value}" for name, value in self.arguments.items())
+
     def arguments_as(self, kind: type[T]) -> T:
         """The arguments as `kind`, a msgspec struct; raises `RequestError` naming what is wrong."""
         try:
@@ -127,10 +132,15 @@ def checked_output(agent: Agent, output: object) -> object:
     return output
 
 
+_MAX_NAMES_TOLD = 12
+
+
 def unknown_name(what: str, name: str, known: Sequence[str]) -> RequestError:
     """The error for a name nobody has, with the nearest one that somebody has."""
     nearest = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(sorted(known)) or 'none'}"
+    some = ", ".join(sorted(known)[:_MAX_NAMES_TOLD]) or "none"
+    more = f" and {len(known) - _MAX_NAMES_TOLD} more" if len(known) > _MAX_NAMES_TOLD else ""
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {some}{more}"
     return RequestError(f"there is no {what} {name!r}; {hint}", param=what, code=f"{what}_not_found")
 
 

@@ -1,12 +1,14 @@
 """The journal's interface: what a run did, in order, to look at and to replay.
 
 A record is an event with its number in the run. The journal keeps records as they come; replaying a run gives them in
-order up to the first that is missing, which after a crash is a prefix of what was written. How they are stored is
-`infrastructure.storage.journal`'s business; `MemoryJournal` is for programs that keep nothing.
+order up to the first that is missing, which after a crash is a prefix of what was written. Private runs have an id and
+no records. How records are stored is `infrastructure.storage.journal`'s business; `MemoryJournal` is for programs that
+keep nothing.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -24,20 +26,20 @@ class JournalRecord(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `pyagent runs list`. A run whose end was never written is `unfinished`."""
+    """A row of `pyagent runs list`. A run whose end was never written is `unfinished`; without its start, `damaged`."""
 
     run: str
     started_at: float
     task: str
-    state: Literal["done", "failed", "unfinished"]
+    state: Literal["done", "failed", "unfinished", "damaged"]
     totals: Totals | None = None
 
 
 class Journal(Protocol):
     """Keeps records of runs."""
 
-    def open_run(self) -> str:
-        """A new run's id, `r-7f3a`, unlike all others kept."""
+    def open_run(self, *, is_private: bool = False) -> str:
+        """Return a new run's id, `r-7f3a`, unlike all others kept; nothing is kept of a private run."""
         ...
 
     def append(self, run: str, shard_key: str, record: JournalRecord) -> None:
@@ -56,6 +58,10 @@ class Journal(Protocol):
         """The runs kept, newest first."""
         ...
 
+    def loss(self, run: str) -> str:
+        """Say why not all of a run is kept; empty when all of it is."""
+        ...
+
 
 class MemoryJournal:
     """Keeps the last `max_runs` runs in memory."""
@@ -65,8 +71,10 @@ class MemoryJournal:
         self._num_opened = 0
         self._records: dict[str, list[JournalRecord]] = {}
 
-    def open_run(self) -> str:
-        """A new run's id."""
+    def open_run(self, *, is_private: bool = False) -> str:
+        """Return a new run's id."""
+        if is_private:
+            return private_run_id()
         self._num_opened += 1
         run = f"r-{self._num_opened:04x}"
         self._records[run] = []
@@ -92,6 +100,19 @@ class MemoryJournal:
         """The runs kept, newest first."""
         rows = (summarize_run(run, records) for run, records in reversed(self._records.items()))
         return [row for row in rows if row]
+
+    def loss(self, run: str) -> str:
+        """Say why not all of a run is kept; empty when all of it is."""
+        return PRIVATE_LOSS if run.startswith(PRIVATE_PREFIX) else ""
+
+
+PRIVATE_PREFIX = "p-"
+PRIVATE_LOSS = "it is private"
+
+
+def private_run_id() -> str:
+    """Return an id for a run of which nothing is kept, unlike any of those kept."""
+    return f"{PRIVATE_PREFIX}{secrets.token_hex(6)}"
 
 
 def summarize_run(run: str, records: Sequence[JournalRecord]) -> RunSummary | None:

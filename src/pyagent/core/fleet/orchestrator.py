@@ -175,7 +175,7 @@ class Fleet:
         limits = self.limits
         times = [seconds for seconds in (timeout_seconds, limits.run_seconds) if seconds is not None]
         deadline = Deadline.after(min(times, default=None))
-        run_id = self.journal.open_run()
+        run_id = self.journal.open_run(is_private=is_private)
         return Run(
             id=run_id,
             backend=self.backend,
@@ -202,10 +202,10 @@ class Fleet:
 
     async def _execute(self, run: Run, steps: Sequence[Step]) -> object:
         name_to_step = {step.name: step for step in steps}
-        shown = steps[0].task.text if len(steps) == 1 else "; ".join(f"{step.name}: {step.task.text}" for step in steps)
+        titles = [step.task.title if len(steps) == 1 else f"{step.name}: {step.task.title}" for step in steps]
         files = tuple(dict.fromkeys(file for step in steps for file in step.task.files))
         names = () if len(steps) == 1 else tuple(name_to_step)
-        run.emit(RunStarted(run=run.id, task=shown, files=files, steps=names))
+        run.emit(RunStarted(run=run.id, task="; ".join(titles), files=files, steps=names))
         outputs: dict[str, object] = {}
 
         async def work(name: str, results: Mapping[str, object]) -> object:

@@ -81,7 +81,7 @@ class Run:
         agent = self.agent(name)
         task = checked_task(agent, task)
         self._count_agent(context)
-        shown = task.text or str(task.arguments or "")
+        shown = task.title
         parent_step = parent.step if parent else None
         self.emit(AgentStarted(run=self.id, step=context.step, agent=name, task=shown, parent=parent_step))
         try:
