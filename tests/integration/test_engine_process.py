@@ -192,7 +192,7 @@ def test_conversations_go_on_over_a_kill(tiny_model_path: Path, session: str | N
 
 
 def test_begun_answers_go_on_over_a_kill(tiny_model_path: Path) -> None:
-    """Answers with a `assistant_prefix` go on over a kill in mid-stream, and so does their conversation after the next one."""
+    """Answers with an `assistant_prefix` go on over a kill in mid-stream; so does their conversation after the next."""
 
     async def talk(backend: NativeBackend, num_pieces: int | None) -> list[object]:
         chats = [request for request in eight(60) if request.messages]

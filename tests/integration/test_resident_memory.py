@@ -32,7 +32,9 @@ def tell(when, accounts):
 
 async def main():
     options = EngineOptions(
-        cpu=CpuOptions(threads=2), limits=SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=512), max_model_len=1024
+        cpu=CpuOptions(threads=2),
+        limits=SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=512),
+        max_model_len=1024,
     )
     pool = ModelPool(lambda _: Path(sys.argv[1]), options, Ledger(260_000_000), measure_process=resident_bytes)
     backend = NativeBackend(["m"], LocalEngine(pool), look=lambda _: "")

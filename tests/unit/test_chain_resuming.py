@@ -198,7 +198,7 @@ def test_openai_server_that_goes_on_gets_the_beginning_as_a_last_message() -> No
 
 
 def test_callers_beginning_and_what_was_told_after_it_go_on_together() -> None:
-    """An answer with a `assistant_prefix` that breaks off goes on elsewhere from both; only links that can are asked."""
+    """An answer with an `assistant_prefix` that breaks off goes on elsewhere; only links that can are asked."""
     a = Played("a", says("quick ", GONE), continues=True)
     b, c = Played("b", says("no")), Played("c", exact("quick brown fox"), continues=True)
     chain = Chain([b, a, c], retry_policy=RetryPolicy(num_retries=0))

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`.
 
-    One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`, one that honours `assistant_prefix` and
-    `answer_prefix` by an attribute `continues` (False: it takes them, and only the user knows whether its server goes
-    on from them); a chain asks no other for that. An attribute `abilities` (`core.abilities`) names what it can do
-    itself; the rest it emulates or refuses by name. An attribute `url` is the server that it asks, by which one that
-    leads back to its own server is refused.
+    One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`, one that honours
+    `assistant_prefix` and `answer_prefix` by an attribute `continues` (False: it takes them, and only the user knows
+    whether its server goes on from them); a chain asks no other for that. An attribute `abilities` (`core.abilities`)
+    names what it can do itself; the rest it emulates or refuses by name. An attribute `url` is the server that it
+    asks, by which one that leads back to its own server is refused.
     """
 
     name: str

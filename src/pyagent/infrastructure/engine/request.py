@@ -82,8 +82,8 @@ class PastTurn(msgspec.Struct, frozen=True):
     """The last turn of a request's conversation, as an earlier engine computed it.
 
     Its first `num_messages` messages, the answer included, are the turn's; `prompt` has 32 bits a token, those of the
-    `assistant_prefix` that the answer began with included. `tokens` are those drawn for the rest of `answer`, after those of
-    `answer_prefix`.
+    `assistant_prefix` that the answer began with included. `tokens` are those drawn for the rest of `answer`, after
+    those of `answer_prefix`.
     """
 
     num_messages: int
@@ -117,9 +117,9 @@ class Request:
     Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
     prefix may be shared. `followers` are to be forked from it when its prompt is computed, all but the last token.
 
-    The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them done,
-    `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it holds and
-    `num_expected` it is expected to hold.
+    The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
+    done, `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it
+    holds and `num_expected` it is expected to hold.
     """
 
     id: int

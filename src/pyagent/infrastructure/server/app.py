@@ -1,9 +1,9 @@
 """The ASGI application: the table of routes, and those that belong to no API.
 
-A request's hops: `measured.MetricsMiddleware` (counts) -> `auth.AuthMiddleware` (id, key, host) -> `endpoints` (errors) -> a route, in
-the folder of its API -> its `requests` (JSON to `ChatRequest`) -> `service` (the backend's stream) -> `answer` and its
-`replies` (deltas to JSON) -> `streaming` (watches the client). An API's modules are imported by its first
-request: a server should answer before it has read what nobody may ask for.
+A request's hops: `measured.MetricsMiddleware` (counts) -> `auth.AuthMiddleware` (id, key, host) -> `endpoints`
+(errors) -> a route, in the folder of its API -> its `requests` (JSON to `ChatRequest`) -> `service` (the backend's
+stream) -> `answer` and its `replies` (deltas to JSON) -> `streaming` (watches the client). An API's modules are
+imported by its first request: a server should answer before it has read what nobody may ask for.
 """
 
 from __future__ import annotations
