@@ -57,6 +57,24 @@ async def fulfil(
     out, and named in the last delta's `usage.ignored`. Raises `UnsupportedError` naming the fields
     that can be neither served nor emulated, before anything is asked.
     """
+    missing, ignored = _missing(request, abilities, backend, unsupported)
+    async with aclosing(_several(without(request, ignored), answer, abilities, missing, backend)) as deltas:
+        async for delta in deltas:
+            yield noting(delta, ignored) if delta.finish_reason else delta
+
+
+def first_asked(
+    request: ChatRequest, abilities: Abilities, *, backend: str, unsupported: Unsupported = "emulate"
+) -> ChatRequest:
+    """Return what `fulfil` asks first, with what it tells in words. Raises `UnsupportedError` likewise."""
+    missing, ignored = _missing(request, abilities, backend, unsupported)
+    return _Plan.of(without(request, ignored), abilities, missing).request
+
+
+def _missing(
+    request: ChatRequest, abilities: Abilities, backend: str, unsupported: Unsupported
+) -> tuple[Abilities, Abilities]:
+    """What the backend lacks and must be emulated, and which hints it will not hear."""
     missing = needs(request) - abilities
     if "json_schema" in abilities:  # a choice in the form of a schema loses nothing
         missing -= {"choice"}
@@ -67,9 +85,7 @@ async def fulfil(
     if refused:
         named = sorted(refused)
         raise UnsupportedError(f"{backend} cannot do {', '.join(named)}", backend=backend, fields=named)
-    async with aclosing(_several(without(request, ignored), answer, abilities, missing, backend)) as deltas:
-        async for delta in deltas:
-            yield noting(delta, ignored) if delta.finish_reason else delta
+    return missing, ignored
 
 
 async def _several(
@@ -100,10 +116,7 @@ async def _one(
     def source(asked: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         return cut(asked, answer, limits) if limits else answer(asked)
 
-    plan = _Plan(request, missing)
-    plan.choose_strict()
-    plan.choose_tools()
-    plan.choose_form(has_choice="choice" in abilities)
+    plan = _Plan.of(request, abilities, missing)
     called = set[int]()
     async with aclosing(source(request) if plan.is_empty else _checked(plan, source, backend)) as deltas:
         async for delta in deltas:
@@ -128,6 +141,15 @@ class _Plan:
     tagged: list[Tool] = field(default_factory=list[Tool])
     needs_call: bool = False
     is_empty: bool = True
+
+    @classmethod
+    def of(cls, request: ChatRequest, abilities: Abilities, missing: Abilities) -> _Plan:
+        """The plan for a request to a backend with these abilities, which lacks what is `missing`."""
+        plan = cls(request, missing)
+        plan.choose_strict()
+        plan.choose_tools()
+        plan.choose_form(has_choice="choice" in abilities)
+        return plan
 
     def choose_strict(self) -> None:
         """See to the arguments of strict tools where the backend does not."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pyagent.core.abilities import ABILITIES, Abilities, needs
-from pyagent.core.emulation.fulfil import fulfil
+from pyagent.core.emulation.fulfil import first_asked, fulfil
 from pyagent.core.errors import PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
@@ -157,8 +157,11 @@ class NativeBackend:
     async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches of the models, or keep a prompt there."""
         if isinstance(question, ExplainPrompt | PinPrompt):
-            chosen = msgspec.structs.replace(question.request, model=self._chosen(question.request.model))
-            question = msgspec.structs.replace(question, request=chosen)
+            asked = first_asked(
+                question.request, self.abilities, backend=self.name, unsupported=self._unsupported
+            )  # what is emulated is a part of the prompt
+            asked = msgspec.structs.replace(asked, model=self._chosen(asked.model))
+            question = msgspec.structs.replace(question, request=asked)
         return await self.engine.query_cache(question)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
