@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from support.tiny_model import vocabulary
 
+from pyagent import _rust
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
 from pyagent.core.chain import Chain
@@ -69,6 +71,18 @@ async def engine_of(path: Path, *, process: bool = True, **more: object) -> Asyn
         yield backend
     finally:
         await backend.close()
+
+
+def engine_logits(path: Path, tokens: list[int], kv_type: KvType = "f32") -> list[list[float]]:
+    """The engine's logits after every token, without anything around it."""
+    model = _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 22, kv_type=kv_type)
+    info = model.info()
+    pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
+    pool.add(0, tokens)
+    pool.reserve(0, len(tokens))
+    model.execute(pool, [0], [len(tokens)], tokens, num_outputs=[len(tokens)])
+    values, width = array("f", model.logits()), info["vocab_size"]
+    return [list(values[start : start + width]) for start in range(0, len(values), width)]
 
 
 def run(work: Coroutine[None, None, None]) -> None:
