@@ -230,14 +230,16 @@ def test_wrong_policy_or_option_is_refused_by_name(policy: str, options: dict[st
     assert caught.value.key == "engine.queues"
 
 
-def test_policy_maker_that_raises_is_named() -> None:
-    """A plugin's factory that fails gives a sentence with the queue and the policy."""
+def test_policy_maker_that_raises_is_named_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """A plugin's factory that fails is named with its queue, which is first come, first served."""
 
     def broken(options: object) -> object:
         raise RuntimeError("no luck")
 
-    with pytest.raises(ConfigError, match=r"engine\.queues\.fast: the policy 'mine' cannot be made: no luck"):
-        make_queues({"fast": QueueOptions("mine")}, {"mine": broken})  # type: ignore[dict-item]
+    queues = make_queues({"fast": QueueOptions("mine")}, {"mine": broken})  # type: ignore[dict-item]
+    assert queues.check("fast") == "fast"
+    text = "queue fast is first come, first served: its policy mine cannot be made: RuntimeError: no luck"
+    assert text in caplog.text
 
 
 def test_unknown_class_is_refused_with_the_classes_there_are() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output
 from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.sampling.stop_strings import StopStrings
+from pyagent.infrastructure.engine.scheduler.policies import guarded
 from pyagent.infrastructure.engine.scheduler.queues import ClassQueue, QueueOptions, RequestQueues, make_queues
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.scheduler.shared_prefill import common_blocks
@@ -320,6 +323,42 @@ def test_policy_that_fails_costs_no_request(when: int, caplog: pytest.LogCapture
     assert all(client.is_well for client in clients)
     assert runner.pool.stats().active == 0
     assert "first come, first served from now on" in caplog.text
+
+
+class Withholding(Faulty):
+    """Offers nothing, half, everything twice, or never answers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def ordered(self, now: float) -> Iterator[Queued]:
+        if self.kind == "hangs":
+            threading.Event().wait(600)
+        elif self.kind == "spins":
+            yield from itertools.cycle(self.waiting)
+        elif self.kind == "half":
+            yield from self.waiting[::2]
+
+    def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:
+        if self.kind == "exits":
+            raise SystemExit(3)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "half", "spins", "hangs", "exits"])
+def test_policy_that_withholds_requests_costs_none(
+    kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin's policy that offers too little, or never answers, is replaced and named; every text is whole."""
+    monkeypatch.setattr(guarded, "ANSWER_SECONDS", 0.5 if kind == "hangs" else 60)
+    queues = make_queues({"default": QueueOptions("odd")}, {"odd": lambda options: Withholding(kind)})
+    engine = Engine(CountingRunner(num_blocks=100), SchedulerLimits(max_num_seqs=2), queues)
+    clients = [Client(number, list(range(number, number + 30)), 5) for number in range(6)]
+    for client in clients:
+        engine.scheduler.add(client.request)
+    run_to_end(engine)
+    assert all(client.is_well for client in clients)
+    assert "queue default is first come, first served from now on: its policy odd failed" in caplog.text
 
 
 def test_prompts_count_once_as_looked_up() -> None:

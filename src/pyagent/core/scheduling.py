@@ -54,7 +54,7 @@ class QueuePolicy(Protocol):
         ...
 
     def ordered(self, now: float) -> Iterator[Queued]:
-        """Waiting requests, first to be taken first; read only as far as needed."""
+        """All waiting requests, each once, first to be taken first; read only as far as needed."""
         ...
 
     def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:

@@ -4,7 +4,8 @@ Classes share by stride: each has a clock that its tokens move on, slower the la
 clock is behind is asked first. A class that comes back after a pause starts at the clock of those at work. Whoever has
 something to run runs: a share limits nobody while others are idle.
 
-A policy may come from a plugin. One that fails is replaced by first come, first served, and named in the log.
+A policy may come from a plugin. One that raises, hangs or leaves out requests that wait is replaced by first come,
+first served, and named in the log.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyagent.core.errors import ConfigError, PyAgentError, RequestError
 from pyagent.core.scheduling import PreemptingPolicy, QueuePolicy, QueuePolicyFactory
 from pyagent.infrastructure.engine.scheduler.policies import BUILT_IN
+from pyagent.infrastructure.engine.scheduler.policies.guarded import answer_in_time, guarded
 from pyagent.infrastructure.engine.scheduler.policies.ordered import make_fcfs
 
 if TYPE_CHECKING:
@@ -42,12 +44,13 @@ class QueueOptions:
 class ClassQueue:
     """The requests of one class: those that wait, in order, and those that run."""
 
-    def __init__(self, name: str, policy: QueuePolicy, share: float) -> None:
+    def __init__(self, name: str, policy: QueuePolicy, share: float, policy_name: str = "") -> None:
         self.name = name
         self.clock = 0.0
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self._share = share
+        self._policy_name = policy_name or type(policy).__name__
         self._use(policy)
 
     @property
@@ -81,12 +84,21 @@ class ClassQueue:
         for request in self.running.values():
             self.settle(request, now)
         try:
-            for request in self._policy.ordered(now):
-                yield self.waiting[request.id]
-        except Exception:
-            logger.exception("the policy of queue %s failed", self.name)
-            self._replace_policy(now)
+            yield from self._checked_order(now)
+        except Exception as error:  # noqa: BLE001 - a plugin's failure must not end the engine
+            self._replace_policy(error, now)
             yield from self.ordered(now)
+
+    def _checked_order(self, now: float) -> Iterator[Request]:
+        """The policy's order; raises when it has a request twice, one that does not wait, or not all that do."""
+        seen: set[int] = set()
+        for request in self._policy.ordered(now):
+            if request.id in seen:
+                raise RuntimeError(f"it gave the request {request.id} twice")
+            seen.add(request.id)
+            yield self.waiting[request.id]
+        if num_missing := sum(request_id not in seen for request_id in self.waiting):
+            raise RuntimeError(f"it left out {num_missing} of {len(self.waiting)} waiting requests")
 
     def settle(self, request: Request, now: float) -> None:
         """Charge what the request was served since the last time; what is computed again costs nothing."""
@@ -131,13 +143,14 @@ class ClassQueue:
     def _ask(self, call: Callable[[QueuePolicy], T], now: float) -> T:
         try:
             return call(self._policy)
-        except Exception:
-            logger.exception("the policy of queue %s failed", self.name)
-        self._replace_policy(now)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._replace_policy(error, now)
         return call(self._policy)
 
-    def _replace_policy(self, now: float) -> None:
-        logger.error("queue %s is first come, first served from now on", self.name)
+    def _replace_policy(self, error: Exception, now: float) -> None:
+        why = f"{type(error).__name__}: {error}"
+        text = "queue %s is first come, first served from now on: its policy %s failed: %s"
+        logger.error(text, self.name, self._policy_name, why, exc_info=error)
         self._use(make_fcfs({}))
         for request in self.waiting.values():
             self._policy.add(request, now)
@@ -230,11 +243,14 @@ def _make_queue(name: str, options: QueueOptions, factories: Mapping[str, QueueP
         raise ConfigError(
             f"engine.queues.{name}: no plugin brings the policy {options.policy!r}; {hint}", key="engine.queues"
         )
+    if factory in BUILT_IN.values():
+        return ClassQueue(name, factory(options.options), options.share, options.policy)
     try:
-        policy = factory(options.options)
+        policy = guarded(answer_in_time(f"the queue policy {options.policy}", lambda: factory(options.options)))
     except PyAgentError:
         raise
-    except Exception as error:
-        text = f"engine.queues.{name}: the policy {options.policy!r} cannot be made: {error}"
-        raise ConfigError(text, key="engine.queues") from error
-    return ClassQueue(name, policy, options.share)
+    except Exception as error:  # noqa: BLE001 - a plugin's failure must not end the engine
+        text = "queue %s is first come, first served: its policy %s cannot be made: %s: %s"
+        logger.error(text, name, options.policy, type(error).__name__, error)  # noqa: TRY400 - the sentence says it
+        policy = make_fcfs({})
+    return ClassQueue(name, policy, options.share, options.policy)
