@@ -41,7 +41,9 @@ def test_image_goes_past_the_embedded_engine(tiny_model_path: Path) -> None:
         answers, states = asyncio.run(ask([native, f"openai:{server.url}"], *[SEEN] * 5, HI))
     for answer in (answer.json() for answer in answers[:5]):
         assert answer["choices"][0]["message"]["content"] == "a cat"
-        assert answer["attempts"] == [{"backend": native, "reason": f"{native} cannot do images"}]
+        assert answer["attempts"] == [
+            {"backend": native, "reason": f"{native} cannot do images", "kind": "unsupported"}
+        ]
     assert answers[5].json()["backend"] == native
     assert (states[native]["breaker"], states[native]["failures"]) == ("closed", {"unsupported": 5})
     (message,) = cast("Any", server.requests[-1]["messages"])
@@ -64,6 +66,46 @@ def test_chain_without_eyes_says_so(tiny_model_path: Path) -> None:
     assert "does not support image input" in both.json()["error"]["message"]
 
 
+FUNCTION: Any = {"type": "function", "function": {"name": "pay", "parameters": {"type": "object"}}}
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"tools": [FUNCTION], "tool_choice": "required"}, "tool_use_failed"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "pay"}}}, "tool_use_failed"),
+        ({"response_format": nested(120)}, "invalid_request"),
+        ({"response_format": {"type": "choice", "choice": ["x" * 1000 + str(number) for number in range(1100)]}}, ""),
+    ],
+)
+def test_requests_no_model_can_meet_leave_others_where_they_are(
+    tiny_model_path: Path, asked: dict[str, Any], code: str
+) -> None:
+    """However often one client asks what the model cannot do, it is that request's fault: the link stays, and nobody
+    else's text goes to the next one.
+    """
+    native = f"native:{tiny_model_path}"
+    with openai_server(answer="no call") as server:
+        chain = [native, f"openai:{server.url}"]
+        mine = HI | {"messages": [{"role": "user", "content": "MINE"}]}
+        answers, states = asyncio.run(ask(chain, *[HI | asked] * 5, mine))
+    assert states[native]["breaker"] == "closed"
+    assert answers[5].json()["backend"] == native
+    assert "MINE" not in str(server.requests)
+    for answer in answers[:5]:
+        assert answer.status_code in {200, 400}, "never a 5xx, upon which clients try again"
+        if answer.status_code == 400 and code:
+            assert answer.json()["error"]["code"] == code
+        assert "<state>" not in answer.text
+
+
 def test_effort_goes_past_models_that_do_not_reason(tiny_model_path: Path) -> None:
     """`reasoning_effort` is served by the first link that knows it; with none it is refused by name."""
     native, asked = f"native:{tiny_model_path}", HI | {"reasoning_effort": "low"}
@@ -71,7 +113,8 @@ def test_effort_goes_past_models_that_do_not_reason(tiny_model_path: Path) -> No
         (answer,), _ = asyncio.run(ask([native, f"openai:{server.url}"], asked))
         assert server.requests[-1]["reasoning_effort"] == "low"
     assert answer.json()["choices"][0]["message"]["content"] == "so"
-    assert answer.json()["attempts"] == [{"backend": native, "reason": f"{native} cannot do reasoning_effort"}]
+    (attempt,) = answer.json()["attempts"]
+    assert attempt["reason"] == f"{native} cannot do reasoning_effort"
     (alone,), _ = asyncio.run(ask([native], asked))
     assert alone.status_code == 400
     assert alone.json()["error"]["param"] == "reasoning_effort"

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.chains import Played, says
 
 from pyagent.core.backends import Backend, collect
 from pyagent.core.chain import Chain
@@ -19,7 +20,16 @@ from pyagent.core.errors import (
     ModelError,
     RequestError,
 )
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Message, ModelInfo
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    Message,
+    ModelInfo,
+    SamplingParams,
+)
 from pyagent.core.resilience.retry import RetryPolicy
 
 Step = str | float | Exception
@@ -377,3 +387,17 @@ def test_chain_any_mix_of_outcomes_has_one_meaning(outcomes: list[str]) -> None:
     stop = len(links) if decisive is None else decisive + 1
     assert asked == [1] * stop + [0] * (len(links) - stop)
     assert all(link.num_closed == len(link.requests) for link in links)
+
+
+def test_chain_empty_answer_goes_to_the_next_link() -> None:
+    """An answer without a word is none while another link is left; alone it is told as it is, and no breaker opens."""
+    empty, good = Played("empty", says()), Played("good", says("hello"))
+    chain = Chain([empty, good])
+    for _ in range(5):
+        assert asyncio.run(collect(chain.chat(request()))).text == "hello"
+    first = chain.link_states()[0]
+    assert (first.breaker, first.failures) == ("closed", {"empty": 5})
+    answer = asyncio.run(collect(Chain([empty]).chat(request())))
+    assert (answer.text, answer.last.finish_reason) == ("", "stop")
+    stopped = request(sampling=SamplingParams(stop=("x",)))
+    assert asyncio.run(collect(chain.chat(stopped))).text == "", "it may have begun with the text to stop at"

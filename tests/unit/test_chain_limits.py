@@ -17,6 +17,7 @@ from pyagent.core.errors import (
     CapacityError,
     ContextOverflowError,
     DeadlineError,
+    InvalidOutputError,
     RequestError,
 )
 from pyagent.core.messages import (
@@ -278,7 +279,7 @@ def test_invalid_answer_is_asked_of_the_next_link(tmp_path: Path, form: Response
     assert ask(chain, response_format=form).text == wrong  # streamed: it was read while it came
     assert ask(chain_of(tmp_path, links + rule.format("always"), a, b), response_format=form).text == right
     assert ask(chain_of(tmp_path, links + rule.format("never"), a, b), response_format=form, whole=True).text == wrong
-    with pytest.raises(BackendError, match="the form asked for"):
+    with pytest.raises(InvalidOutputError, match="does not match response_format"):
         ask(chain_of(tmp_path, 'chain = ["link:a"]' + rule.format("whole"), a), response_format=form, whole=True)
 
 

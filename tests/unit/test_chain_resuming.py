@@ -15,7 +15,7 @@ from support.chains import Play, Played, ask, chain_of, in_turn, quick, request,
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.chain.resuming import Seam, anchor_of
-from pyagent.core.errors import BackendError, RequestError
+from pyagent.core.errors import BackendError, DeadlineError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -285,3 +285,19 @@ def test_filtered_answer_is_not_told_after_text() -> None:
     for policy in ("restart", "continue"):
         with pytest.raises(BackendError, match="content filter"):
             ask(Chain(links, after_first_token=policy, retry_policy=RetryPolicy(num_retries=0)))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_silence_in_mid_answer_leaves_the_next_link_its_part_of_the_time(whole: bool) -> None:
+    """With a deadline, a link that hangs in mid-answer does not use up the time in which the next one can answer."""
+    a, b = Played("a", says("The qui", 60.0)), Played("b", exact(TEXT), continues=True)
+    answer = ask(Chain([a, b]), whole=whole, timeout_seconds=20.0)
+    assert answer.text == TEXT
+    assert any(delta.resumed for delta in answer.deltas)
+    assert a.num_running == 0
+
+
+def test_hung_link_without_another_keeps_the_callers_deadline() -> None:
+    """Where nobody could take over, silence may take all the time there is, and the deadline is what is told."""
+    with pytest.raises(DeadlineError):
+        ask(Chain([Played("a", says("The qui", 60.0))]), timeout_seconds=0.2)

@@ -16,7 +16,7 @@ from pyagent.core.backends import Answer, collect
 from pyagent.core.emulation import dialect, forms
 from pyagent.core.emulation.cutting import cut
 from pyagent.core.emulation.fulfil import EMULATED, fulfil
-from pyagent.core.errors import BackendError, RequestError
+from pyagent.core.errors import BackendError, InvalidOutputError, RequestError
 from pyagent.core.messages import (
     BeamSearch,
     ChatDelta,
@@ -175,9 +175,9 @@ def test_faulty_answer_is_repaired_once(said: str) -> None:
     assert (answer.text, answer.usage.prompt_tokens, answer.usage.completion_tokens) == ('{"n": 1}', 6, len(said) + 8)
     assert model.asked[1].messages[-2] == Message("assistant", said)
     assert "cannot be used" in model.asked[1].messages[-1].text
-    with pytest.raises(BackendError, match="b gave no answer of the form asked for") as caught:
+    with pytest.raises(InvalidOutputError, match="the model's answers do not match response_format") as caught:
         ask(Model(said, said), chat(response_format=SCHEMA))
-    assert not caught.value.retryable
+    assert (caught.value.param, caught.value.code) == ("response_format", "json_validate_failed")
 
 
 def test_answer_cut_by_its_limit_is_told_as_it_is() -> None:
@@ -197,7 +197,7 @@ def test_choice_by_words_or_by_schema(said: str) -> None:
     assert ask(by_schema, request, frozenset({"json_schema"})).text == "yes"
     assert by_schema.asked[0].messages == request.messages
     assert by_schema.asked[0].response_format == forms.as_schema(CHOICE)
-    with pytest.raises(BackendError, match="none of the choices"):
+    with pytest.raises(InvalidOutputError, match="none of the choices"):
         ask(Model("maybe", "perhaps"), chat(response_format=CHOICE))
 
 
@@ -272,7 +272,7 @@ def test_tool_choice_is_seen_to() -> None:
     assert ask(named, chat(tools=two, tool_choice=choice)).last.tool_calls
     assert '"mul"' not in named.asked[0].messages[0].text
     insisting = Model("no thanks", "still no")
-    with pytest.raises(BackendError, match="calls no function"):
+    with pytest.raises(InvalidOutputError, match="calls no function"):
         ask(insisting, chat(tools=two, tool_choice="required"), frozenset({"tools"}))
     assert insisting.asked[0].tools == two
     assert insisting.asked[0].tool_choice is None
@@ -300,9 +300,9 @@ def test_strict_arguments_are_seen_to_where_the_backend_does_not() -> None:
     assert model.asked[0].tools == [ADD]
     told, fault = (message.text for message in model.asked[1].messages[-2:])
     assert (told, "'x' is not of type 'integer'" in fault) == ('add({"a": "x"})', True)
-    with pytest.raises(BackendError, match="the arguments of add are not JSON"):
+    with pytest.raises(InvalidOutputError, match="the arguments of add are not JSON"):
         ask(Calling("{", "{"), chat(tools=[STRICT]), abilities)
-    with pytest.raises(BackendError, match="is not of type 'object'"):
+    with pytest.raises(InvalidOutputError, match="is not of type 'object'"):
         ask(Calling("[]", "[]"), chat(tools=[STRICT]), abilities)
     assert ask(Calling("{"), chat(tools=[ADD]), abilities).last.tool_calls
     assert ask(Calling("{"), chat(tools=[STRICT]), abilities | {"strict"}).last.tool_calls

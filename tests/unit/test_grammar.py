@@ -11,7 +11,7 @@ from support.tiny_model import CONTROL_TOKENS, vocabulary
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
-from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler, told_briefly
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -81,8 +81,32 @@ def test_end_is_allowed_only_where_the_text_is_whole(compiler: GrammarCompiler, 
 def test_refused_token_is_an_error(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
     """A token the mask forbids is not taken."""
     grammar = compiler.compile(ResponseFormat(type="choice", choice=["yes"]))
-    with pytest.raises(ValueError, match="the grammar refused token"):
+    with pytest.raises(ValueError, match="cannot be enforced"):
         grammar.accept(tokenizer.encode_text("n")[0])
+
+
+def test_thousands_of_choices_with_one_beginning_are_held_to(
+    compiler: GrammarCompiler, tokenizer: ModelTokenizer
+) -> None:
+    """More choices than the parser has rows for, all with one beginning, are no fault of the request."""
+    choices = [f"text {number}" for number in range(3000)]
+    assert walk(compiler.compile(ResponseFormat(type="choice", choice=choices)), tokenizer, 1) in choices
+
+
+def test_what_cannot_be_enforced_is_said_briefly(compiler: GrammarCompiler) -> None:
+    """A schema that is nested too deep, and choices that are too long, are refused; no inner state is told."""
+    for depth in (200, 2000):
+        schema: JsonObject = {"type": "string"}
+        for _ in range(depth):
+            schema = {"type": "object", "properties": {"a": schema}}
+        with pytest.raises(RequestError, match="recursion"):
+            compiler.compile(ResponseFormat("json_schema", JsonSchemaFormat(schema=schema)))
+    with pytest.raises(RequestError, match="the limit is"):
+        compiler.compile(ResponseFormat("choice", choice=["x" * 2**21]))
+    dump = "Parser Error: Current row has 3001 items; max is 2000\n<state>\nTokens: secret\n</state>"
+    assert told_briefly(ValueError(dump)) == (
+        "response_format cannot be enforced: Parser Error: Current row has 3001 items; max is 2000"
+    )
 
 
 def test_any_json_is_an_object(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:

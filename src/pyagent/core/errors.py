@@ -4,6 +4,7 @@
     ├── ConfigError        the user: a setting, a flag, a file of settings
     ├── RequestError       the caller: a request that cannot be served as it is
     │   ├── ContextOverflowError   the prompt does not fit the model's context
+    │   ├── InvalidOutputError     the model's answers do not match what the request asks for; another model's may
     │   └── Decline        an agent says that a task is not for it; the router asks the next
     ├── PluginError        the plugin's author: names the plugin and, where known, the hook
     ├── ModelError         the model's files: format, weights, checksum
@@ -58,6 +59,17 @@ class Decline(RequestError):  # noqa: N818 - what an agent does, not what went w
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="task", code="declined")
+
+
+class InvalidOutputError(RequestError):
+    """A model's answer does not match the form, choice or call that the request asks for; another model's may.
+
+    No fault of the backend, which works: so it is the request's, and the codes are those that Groq's API made known.
+    """
+
+    def __init__(self, message: str, *, param: str) -> None:
+        code = "json_validate_failed" if param == "response_format" else "tool_use_failed"
+        super().__init__(message, param=param, code=code)
 
 
 class PluginError(PyAgentError):

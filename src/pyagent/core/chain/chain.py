@@ -26,7 +26,6 @@ import msgspec
 from pyagent.core.backends import Backend, Hintable, Link
 from pyagent.core.chain import hedging
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
-from pyagent.core.chain.failures import InvalidAnswerError
 from pyagent.core.chain.figures import LinkState
 from pyagent.core.chain.forms import fault_of_answer, has_form
 from pyagent.core.chain.listing import ModelLists
@@ -36,7 +35,7 @@ from pyagent.core.chain.resuming import AfterFirstToken, Told
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.tries import Tries
 from pyagent.core.chain.turn import Turn
-from pyagent.core.errors import BackendError, PyAgentError, RequestError
+from pyagent.core.errors import BackendError, InvalidOutputError, PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -158,9 +157,9 @@ class Chain:
             if told.is_full:
                 yield ChatDelta(finish_reason="length", backend=lead.name, attempts=tries.told(), resumed=told.resumed)
                 return
-        if told.is_begun or told.resumed or not tries.filtered:
+        if told.is_begun or told.resumed or not tries.leftover:
             raise tries.nobody()
-        for delta in tries.filtered:
+        for delta in tries.leftover:
             yield delta
 
     def _checks(self, request: ChatRequest) -> bool:
@@ -335,7 +334,7 @@ async def _held_back(turn: Turn, tries: Tries) -> list[ChatDelta]:
     """All deltas of an answer whose form is right."""
     attempts = tries.told()
     try:
-        async with aclosing(turn.rest(attempts)) as stream:
+        async with aclosing(turn.rest(attempts, can_go_on=True)) as stream:
             deltas = [delta async for delta in stream]
         _check(deltas, turn, tries)
     except BaseException:
@@ -345,9 +344,9 @@ async def _held_back(turn: Turn, tries: Tries) -> list[ChatDelta]:
 
 
 def _check(deltas: list[ChatDelta], turn: Turn, tries: Tries) -> None:
-    """Raise `InvalidAnswerError` for a finished answer that has not the form asked for."""
+    """Raise `InvalidOutputError` for a finished answer that does not match what the request asks for."""
     for index in {delta.index for delta in deltas}:
         mine = [delta for delta in deltas if delta.index == index]
         if fault := fault_of_answer(mine, tries.request):
-            sentence = f"{turn.name}: the answer has not the form asked for: {fault}"
-            raise InvalidAnswerError(sentence, backend=turn.name)
+            param = "tools" if any(delta.tool_calls for delta in mine) else "response_format"
+            raise InvalidOutputError(f"{turn.name}: the answer does not match {param}: {fault}", param=param)

@@ -14,6 +14,7 @@ from pyagent.core.errors import (
     CapacityError,
     ContextOverflowError,
     DeadlineError,
+    InvalidOutputError,
     ModelError,
     PyAgentError,
     RequestError,
@@ -23,7 +24,7 @@ from pyagent.core.messages import ChatDelta
 
 Failure = Literal[
     "open", "resting", "full", "rate", "money", "timeout", "context", "capacity", "model", "request", "unsupported",
-    "filtered", "invalid", "broken_off", "backend", "bug",
+    "filtered", "empty", "invalid", "broken_off", "backend", "bug",
 ]  # fmt: skip
 """Why a link did not answer: it was not asked (the first five), or what it did instead."""
 
@@ -56,14 +57,19 @@ class LateError(LinkError):
     kind: ClassVar[Failure] = "timeout"
 
 
-class InvalidAnswerError(LinkError):
-    """A link's answer has not the form that was asked for."""
+class EmptyAnswerError(LinkError):
+    """The link's answer ended without a word; `head` is what it sent."""
 
-    kind: ClassVar[Failure] = "invalid"
+    kind: ClassVar[Failure] = "empty"
+
+    def __init__(self, backend: str, head: list[ChatDelta]) -> None:
+        super().__init__(f"{backend}: its answer is empty", backend=backend, retryable=False)
+        self.head = head
 
 
 _KINDS: tuple[tuple[type[Exception], Failure], ...] = (
     (ContextOverflowError, "context"),
+    (InvalidOutputError, "invalid"),
     (RequestError, "request"),
     (BudgetError, "money"),
     (CapacityError, "capacity"),

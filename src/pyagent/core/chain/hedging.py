@@ -26,7 +26,7 @@ async def begin(turn: Turn, tries: Tries, told: Told, hedges: RetryBudget) -> Tu
     if patience is not None and hedges.left >= 1:
         return await _raced(turn, tries, told, hedges, patience)
     try:
-        await turn.begin(told.request_for(turn.member))
+        await turn.begin(told.request_for(turn.member), may_be_empty=bool(told.text))
     except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
         await close(turn, tries)
         tries.failed(turn, error)
@@ -76,4 +76,5 @@ async def _raced(turn: Turn, tries: Tries, told: Told, hedges: RetryBudget, pati
 
 
 def _started(turn: Turn, told: Told) -> asyncio.Task[None]:
-    return asyncio.ensure_future(turn.begin(told.request_for(turn.member), is_raced=True))
+    asked = told.request_for(turn.member)
+    return asyncio.ensure_future(turn.begin(asked, is_raced=True, may_be_empty=bool(told.text)))

@@ -111,7 +111,7 @@ class Told:
             figures = turn.member.figures
             figures.num_continued += resumed.kind == "continue"
             figures.num_restarted += resumed.kind == "restart"
-        async with aclosing(turn.rest(attempts, resumed)) as stream:
+        async with aclosing(turn.rest(attempts, resumed, can_go_on=not self._obstacle())) as stream:
             async for delta in stream:
                 told = delta if seam is None else _joined(delta, seam)
                 if num_before and told.usage and not turn.member.counts_prefix:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from pyagent.core.chain.failures import Failure, FilteredError, kind_of, reason_of
+from pyagent.core.chain.failures import EmptyAnswerError, Failure, FilteredError, kind_of, reason_of
 from pyagent.core.chain.member import Admission, Member, Refusal
 from pyagent.core.chain.turn import Turn
 from pyagent.core.errors import (
@@ -18,6 +18,7 @@ from pyagent.core.errors import (
     BudgetError,
     CapacityError,
     ContextOverflowError,
+    InvalidOutputError,
     PyAgentError,
     RequestError,
     UnsupportedError,
@@ -34,7 +35,8 @@ _OF_ONE_LINK = frozenset({"model_not_found", "loop_detected"})
 class Tries:
     """`members` in the order to ask them; `attempts` of all rounds that the caller was not told of, `errors` of this.
 
-    `filtered` is what a content filter left of an answer. `accepts` says which links can go on with the answer now.
+    `leftover` is what there is of an answer that a content filter kept back, or that is empty. `accepts` says which
+    links can go on with the answer now.
     """
 
     request: ChatRequest
@@ -47,7 +49,7 @@ class Tries:
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     errors: list[Exception] = field(default_factory=list[Exception])
     spent_usd: float = 0.0
-    filtered: list[ChatDelta] = field(default_factory=list[ChatDelta])
+    leftover: list[ChatDelta] = field(default_factory=list[ChatDelta])
     accepts: Callable[[Member], bool] = lambda _: True
     _open: list[Member] = field(default_factory=list[Member])
     _all: list[Attempt] = field(default_factory=list[Attempt])
@@ -105,7 +107,7 @@ class Tries:
 
     def _turn(self, member: Member, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Turn:
         share = self._share(num_left)
-        return Turn(member, admission, self.budget, self.deadline, share, is_hedge=is_hedge)
+        return Turn(member, admission, self.budget, self.deadline, share, num_left - 1, is_hedge=is_hedge)
 
     def failed(self, turn: Turn, error: Exception) -> None:
         """A turn came to nothing. Raises the error when the next link would not help, or there is no time for it."""
@@ -117,8 +119,8 @@ class Tries:
 
     def passed(self, turn: Turn, error: Exception) -> None:
         """A turn came to nothing, and the next link is asked whatever it was."""
-        if isinstance(error, FilteredError):
-            self.filtered = error.head
+        if isinstance(error, FilteredError | EmptyAnswerError) and not self.leftover:
+            self.leftover = error.head
         self._add(turn.member, kind_of(error), error)
 
     def told(self) -> list[Attempt]:
@@ -139,7 +141,8 @@ class Tries:
             waits = [getattr(error, "retry_after_seconds", None) for error in errors]
             return CapacityError(message, retry_after_seconds=min(filter(None, waits), default=None))
         if errors and all(isinstance(error, RequestError) for error in errors):
-            return RequestError(message, param="model", code=cast("RequestError", errors[-1]).code)
+            last = cast("RequestError", errors[-1])
+            return RequestError(message, param=last.param or "model", code=last.code)
         unsupported = [error.fields for error in errors if isinstance(error, UnsupportedError)]
         if unsupported and len(unsupported) == len(errors):
             return UnsupportedError(message, backend="chain", fields=[name for names in unsupported for name in names])
@@ -167,5 +170,5 @@ class Tries:
 def _is_passed_by(error: Exception) -> bool:
     """Whether the next link should be asked: unless it would find the same fault with the request."""
     if isinstance(error, RequestError):
-        return isinstance(error, ContextOverflowError) or error.code in _OF_ONE_LINK
+        return isinstance(error, ContextOverflowError | InvalidOutputError) or error.code in _OF_ONE_LINK
     return True

@@ -14,7 +14,14 @@ from typing import TypeVar, cast
 import msgspec
 
 from pyagent.core.chain.conditions import estimated_tokens
-from pyagent.core.chain.failures import BrokenOffError, FilteredError, LateError, public_reason, reason_of
+from pyagent.core.chain.failures import (
+    BrokenOffError,
+    EmptyAnswerError,
+    FilteredError,
+    LateError,
+    public_reason,
+    reason_of,
+)
 from pyagent.core.chain.member import Admission, Member
 from pyagent.core.errors import (
     BackendError,
@@ -40,18 +47,22 @@ T = TypeVar("T")
 _FAIR_SHARE_SECONDS = 1.0
 """A link that got less time than this is not blamed for using it up: the caller was in a hurry."""
 _NUM_AHEAD = 64
-_SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, UnsupportedError)
+_SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, EmptyAnswerError, UnsupportedError)
 
 
 @dataclass(slots=True)
 class Turn:
-    """One call of one link. `share` is until when its first token may come, `deadline` covers the whole."""
+    """One call of one link. `share` is until when its first token may come, `deadline` covers the whole.
+
+    `num_after` links could take over when it breaks off.
+    """
 
     member: Member
     admission: Admission
     budget: RetryBudget
     deadline: Deadline
     share: Deadline
+    num_after: int = 0
     is_hedge: bool = False
     head: list[ChatDelta] = field(default_factory=list[ChatDelta], init=False)
     spent_usd: float = field(default=0.0, init=False)
@@ -67,8 +78,11 @@ class Turn:
         """The link's name."""
         return self.member.name
 
-    async def begin(self, request: ChatRequest, *, is_raced: bool = False) -> None:
-        """Read up to the first delta that says something; raises what the link raised."""
+    async def begin(self, request: ChatRequest, *, is_raced: bool = False, may_be_empty: bool = False) -> None:
+        """Read up to the first delta that says something; raises what the link raised.
+
+        An answer without a word is a failure, unless it `may_be_empty`, as the rest of one that was broken off may.
+        """
         member, started = self.member, self.member.clock()
         if request.timeout_seconds is not None:  # once begun, the answer may use all the time the caller has
             request = msgspec.structs.replace(request, timeout_seconds=self.deadline.remaining_seconds)
@@ -78,6 +92,8 @@ class Turn:
             self._stream = Pump(stream) if is_raced else stream
             what = f"the first token of {member.name}"
             self.head = await self.within(self.share, _until_token(self._stream, member.name), what)
+            if not may_be_empty and _is_empty(self.head, request):
+                raise EmptyAnswerError(self.name, self.head)  # noqa: TRY301 - judged as other failures are
         except Exception as error:
             self.judge(error)
             raise
@@ -102,8 +118,13 @@ class Turn:
                 self._is_judged = True  # too much of a hurry to say anything of the link
             raise
 
-    async def rest(self, attempts: list[Attempt], resumed: Resumption | None = None) -> AsyncGenerator[ChatDelta, None]:
-        """The answer once it has begun; whatever breaks it now is told as this link's failure."""
+    async def rest(
+        self, attempts: list[Attempt], resumed: Resumption | None = None, *, can_go_on: bool = False
+    ) -> AsyncGenerator[ChatDelta, None]:
+        """The answer once it has begun; whatever breaks it now is told as this link's failure.
+
+        Where the answer `can_go_on` with another link, silence may take no more than a part of the time left.
+        """
         name, stream, head = self.name, cast("AsyncIterator[ChatDelta]", self._stream), self.head
         if self.admission.permit.is_probe:  # its first token lets the others back in; the rest is a call like any
             self.member.breaker.succeed(self.admission.permit)
@@ -122,7 +143,7 @@ class Turn:
         try:
             while True:
                 if is_bounded:
-                    delta = await self.within(self.deadline, _next(stream), what)
+                    delta = await self.within(self._patience(can_go_on=can_go_on), _next(stream), what)
                 else:
                     delta = await anext(stream, None)
                 if delta is None:
@@ -130,8 +151,15 @@ class Turn:
                 self._num_deltas += 1
                 self._usage = delta.usage or self._usage
                 yield delta if delta.backend else msgspec.structs.replace(delta, backend=name)
-        except (DeadlineError, RequestError):
+        except (RequestError, UnsupportedError) as error:
+            self.judge(error)
             raise
+        except DeadlineError as error:
+            if self.deadline.is_past:
+                raise
+            late = LateError(f"{what} did not come in its part of the time left", backend=name)
+            self.judge(late)
+            raise BrokenOffError(f"{name} broke off its answer: {late}", backend=name) from error
         except Exception as error:
             self.judge(error)
             status = error.status if isinstance(error, BackendError) else None
@@ -139,6 +167,13 @@ class Turn:
                 f"{name} broke off its answer: {reason_of(error)}", backend=name, status=status
             ) from error
         self.judge(None)
+
+    def _patience(self, *, can_go_on: bool) -> Deadline:
+        """Until when the next piece may come."""
+        if not can_go_on or not self.num_after or not self.deadline.is_set:
+            return self.deadline
+        part = self.deadline.remaining_seconds / (self.num_after + 1)
+        return self.deadline.sooner(max(part, _FAIR_SHARE_SECONDS))
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """The link's vectors; raises what the link raised."""
@@ -243,6 +278,20 @@ async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[Chat
         if delta.content or delta.reasoning or delta.tool_calls or delta.finish_reason:
             return head
     raise BackendError(f"{name} ended its answer before it began", backend=name)
+
+
+def _is_empty(head: list[ChatDelta], request: ChatRequest) -> bool:
+    """Whether an answer to a question ended without a word; a stop text, or text to go on from, may leave none."""
+    last = head[-1]
+    has_words = last.content or last.reasoning or last.tool_calls
+    if has_words or last.finish_reason != "stop" or not request.messages:
+        return False
+    return not (
+        request.sampling.stop
+        or request.assistant_prefix
+        or request.answer_prefix
+        or request.messages[-1].role == "assistant"
+    )
 
 
 async def _next(stream: AsyncIterator[ChatDelta]) -> ChatDelta | None:

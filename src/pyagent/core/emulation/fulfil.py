@@ -17,7 +17,7 @@ from pyagent.core.abilities import SOFT, Abilities, needs, noting, without
 from pyagent.core.emulation import dialect, forms
 from pyagent.core.emulation.cutting import cut
 from pyagent.core.emulation.forms import FaultyAnswer
-from pyagent.core.errors import BackendError, UnsupportedError
+from pyagent.core.errors import InvalidOutputError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -196,6 +196,11 @@ class _Plan:
         """Whether text before a call can be streamed: nothing about it needs to be checked."""
         return self.form is None and not self.needs_call
 
+    @property
+    def param(self) -> str:
+        """The field that asks for what is checked."""
+        return "response_format" if self.form else "tool_choice" if self.needs_call else "tools"
+
     def read(self, text: str, calls: list[ToolCall]) -> tuple[str, list[ToolCall]]:
         """The answer's text and calls. Raises `FaultyAnswer`."""
         if self.tagged:
@@ -244,9 +249,8 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
         reason = "tool_calls" if calls else last.finish_reason
         yield msgspec.structs.replace(last, content="", tool_calls=calls, finish_reason=reason, usage=summed(usage))
         return
-    raise BackendError(
-        f"{backend} gave no answer of the form asked for: {faults[-1]}", backend=backend, retryable=False
-    )
+    text = f"{backend}: the model's answers do not match {plan.param}, also when asked again: {faults[-1]}"
+    raise InvalidOutputError(text, param=plan.param)
 
 
 def _lenient(tool: Tool) -> Tool:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
-from pyagent.core.errors import BackendError, DeadlineError
+from pyagent.core.errors import BackendError, DeadlineError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
+from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.sessions.cache_query import run_cache_query
@@ -265,6 +266,8 @@ def _delta(output: Output, request: Request, name: str) -> ChatDelta:
         reason = output.error or "the engine stopped"
         if request.deadline is not None and request.deadline <= time.perf_counter():
             raise DeadlineError(f"{name} did not finish before the deadline: {reason}")
+        if reason.startswith(CANNOT_ENFORCE):
+            raise UnsupportedError(f"{name}: {reason}", backend=name, fields=["response_format"])
         raise BackendError(f"{name}: {reason}", backend=name, retryable=False)
     return ChatDelta(
         index=output.index,

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pyagent.core.errors import CapacityError
+from pyagent.infrastructure.engine.grammar import told_briefly
 from pyagent.infrastructure.engine.request import Output, Request, Status
 from pyagent.infrastructure.engine.runners.batch import Likelihood, Runner, StepOutput
 from pyagent.infrastructure.engine.sampling.beam_search import Search
@@ -182,7 +183,7 @@ class Engine:
                 plan.batch.masks[row] = request.grammar.mask()
             except Exception as error:
                 logger.exception("the grammar of request %d failed", request.id)
-                faults[row] = f"its grammar failed: {error}"
+                faults[row] = told_briefly(error)
         return faults
 
     def _compute(self, in_flight: InFlightStep) -> StepOutput | None:
@@ -233,7 +234,7 @@ class Engine:
                 emitted = request.stop(now) if token in request.end_ids else request.accept(token, likelihood, now)
             except Exception as error:
                 logger.exception("request %d failed", request.id)
-                emitted = request.finish("error", error=str(error))
+                emitted = request.finish("error", error=str(error).partition("<state>")[0])
             if emitted is not None:
                 self._pass_on(request, emitted)
 

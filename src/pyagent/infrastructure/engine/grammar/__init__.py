@@ -25,6 +25,9 @@ _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 700, 100
 49,152 tokens, 4.5 MB for 48 kB."""
 
 
+CANNOT_ENFORCE = "response_format cannot be enforced"
+
+
 class Grammar:
     """One request's place in its grammar."""
 
@@ -43,7 +46,13 @@ class Grammar:
     def accept(self, token: int) -> None:
         """Go on by a token that the mask allowed."""
         if not self._matcher.consume_token(token):
-            raise ValueError(f"the grammar refused token {token}: {self._matcher.get_error() or 'not allowed here'}")
+            raise ValueError(told_briefly(self._matcher.get_error() or f"token {token} is not allowed here"))
+
+
+def told_briefly(error: object) -> str:
+    """A fault of a grammar's for people: llguidance adds its inner state, which holds the answer's tokens."""
+    first = str(error).partition("<state>")[0].partition("<backtrace>")[0].strip()
+    return f"{CANNOT_ENFORCE}: {' '.join(first.split())[:500] or type(error).__name__}"
 
 
 class GrammarCompiler:
@@ -102,7 +111,7 @@ class GrammarCompiler:
 
         matcher = LLMatcher(self._llguidance_tokenizer(), source, log_level=0)
         if matcher.is_error():
-            raise RequestError(f"response_format cannot be enforced: {matcher.get_error()}", param="response_format")
+            raise RequestError(told_briefly(matcher.get_error()), param="response_format")
         return matcher
 
     def _llguidance_tokenizer(self) -> LLTokenizer:
@@ -125,17 +134,25 @@ def _source(wanted: ResponseFormat) -> str:
             raise RequestError(
                 "response_format.choice needs at least one text, none of them empty", param="response_format"
             )
-        return LLMatcher.grammar_from_lark(
-            "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
-        )
+        # As one lexeme, since as rules more than 2,000 are too many for the parser.
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        _check_length("choices have", texts)
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if wanted.type == "json_schema" and wanted.json_schema is None:
         raise RequestError("response_format of type json_schema needs json_schema.schema", param="response_format")
-    text = json.dumps(wanted.json_schema.schema if wanted.json_schema else {"type": "object"})
+    try:
+        text = json.dumps(wanted.json_schema.schema if wanted.json_schema else {"type": "object"})
+        _check_length("JSON schema has", text)
+        # A small model left free to add spaces adds them for ever.
+        return LLMatcher.grammar_from_json_schema(
+            text, defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        )
+    except (ValueError, RecursionError) as error:  # nested too deep for Python, or for llguidance
+        raise RequestError(told_briefly(error), param="response_format") from error
+
+
+def _check_length(what: str, text: str) -> None:
     if len(text) > _MAX_SCHEMA_CHARS:
         raise RequestError(
-            f"the JSON schema has {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}", param="response_format"
+            f"the {what} {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}", param="response_format"
         )
-    # A small model left free to add spaces adds them for ever.
-    return LLMatcher.grammar_from_json_schema(
-        text, defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    )
