@@ -62,8 +62,13 @@ def test_report_has_every_file_and_ranks_functions(tree: Path) -> None:
     assert 0 < (by_name["b.py"].maintainability or 0) < (by_name["a.py"].maintainability or 0) <= 100
     plain = msgspec.to_builtins(health)
     assert plain["files"][1]["functions"] == [{"name": "many", "line": 1, "complexity": 10}]
-    assert "10  " in str(health)
-    assert "1 of them unreadable" in str(health)
+    shown = str(health)
+    assert "10  " in shown
+    assert "1 of them unreadable" in shown
+    assert "unreadable: " in shown
+    assert "broken.py: " in shown
+    assert "maintainability" in shown
+    assert shown.index("b.py", shown.index("lowest")) < shown.index("a.py", shown.index("lowest"))
 
 
 def test_sentence_names_path_and_count(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +82,22 @@ def test_sentence_names_path_and_count(tree: Path, monkeypatch: pytest.MonkeyPat
 def test_typed_arguments(tree: Path) -> None:
     """Programs name path and count; unknown fields are refused."""
     assert len(_run(Task(arguments={"path": str(tree), "top": 1})).most_complex) == 1
+    with pytest.raises(RequestError, match="one path"):
+        _run(Task(text="a.py", arguments={"path": str(tree)}))
     with pytest.raises(RequestError, match="arguments"):
         _run(Task(arguments={"folder": str(tree)}))
     with pytest.raises(RequestError, match="top"):
         _run(Task(arguments={"path": str(tree), "top": -1}))
+
+
+def test_options_leave_the_path_alone(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path in the text is looked at whatever options stand beside it; `top` 0 names no functions."""
+    monkeypatch.chdir(tree)
+    assert [Path(file.path).name for file in _run(Task(text="a.py", arguments={"top": 2})).files] == ["a.py"]
+    health = _run(Task(text="pkg", arguments={"top": 0}))
+    assert (len(health.files), health.most_complex) == (2, [])
+    assert "no functions" not in str(health)
+    assert "maintainability" in str(health)
 
 
 @pytest.mark.parametrize("text", ["/no/such/place", "nosuch", "complexity of ./nosuch"])
@@ -102,6 +119,8 @@ def test_folder_without_python_is_refused(tmp_path: Path) -> None:
         ("3 most complex functions of ./src", True),
         ("How maintainable is this code?", True),
         ("Summarise this complex argument", False),
+        ("Explain complex functions in mathematics", False),
+        ("What is the time complexity of this method?", False),
         ("solve 2x = 1", False),
     ],
 )

@@ -13,15 +13,19 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.messages import ChatRequest
+from pyagent.logic.agents.documents import Document
+from pyagent.logic.agents.passages import find, passages_of
 from pyagent.logic.agents.reasoning import Reasoned, ReasoningAgent
-from pyagent.logic.agents.summarize import SummarizeAgent
 from pyagent.logic.strategies.chain_of_thought import Thought, read_thought
 from pyagent.logic.strategies.self_consistency import normal_form, vote
 from pyagent.testing import ScriptedBackend
 
+_LEASE = Path(__file__).parents[2] / "examples" / "lease.txt"
+_ABOUT_PETS = "What does this contract say about pets?"
+
 
 def _run(backend: ScriptedBackend, task: str | Task, **options: object) -> Reasoned:
-    fleet = Fleet(backend, [ReasoningAgent(), SummarizeAgent()])
+    fleet = Fleet(backend, [ReasoningAgent()])
     result = asyncio.run(fleet.run_agent("reasoning", task, **options))  # type: ignore[arg-type]
     assert isinstance(result, Reasoned)
     return result
@@ -116,12 +120,113 @@ def test_bad_options_are_refused(arguments: dict[str, object]) -> None:
         _run(ScriptedBackend([]), Task(text="x", arguments=arguments))
 
 
-def test_document_stands_before_the_question(tmp_path: Path) -> None:
-    """A short file is given whole; a long one is summarized by the other agent first."""
-    (tmp_path / "a.txt").write_text("The rent is 900.")
-    (tmp_path / "b.txt").write_text("The rent is 900. " * 1000)
-    backend = ScriptedBackend(lambda request: "Answer: 900" if "How" in request.messages[-1].text else "gist")
-    for name in ("a.txt", "b.txt"):
-        assert _run(backend, "How high is the rent?", files=[str(tmp_path / name)]).answer == "900"
-    assert backend.requests[0].messages[1].text == "The rent is 900.\n\nHow high is the rent?"
-    assert backend.requests[-1].messages[1].text == "gist\n\nHow high is the rent?"
+@pytest.mark.parametrize("arguments", [{"samples": 3}, {"seed": 7}])
+def test_samples_choose_self_consistency(arguments: dict[str, object]) -> None:
+    """An option of one strategy is not ignored under another: it chooses its own, and is refused with the other."""
+    backend = ScriptedBackend(lambda _: "Answer: 4")
+    assert _run(backend, Task(text="2+2?", arguments=arguments)).strategy == "self-consistency"
+    with pytest.raises(RequestError, match="self-consistency"):
+        _run(backend, Task(text="2+2?", arguments=arguments | {"strategy": "chain-of-thought"}))
+
+
+def test_question_about_a_file_is_answered_from_its_passages() -> None:
+    """The model is shown the clause that matters, and it is quoted with its place under the answer."""
+    backend = ScriptedBackend(["The Tenant may keep one cat. Dogs are not allowed."])
+    reasoned = _run(backend, _ABOUT_PETS, files=[str(_LEASE)])
+    (request,) = backend.requests
+    assert "one cat" in request.messages[-1].text
+    assert "interest of five percent" not in request.messages[-1].text
+    assert reasoned.answer == "The Tenant may keep one cat. Dogs are not allowed."
+    assert reasoned.quotes[0].line == 30
+    assert f"{_LEASE}:30\n    5. ANIMALS" in str(reasoned)
+    assert "300 dollars" in str(reasoned)
+
+
+def test_long_file_is_searched_and_not_summarized(tmp_path: Path) -> None:
+    """In two million characters the passage is found, and the prompt stays small."""
+    clause = "Visitors may bring an umbrella, if it is shorter than ninety centimetres."
+    filler = "\n\n".join(f"Section {n}. {'The committee met again. ' * 20}" for n in range(4_000))
+    (tmp_path / "long.txt").write_text(f"{filler}\n\n{clause}\n\n{filler}")
+    backend = ScriptedBackend([clause])
+    reasoned = _run(backend, "How long may an umbrella be?", files=[str(tmp_path / "long.txt")])
+    assert [quote.text for quote in reasoned.quotes] == [clause]
+    assert reasoned.quotes[0].line == 8_001
+    assert len(backend.requests[0].messages[-1].text) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("There is a deposit of 500 dollars per month for pets.", "500, which the text has not"),
+        ("Lasers display holographic imagery of technology.", "words that are not the text's"),
+    ],
+)
+def test_answer_with_numbers_or_words_of_its_own_is_not_the_text(said: str, fault: str) -> None:
+    """What the model invents is told as such; the passage stands in its place."""
+    reasoned = _run(ScriptedBackend([said]), _ABOUT_PETS, files=[str(_LEASE)])
+    assert reasoned.answer == "The text says:"
+    assert "one cat" in reasoned.quotes[0].text
+    assert fault in reasoned.note
+
+
+def test_question_without_a_word_of_the_file_is_not_given_a_quote() -> None:
+    """Where nothing is found the answer says that it cannot be checked, or is left out when it is made up."""
+    reasoned = _run(ScriptedBackend(["Yes, the Tenant pays rent."]), "Is it fair?", files=[str(_LEASE)])
+    assert (reasoned.answer, reasoned.quotes) == ("Yes, the Tenant pays rent.", [])
+    assert "nothing can be quoted" in reasoned.note
+    reasoned = _run(ScriptedBackend(["Photons enter a hologram."]), "What about lasers?", files=[str(_LEASE)])
+    assert reasoned.answer.startswith("The text does not say")
+
+
+def test_task_on_a_file_gets_its_beginning_and_says_so(tmp_path: Path) -> None:
+    """What is no question is done with the text as far as it fits, and what was not read is told."""
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Line {n}. {'abc ' * 80}" for n in range(100)))
+    backend = ScriptedBackend(["Bonjour"])
+    reasoned = _run(backend, "Translate to French", files=[str(tmp_path / "a.txt")])
+    assert reasoned.answer == "Bonjour"
+    assert "of 100 passages" in reasoned.note
+    assert "Line 0." in backend.requests[0].messages[-1].text
+
+
+@pytest.mark.parametrize(
+    ("question", "heading"),
+    [
+        ("May I smoke on the balcony?", "7. QUIET AND SMOKING"),
+        ("How high is the deposit?", "3. DEPOSIT"),
+        ("Who pays for repairs?", "6. REPAIRS"),
+        ("Is subletting a room allowed?", "4. USE"),
+        ("What does it say about dogs and cats?", "5. ANIMALS"),
+        ("When may the landlord enter?", "8. ACCESS"),
+    ],
+)
+def test_passage_that_matters_is_found(question: str, heading: str) -> None:
+    """Clauses are found by the stems of the question's words."""
+    passages = passages_of(Document("lease.txt", _LEASE.read_text()))
+    best = find(question, passages, max_weight=4_800).best
+    assert best is not None
+    assert best.text.startswith(heading)
+
+
+def test_passages_of_scripts_without_spaces_are_found() -> None:
+    """Chinese is compared by pairs of characters."""
+    text = "第一条 租金每月九百元。\n\n第二条 可以养一只猫，不可以养狗。\n\n第三条 押金两千元。"
+    best = find("可以养狗吗？", passages_of(Document("a.txt", text)), max_weight=4_800).best
+    assert best is not None
+    assert "第二条" in best.text
+
+
+@given(st.text(alphabet="ab .\n中", max_size=300))
+def test_passages_hold_every_word_and_their_line(text: str) -> None:
+    """Passages together hold the document, and each begins on the line it names."""
+    found = passages_of(Document("a.txt", text))
+    assert "".join("".join(passage.text for passage in found).split()) == "".join(text.split())
+    lines = text.split("\n")
+    for passage in found:
+        assert passage.text.split("\n")[0] in lines[passage.line - 1]
+
+
+def test_free_text_keeps_its_layout() -> None:
+    """A poem is no list of steps: it is the answer as it was written, and nothing is asked again."""
+    poem = "Autumn moonlight,\na worm digs silently\n\ninto the chestnut."
+    backend = ScriptedBackend([poem])
+    assert str(_run(backend, "Write a haiku")) == poem

@@ -9,22 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyagent.core.errors import AgentError, BudgetError, PyAgentError, RequestError
+from pyagent.core.errors import AgentError, BudgetError, ContextOverflowError, PyAgentError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
 from pyagent.core.messages import ChatRequest
-from pyagent.logic.agents.summarize import SummarizeAgent, Summary, split_text
-from pyagent.testing import ScriptedBackend
+from pyagent.logic.agents.parts import sentences, split_text, weight
+from pyagent.logic.agents.summarize import SummarizeAgent, Summary
+from pyagent.testing import Reply, ScriptedBackend
 
 _PARAGRAPH = "The ship left the harbour at dawn. Nobody saw it go, and nobody asked why. " * 5
 _LONG = "\n\n".join(f"Part {n}. {_PARAGRAPH}" for n in range(60))
 
 
-@given(st.text(alphabet="ab .?\n", max_size=400), st.integers(10, 60))
+@given(st.text(alphabet="ab .?\n。中é😀", max_size=400), st.integers(10, 60))
 def test_split_keeps_every_word(text: str, limit: int) -> None:
     """Parts stay within the limit, none is empty, and joined they hold every character that is not space, in order."""
     parts = split_text(text, limit)
-    assert all(0 < len(part) <= limit for part in parts)
+    assert all(0 < weight(part) <= max(limit, 10) for part in parts)
     assert "".join("".join(parts).split()) == "".join(text.split())
 
 
@@ -69,7 +70,7 @@ def test_summaries_that_are_long_themselves_are_summarized_again() -> None:
 
 def test_summaries_as_long_as_their_texts_end_the_job() -> None:
     """A model that only repeats what it reads is found out, instead of being asked for ever."""
-    backend = ScriptedBackend(lambda request: request.messages[-1].text)
+    backend = ScriptedBackend(lambda request: " ".join(request.messages[-1].text.replace(".", ",").split()))
     with pytest.raises(AgentError, match="as long as their texts"):
         asyncio.run(Fleet(backend, [SummarizeAgent()]).run_agent("summarize", _LONG))
 
@@ -139,8 +140,74 @@ def test_failing_part_fails_the_job() -> None:
 
 @pytest.mark.parametrize(
     ("text", "is_taken"),
-    [("Summarise this: ...", True), ("tl;dr please", True), (_LONG, True), ("What is 2+2?", False)],
+    [
+        (f"Summarise this: {_PARAGRAPH}", True),
+        (f"tl;dr please\n{_PARAGRAPH}", True),
+        (_LONG, True),
+        ("What is 2+2?", False),
+        ("Summarize the plot of Hamlet", False),
+    ],
 )
-def test_router_rule(text: str, is_taken: bool) -> None:
-    """The rule takes wishes for a summary, and long texts."""
-    assert ((SummarizeAgent().score(Task(text=text)) or 0) >= 0.5) is is_taken
+def test_score_wants_a_text(text: str, is_taken: bool) -> None:
+    """Wishes for a summary of something that is there score high, and long texts; a wish alone is a question."""
+    assert (SummarizeAgent().score(Task(text=text)) > 0.5) is is_taken
+
+
+def test_dense_scripts_are_cut_into_smaller_parts() -> None:
+    """5,300 characters of Chinese, about two tokens each, come in parts that fit a context of 2,048 tokens."""
+    text = "他们在清晨离开港口，没有人看见。" * 332
+    fleet = Fleet(ScriptedBackend(_answer), [SummarizeAgent()])
+    assert str(asyncio.run(fleet.run_agent("summarize", f"Summarize: {text}"))) == "whole."
+    prompts = [request.messages[1].text for request in fleet.backend.requests]  # type: ignore[attr-defined]
+    assert max(map(len, prompts)) <= 1_800 * 3 // 8
+    assert "".join(prompts[:-1]) == text
+
+
+def test_part_that_does_not_fit_the_model_is_cut_in_two() -> None:
+    """A text that has more tokens than was estimated is asked about in halves, and nothing is lost."""
+    seen: list[str] = []
+
+    def answer(request: ChatRequest) -> Reply | str:
+        text = request.messages[1].text
+        if len(text) > 1_000:
+            return Reply(text="x", error=ContextOverflowError("too long", num_tokens=9_504, limit=8_192))
+        seen.append(text)
+        return _answer(request)
+
+    fleet = Fleet(ScriptedBackend(answer), [SummarizeAgent()])
+    asyncio.run(fleet.run_agent("summarize", _LONG))
+    assert all(any(f"Part {n}." in part for part in seen) for n in range(60))
+
+
+@pytest.mark.parametrize("num_sentences", [1, 2, 4])
+def test_number_of_sentences_is_kept(num_sentences: int) -> None:
+    """However much the model says, in lists and paragraphs too, the summary has that many sentences."""
+    said = "1. Dr. Ito found 3.5 grams. It was gold!\n\n2. He told her.\n- She left.\n\nA fifth one. The code-"
+    task = Task(text=f"Summarize: {_PARAGRAPH}", arguments={"num_sentences": num_sentences})
+    summary = asyncio.run(Fleet(ScriptedBackend([said]), [SummarizeAgent()]).run_agent("summarize", task))
+    assert isinstance(summary, Summary)
+    assert len(sentences(summary.text)) == num_sentences
+    assert summary.text.startswith("Dr. Ito found 3.5 grams.")
+
+
+def test_cut_sentence_is_left_out_or_told() -> None:
+    """A summary does not end in the middle of a sentence; one that is nothing but its beginning says so."""
+    task = f"Summarize: {_PARAGRAPH}"
+    beginning = "The ship left " + "and sailed on " * 50 + "and"
+    replies = ["It was gold. The code-", beginning, "A short note"]
+    fleet = Fleet(ScriptedBackend(replies), [SummarizeAgent()])
+    assert str(asyncio.run(fleet.run_agent("summarize", task))) == "It was gold."
+    assert str(asyncio.run(fleet.run_agent("summarize", task))) == f"{beginning} […]"
+    assert str(asyncio.run(fleet.run_agent("summarize", task))) == "A short note"
+
+
+def test_question_given_with_the_file_is_looked_for(tmp_path: Path) -> None:
+    """What the wish names reaches the model with every part; a plain wish adds nothing."""
+    (tmp_path / "a.txt").write_text(_LONG)
+    fleet = _fleet()
+    for text in ("What does it say about harbours?", "Please summarize this file in 4 sentences."):
+        asyncio.run(fleet.run_agent("summarize", text, files=[str(tmp_path / "a.txt")]))
+    systems = [request.messages[0].text for request in fleet.backend.requests]  # type: ignore[attr-defined]
+    half = len(systems) // 2
+    assert all("say about harbours?" in system for system in systems[:half])
+    assert all("above all" not in system for system in systems[half:])

@@ -23,10 +23,22 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 
 _SKIPPED = frozenset({"__pycache__", "node_modules"})
+_MAX_UNREAD = 20
+_DEFAULT_TOP = 3
 _BATCH_FILES = 256
 """Files analysed between two looks at whether anybody still waits."""
-_ASKS_FOR_HEALTH = re.compile(r"\b(complex\w*|maintainab\w+|code[- ]health)\b", re.IGNORECASE)
-_ABOUT_CODE = re.compile(r"\b(functions?|methods?|code|repo(sitory)?|modules?|python|source files?)\b", re.IGNORECASE)
+_ASKS_FOR_HEALTH = re.compile(
+    r"(?<!time )(?<!space )\bcomplexity\b(?! theory)|\b(?:most|least|more|less|too|so|how|overly|cyclomatic) complex\w*"
+    r"|\bmaintainab\w+|\bcode[- ](?:health|quality)\b",
+    re.IGNORECASE,
+)
+_REVIEWS = re.compile(
+    r"\b(?:review|audit|check|lint|inspect|measure|refactor\w*|quality|health|smells?|clean)\b|\bcomplex|\bmaintainab",
+    re.IGNORECASE,
+)
+_ABOUT_CODE = re.compile(
+    r"\b(functions?|methods?|code|codebase|repo(sitory)?|modules?|python|source files?)\b", re.IGNORECASE
+)
 
 
 class FunctionHealth(msgspec.Struct, frozen=True):
@@ -63,13 +75,29 @@ class CodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     def __str__(self) -> str:
-        num_errors = sum(1 for file in self.files if file.error)
-        unread = f", {num_errors} of them unreadable" if num_errors else ""
-        head = f"{len(self.files):,} files{unread}, {self.seconds:.2g} s"
-        rows = [f"{row.complexity:>5}  {_short(row.path)}:{row.line}  {row.name}" for row in self.most_complex]
-        if not rows:
-            return f"{head}; no functions"
-        return "\n".join([f"{len(rows)} most complex functions of {head}", *rows])
+        unread = [file for file in self.files if file.error]
+        known = [file for file in self.files if file.maintainability is not None]
+        head = f"{len(self.files):,} files" + (f", {len(unread)} of them unreadable" if unread else "")
+        lines = [f"{head}, {self.seconds:.2g} s"]
+        if self.most_complex:
+            lines[0] = f"{len(self.most_complex)} most complex functions of {lines[0]}"
+            lines += [f"{row.complexity:>5}  {_short(row.path)}:{row.line}  {row.name}" for row in self.most_complex]
+        elif not any(file.functions for file in known):
+            lines[0] += "; no functions"
+        if known:
+            lines.append(_maintainability(known, len(self.most_complex)))
+        lines += [f"unreadable: {_short(file.path)}: {file.error}" for file in unread[:_MAX_UNREAD]]
+        if len(unread) > _MAX_UNREAD:
+            lines.append(f"unreadable: and {len(unread) - _MAX_UNREAD:,} more")
+        return "\n".join(lines)
+
+
+def _maintainability(files: Sequence[FileHealth], count: int) -> str:
+    """The mean of the files, and the files that are worst, on a line each."""
+    ranked = sorted(files, key=lambda file: (file.maintainability or 0.0, file.path))
+    mean = sum(file.maintainability or 0.0 for file in files) / len(files)
+    rows = [f"{file.maintainability:>5.0f}  {_short(file.path)}" for file in ranked[:count]]
+    return "\n".join([f"maintainability {mean:.0f} of 100" + (", lowest:" if rows else ""), *rows])
 
 
 def _short(path: str) -> str:
@@ -78,10 +106,10 @@ def _short(path: str) -> str:
 
 
 class HealthArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to look at, and how many of the most complex functions to name."""
+    """What to look at (the working folder), and how many of the most complex functions to name (3)."""
 
-    path: str = "."
-    top: int = 3
+    path: str | None = None
+    top: int | None = None
 
 
 class CodeHealthAgent:
@@ -91,24 +119,32 @@ class CodeHealthAgent:
     description = "Measures Python code: complexity and maintainability of a file, folder or repository."
     arguments = HealthArguments
 
-    def score(self, task: Task) -> float | None:
-        """Asks about the complexity or maintainability of code; never without naming code or a path."""
-        is_about_code = bool(task.files or _ABOUT_CODE.search(task.text) or _named_path(task.text))
-        found = _ASKS_FOR_HEALTH.search(task.text)
-        if found and is_about_code:
+    def score(self, task: Task) -> float:
+        """Asks about the complexity or maintainability of code, to review Python files, or is just a path to them."""
+        text = task.text.strip()
+        has_code = bool(task.files) and all(name.endswith(".py") for name in task.files)
+        if has_code and (not text or _REVIEWS.search(text)):
+            return Score(0.9, "it is Python code to be reviewed")
+        is_about_code = bool(has_code or (not task.files and (_ABOUT_CODE.search(text) or _named_path(text))))
+        if is_about_code and (found := _ASKS_FOR_HEALTH.search(text)):
             return Score(0.9, f"it asks about {found[0].lower()}, of code")
-        return None if is_about_code and not task.files else 0.0
+        path = _named_path(text)
+        is_code = path is not None and (path.endswith(".py") or Path(path).is_dir())
+        if is_code and not task.files and (_REVIEWS.search(text) or text == path):
+            return Score(0.8, f"it names {path}")
+        return 0.0
 
     async def run(self, context: Context, task: Task) -> CodeHealth:
         """The health of the files and folders named."""
         arguments = task.arguments_as(HealthArguments)
-        paths: Sequence[str] = task.files
-        if not paths:
-            paths = [arguments.path if task.arguments else _path_in(task.text)]
-        return await audit(paths, top=_top_in(task.text) or arguments.top, progress=context.progress)
+        paths: Sequence[str] = task.files or [_path_asked(task, arguments.path)]
+        top = arguments.top if arguments.top is not None else _top_in(task.text)
+        return await audit(paths, top=_DEFAULT_TOP if top is None else top, progress=context.progress)
 
 
-async def audit(paths: Sequence[str], *, top: int = 3, progress: Callable[[str], object] = str) -> CodeHealth:
+async def audit(
+    paths: Sequence[str], *, top: int = _DEFAULT_TOP, progress: Callable[[str], object] = str
+) -> CodeHealth:
     """The health of files and folders. Raises `RequestError` for a path that is not there."""
     from pyagent import _rust
 
@@ -159,6 +195,15 @@ def _is_skipped(folder: Path) -> bool:
     return folder.name in _SKIPPED or folder.name.startswith(".") or (folder / "pyvenv.cfg").is_file()
 
 
+def _path_asked(task: Task, path: str | None) -> str:
+    """The path named as an option or in the text; raises `RequestError` for two of them."""
+    if path is None:
+        return _path_in(task.text)
+    if task.text.strip():
+        raise RequestError(f"name one path: {task.text.strip()[:80]!r} or path={path!r}", param="path")
+    return path
+
+
 def _path_in(text: str) -> str:
     """The path a sentence names: all of it, or the word that is one; the working folder when it names none."""
     if Path(text.strip()).expanduser().exists():
@@ -188,7 +233,7 @@ def _top_in(text: str) -> int | None:
 
 
 async def _tool(arguments: HealthArguments) -> CodeHealth:
-    return await audit([arguments.path], top=arguments.top)
+    return await audit([arguments.path or "."], top=_DEFAULT_TOP if arguments.top is None else arguments.top)
 
 
 @hookimpl

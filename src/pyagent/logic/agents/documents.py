@@ -8,15 +8,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pyagent.core.errors import RequestError
 
 MAX_FILE_BYTES = 50_000_000
 
 
-async def read_documents(paths: Sequence[str]) -> str:
-    """The texts of the files, one after the other. Raises `RequestError` naming the file that cannot be read."""
-    texts = [await asyncio.to_thread(_read, path) for path in paths]
-    return "\n\n".join(texts)
+class Document(msgspec.Struct, frozen=True):
+    """A file's text, under the name it was asked for by."""
+
+    path: str
+    text: str
+
+
+async def read_documents(paths: Sequence[str]) -> list[Document]:
+    """The files' texts. Raises `RequestError` naming the file that cannot be read."""
+    return [Document(path, await asyncio.to_thread(_read, path)) for path in paths]
 
 
 def _read(name: str) -> str:

@@ -1,4 +1,7 @@
-"""The reasoning agent: answers a question by a chosen strategy and shows the steps."""
+"""The reasoning agent: answers a question by a chosen strategy and shows the steps.
+
+About files it reads: the passages that matter to the question are found first, and quoted under the answer.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,50 @@ from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.hooks import hookimpl
 from pyagent.logic.agents.documents import read_documents
+from pyagent.logic.agents.passages import Passage
 from pyagent.logic.strategies.chain_of_thought import chain_of_thought
+from pyagent.logic.strategies.reading import matching, read
 from pyagent.logic.strategies.self_consistency import self_consistency
 
-MAX_DOCUMENT_CHARACTERS = 4_800
-"""What stands before a question as it is; longer documents are summarized first."""
+_DEFAULT_SAMPLES = 5
 
 
 class ReasoningArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to go about it. `samples` and `seed` are for self-consistency."""
+    """How to go about it. `samples` and `seed` are of self-consistency: without a strategy they choose it."""
 
-    strategy: Literal["chain-of-thought", "self-consistency"] = "chain-of-thought"
-    samples: int = 5
-    seed: int = 0
+    strategy: Literal["chain-of-thought", "self-consistency"] | None = None
+    samples: int | None = None
+    seed: int | None = None
+
+    def chosen(self) -> Literal["chain-of-thought", "self-consistency"]:
+        """The strategy; raises `RequestError` for samples of one that takes none."""
+        draws = "samples" if self.samples is not None else "seed" if self.seed is not None else ""
+        if self.strategy == "chain-of-thought" and draws:
+            raise RequestError(f"{draws} is for the strategy self-consistency", param=draws)
+        return self.strategy or ("self-consistency" if draws else "chain-of-thought")
 
 
 class Reasoned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer, the steps that led to it, and, where answers voted, the votes."""
+    """The answer, the steps that led to it, and, where answers voted, the votes; of files, the passages it rests on."""
 
     answer: str
     strategy: str
-    steps: list[str]
+    steps: list[str] = []
     votes: dict[str, int] = {}
+    quotes: list[Passage] = []
+    note: str = ""
 
     def __str__(self) -> str:
         num_votes = sum(self.votes.values())
         agreed = f"  ({max(self.votes.values())} of {num_votes} samples agree)" if num_votes else ""
-        return "\n".join([*self.steps, f"Answer: {self.answer}{agreed}"]) if self.steps or agreed else self.answer
+        answer = f"Answer: {self.answer}{agreed}" if self.steps or agreed else self.answer
+        quotes = [f"\n{quote.file}:{quote.line}\n{_indented(quote.text)}" for quote in self.quotes]
+        note = [f"\n({self.note})"] if self.note else []
+        return "\n".join([*self.steps, answer, *quotes, *note])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
 class ReasoningAgent:
@@ -47,30 +67,27 @@ class ReasoningAgent:
     name = "reasoning"
     description = "Answers a general question or problem in words, thinking step by step; knows documents given to it."
     arguments = ReasoningArguments
-    needs = ("summarize",)
 
     async def run(self, context: Context, task: Task) -> Reasoned:
         """The answer to the text, about the files and results if there are any."""
         options = task.arguments_as(ReasoningArguments)
+        strategy = options.chosen()
         if not task.text.strip():
             raise RequestError("reasoning needs a question", param="text")
-        question = await self._question(context, task)
-        if options.strategy == "chain-of-thought":
-            thought = await chain_of_thought(context, question)
-            return Reasoned(answer=thought.answer, strategy=options.strategy, steps=thought.steps)
-        consensus = await self_consistency(context, question, num_samples=options.samples, seed=options.seed)
-        steps = next(thought.steps for thought in consensus.samples if thought.answer == consensus.answer)
-        return Reasoned(answer=consensus.answer, strategy=options.strategy, steps=steps, votes=consensus.votes)
-
-    async def _question(self, context: Context, task: Task) -> str:
-        """The question under what it is about."""
         results = [f"{name}: {result}" for name, result in task.results.items()]
-        if task.files:
-            document = await read_documents(task.files)
-            if len(document) > MAX_DOCUMENT_CHARACTERS:
-                document = str(await context.spawn("summarize", Task(text=document)))
-            results.append(document)
-        return "\n\n".join([*results, task.text])
+        documents = await read_documents(task.files)
+        if documents and strategy == "chain-of-thought":
+            reading = await read(context, task.text, documents, results)
+            return Reasoned(answer=reading.answer, strategy="reading", quotes=reading.quotes, note=reading.note)
+        found = await matching(task.text, documents)
+        question = "\n\n".join([*results, *(passage.text for passage in found), task.text])
+        if strategy == "chain-of-thought":
+            thought = await chain_of_thought(context, question)
+            return Reasoned(answer=thought.answer, strategy=strategy, steps=thought.steps)
+        num_samples = _DEFAULT_SAMPLES if options.samples is None else options.samples
+        consensus = await self_consistency(context, question, num_samples=num_samples, seed=options.seed or 0)
+        steps = next(thought.steps for thought in consensus.samples if thought.answer == consensus.answer)
+        return Reasoned(answer=consensus.answer, strategy=strategy, steps=steps, votes=consensus.votes, quotes=found)
 
 
 @hookimpl

@@ -2,7 +2,8 @@
 
 All parts share one system prompt, so that a prefix cache computes it once. The instruction is one sentence and
 the message the bare text: small models then answer with the text's facts, otherwise with remarks about it. Answers are
-bounded, and each prompt fits a context of 2,048 tokens.
+bounded, and each prompt fits a context of 2,048 tokens, whatever the script. The number of sentences is kept by
+counting them, as small models do not; a sentence that was cut off is left out.
 """
 
 from __future__ import annotations
@@ -12,30 +13,39 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.errors import AgentError, ContextOverflowError, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.scores import Score
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
 from pyagent.logic.agents.documents import read_documents
+from pyagent.logic.agents.parts import is_finished, sentences, split_text, weight
 
-PART_CHARACTERS = 3_600
-"""About 900 tokens of English: nine parts for 5,000 words. The last prompt may be half as long again."""
+PART_WEIGHT = 3_600
+"""About 900 tokens: nine parts for 5,000 words of English. The last prompt may be half as long again."""
 _LEAST_SHRINKING = 0.9
-_SHORT_CHARACTERS = 400
+_MIN_TEXT_CHARACTERS = 200
+"""What a wish for a summary brings along at least, when it is a text to be summarized and not a question."""
 
 _SYSTEM = (
     "Provide a concise, objective summary of the input text in up to {num_sentences} sentences, "
-    "focusing on the main facts and events."
+    "focusing on the main facts and events{focus}."
 )
 _PART_SENTENCES = 3
 _PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=72, repetition_penalty=1.1)
-_WHOLE_SAMPLING = SamplingParams(temperature=0.0, max_tokens=192, repetition_penalty=1.1)
+_TOKENS_PER_SENTENCE = 48
+_CHARACTERS_PER_TOKEN = 4
 _ASKS = re.compile(r"\b(summar(y|i[sz]e\w*|ies)|tl;?dr|key points|shorten|sum up|gist)\b", re.IGNORECASE)
 _INSTRUCTION = re.compile(
     r"^[^\n:]{0,120}\b(?:summar\w+|tl;?dr|shorten|sum up)\b[^\n:]{0,120}(?::|\n)\s*", re.IGNORECASE
 )
+_PLAIN_WISH = re.compile(
+    r"\b(?:please|can|could|you|give|me|make|write|an?|the|this|these|it|its|of|for|in|to|short|brief|quick|document|text"
+    r"|file|files|summar\w*|tl;?dr|key points|shorten|sum up|gist|\w+ sentences?|\w+ words?)\b|[^\w\s]",
+    re.IGNORECASE,
+)
+"""What a wish for a summary consists of when it names nothing to look for."""
 
 
 class SummaryArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,15 +54,19 @@ class SummaryArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_sentences: int = 4
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The summary, those of the parts it was made from, and the length of what was read."""
+class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The summary, those of the parts it was made from, and the length of what was read.
+
+    `is_cut` says that the model did not come to the end of its first sentence.
+    """
 
     text: str
     parts: list[str]
     num_words: int
+    is_cut: bool = False
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.text} […]" if self.is_cut else self.text
 
 
 class SummarizeAgent:
@@ -62,17 +76,20 @@ class SummarizeAgent:
     description = "Summarizes a long text or a document: what it says, in a few sentences."
     arguments = SummaryArguments
 
-    def __init__(self, part_characters: int = PART_CHARACTERS) -> None:
-        self._part_characters = part_characters
-        self._whole_characters = part_characters * 3 // 2
+    def __init__(self, part_weight: int = PART_WEIGHT) -> None:
+        self._part_weight = part_weight
+        self._whole_weight = part_weight * 3 // 2
 
-    def score(self, task: Task) -> float | None:
-        """Asks for a summary, or is a text too long to be a question; never a short text alone."""
-        if found := _ASKS.search(task.text[:300]):
+    def score(self, task: Task) -> float:
+        """Asks for a summary of something that is there, or brings a text too long to be a question."""
+        has_text = bool(task.files or task.results or len(task.text) > _MIN_TEXT_CHARACTERS)
+        if has_text and (found := _ASKS.search(task.text[:300])):
             return Score(0.9, f"it asks for a summary ({found[0]!r})")
-        if len(task.text) > 4 * self._part_characters:
-            return Score(0.7, "it is a long text")
-        return None if task.files or task.results or len(task.text) > _SHORT_CHARACTERS else 0.0
+        if task.files and not task.text.strip():
+            return Score(0.8, "it is a file, and nothing is asked about it")
+        if len(task.text) > 4 * self._part_weight and not task.files:
+            return Score(0.8, "it is a long text")
+        return 0.0
 
     async def run(self, context: Context, task: Task) -> Summary:
         """The summary of the files, else of the results handed on, else of the text."""
@@ -82,63 +99,65 @@ class SummarizeAgent:
         text = await self._text(task)
         if not text.strip():
             raise RequestError("there is nothing to summarize: give a text or a file", param="text")
-        parts = await self._shrink(context, text)
-        system = _SYSTEM.format(num_sentences=num_sentences)
+        focus = _focus(task)
+        parts = await self._shrink(context, text, focus)
+        system = _SYSTEM.format(num_sentences=num_sentences, focus=focus)
+        max_tokens = _TOKENS_PER_SENTENCE * (num_sentences + 1)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_penalty=1.1)
         prompt = "\n".join(parts) if parts else text
-        pieces = [piece async for piece in context.stream(prompt, system=system, sampling=_WHOLE_SAMPLING)]
-        return Summary(text="".join(pieces).strip(), parts=parts, num_words=len(text.split()))
+        pieces = [piece async for piece in context.stream(prompt, system=system, sampling=sampling)]
+        summary = _counted("".join(pieces), num_sentences)
+        is_cut = not is_finished(summary) and 2 * weight(summary) > _CHARACTERS_PER_TOKEN * max_tokens
+        return Summary(text=summary, parts=parts, num_words=len(text.split()), is_cut=is_cut)
 
     async def _text(self, task: Task) -> str:
         if task.files:
-            return await read_documents(task.files)
+            return "\n\n".join(document.text for document in await read_documents(task.files))
         if task.results:
             return "\n\n".join(str(result) for result in task.results.values())
         return _INSTRUCTION.sub("", task.text.strip(), count=1)
 
-    async def _shrink(self, context: Context, text: str) -> list[str]:
+    async def _shrink(self, context: Context, text: str, focus: str) -> list[str]:
         """Summaries of the parts, and of these in turn, until they fit one prompt; none when the text does."""
         summaries: list[str] = []
-        while len(text) > self._whole_characters:
-            parts = split_text(text, self._part_characters)
+        while weight(text) > self._whole_weight:
+            parts = split_text(text, self._part_weight)
             context.progress(f"{len(parts)} parts in parallel")
             with context.phase(f"{len(parts)} parts"):
-                summaries = await context.map(lambda part: self._part(context, part), parts)
+                summaries = await context.map(lambda part: self._part(context, part, focus), parts)
             shorter = "\n".join(summaries)
-            if len(shorter) > _LEAST_SHRINKING * len(text):
+            if weight(shorter) > _LEAST_SHRINKING * weight(text):
                 raise AgentError(
                     "the model's summaries are as long as their texts; use a larger model", agent=self.name
                 )
             text = shorter
         return summaries
 
-    async def _part(self, context: Context, part: str) -> str:
-        system = _SYSTEM.format(num_sentences=_PART_SENTENCES)
-        return await context.generate(part, system=system, sampling=_PART_SAMPLING)
+    async def _part(self, context: Context, part: str, focus: str) -> str:
+        """A part's summary; a part that is too long for the model after all is cut in two."""
+        system = _SYSTEM.format(num_sentences=_PART_SENTENCES, focus=focus)
+        try:
+            summary = await context.generate(part, system=system, sampling=_PART_SAMPLING)
+        except ContextOverflowError:
+            halves = split_text(part, max(1, -(-weight(part) // 2)))
+            if len(halves) < 2:
+                raise
+            return "\n".join([await self._part(context, half, focus) for half in halves])
+        return _counted(summary, _PART_SENTENCES)
 
 
-def split_text(text: str, max_characters: int) -> list[str]:
-    """The text in parts of about equal length, none above the maximum; cut at paragraphs, else sentences, else words.
-
-    Joined, the parts hold every word of the text in its order.
-    """
-    text = text.strip()
-    num_parts = -(-len(text) // max_characters)
-    parts: list[str] = []
-    while num_parts > 1:
-        end = _cut(text, min(max_characters, -(-len(text) // num_parts)))
-        parts.append(text[:end].rstrip())
-        text = text[end:].lstrip()
-        num_parts = max(num_parts - 1, -(-len(text) // max_characters))
-    return [part for part in [*parts, text] if part]
+def _focus(task: Task) -> str:
+    """What the summary is to look for, where the wish for one names it."""
+    if not (task.files or task.results):
+        return ""
+    is_named = bool(_PLAIN_WISH.sub("", task.text).strip())
+    return f"; above all on what it says to this: {' '.join(task.text.split())[:300]}" if is_named else ""
 
 
-def _cut(text: str, limit: int) -> int:
-    """Where to cut within the limit: the last border of the best kind in its last third."""
-    for border in ("\n\n", "\n", ". ", "? ", "! ", " "):
-        place = text.rfind(border, limit - limit // 3, limit - len(border) + 1)
-        if place > 0:
-            return place + len(border)
-    return limit
+def _counted(text: str, num_sentences: int) -> str:
+    """The first sentences, without one that was cut off unless there is no other."""
+    found = sentences(text)[:num_sentences]
+    return " ".join(found[:-1] or found if found and not is_finished(found[-1]) else found)
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -13,6 +14,7 @@ SYSTEM = "You solve problems. Think step by step, in short numbered steps. End w
 GREEDY = SamplingParams(temperature=0.0, max_tokens=384, repetition_penalty=1.05)
 _ANSWER = re.compile(r"^\W*(?:final )?answer(?: is)?\W*[:=]\s*(.+)$", re.IGNORECASE | re.MULTILINE)
 _ANSWER_TOKENS = 48
+_STEP = re.compile(r"^\W*(?:step\s+)?\d{1,2}\W", re.IGNORECASE)
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -33,8 +35,8 @@ async def chain_of_thought(
     thought = read_thought(text)
     if thought.answer:
         return thought
-    if len(thought.steps) == 1:  # a model that answers at once has answered
-        return Thought([], thought.steps[0])
+    if not _are_steps(thought.steps):  # a model that answers at once has answered, in the layout it chose
+        return Thought([], text.strip())
     short = msgspec.structs.replace(sampling, max_tokens=_ANSWER_TOKENS)
     messages = [
         Message("system", SYSTEM),
@@ -44,6 +46,11 @@ async def chain_of_thought(
     ]
     answer = await context.generate(messages, sampling=short)
     return Thought(thought.steps, read_thought(answer).answer or answer.strip().splitlines()[0])
+
+
+def _are_steps(lines: Sequence[str]) -> bool:
+    """Whether a text without an answer's line is a list of steps towards one, and not a text of another kind."""
+    return len(lines) > 1 and bool(_STEP.match(lines[0])) and sum(bool(_STEP.match(line)) for line in lines) > 1
 
 
 def read_thought(text: str) -> Thought:

@@ -1,0 +1,91 @@
+"""Cuts texts into parts that fit a prompt, between paragraphs, else sentences, else words.
+
+A prompt's room is in tokens, which only a backend can count. The estimate here is meant to be too high rather than too
+low: a letter of English is a quarter of a token, a character of a dense script two tokens.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NON_ASCII_WEIGHT = 8 / 3
+"""Letters of English that a byte beyond ASCII weighs: eight a character of Chinese, where SmolLM2 needs 1.8 tokens."""
+_BORDERS = ("\n\n", "\n", ". ", "? ", "! ", "。", "！", "？", " ")
+_SENTENCE = re.compile(r".+?(?:[.!?…]+[\"')\]”’]*(?=\s|$)|[。！？]+[」』”]*|$)", re.DOTALL)
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|No|vs|etc|e\.g|i\.e|approx|Inc|Ltd|Jr|Sr)|\b[A-Z]|^\d{1,3})\.$"
+)
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,3}[.)])\s+", re.MULTILINE)
+
+
+def weight(text: str) -> int:
+    """The length of the English text that would have as many tokens, about."""
+    if text.isascii():
+        return len(text)
+    num_ascii = len(text.encode("ascii", "ignore"))
+    return num_ascii + int((len(text.encode("utf-8", "replace")) - num_ascii) * _NON_ASCII_WEIGHT)
+
+
+def spans(text: str, max_weight: int) -> list[tuple[int, int]]:
+    """Where parts of about equal weight begin and end; none is above the maximum, nor begins or ends with space."""
+    found: list[tuple[int, int]] = []
+    start, end = _skip(text, 0), len(text.rstrip())
+    left = weight(text[start:end])
+    while start < end:
+        num_parts = -(-left // max_weight)
+        stop = end if num_parts <= 1 else start + _cut(text[start : start + max_weight], -(-left // num_parts))
+        found.append((start, start + len(text[start:stop].rstrip())))
+        after = _skip(text, stop)
+        left -= weight(text[start:after])
+        start = after
+    return found
+
+
+def split_text(text: str, max_weight: int) -> list[str]:
+    """The text in parts of about equal weight; joined, they hold every word of it in its order."""
+    return [text[start:end] for start, end in spans(text, max_weight)]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences, on one line each and without bullets; the last may be unfinished."""
+    found: list[str] = []
+    for paragraph in _BULLET.sub("", text).split("\n"):
+        for match in _SENTENCE.finditer(paragraph.strip()):
+            sentence = match[0].strip()
+            if found and _ABBREVIATION.search(found[-1]) and sentence:
+                found[-1] += f" {sentence}"
+            elif sentence:
+                found.append(sentence)
+    return found
+
+
+def is_finished(sentence: str) -> bool:
+    """Whether a sentence has its end, so that nothing was cut off."""
+    return sentence.rstrip("\"')]”’」』*_` ").endswith((".", "!", "?", "…", "。", "！", "？"))
+
+
+def _skip(text: str, start: int) -> int:
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def _cut(text: str, limit: int) -> int:
+    """Where to cut within the weight: behind the last border of the best kind in the last third, else anywhere."""
+    fitting = _fitting(text, limit)
+    for border in _BORDERS:
+        place = text.rfind(border, fitting - fitting // 3, fitting)
+        if place > 0:
+            return min(place + len(border), fitting)
+    return fitting
+
+
+def _fitting(text: str, limit: int) -> int:
+    """How many characters of the text have at most this weight, at least one."""
+    if text[:limit].isascii():
+        return min(len(text), limit)
+    low, high = 1, min(len(text), limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if weight(text[:middle]) <= limit else (low, middle - 1)
+    return low
