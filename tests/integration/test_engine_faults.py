@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
@@ -148,6 +149,36 @@ def test_exhausted_kv_memory_costs_time_and_no_text(tiny_model_path: Path) -> No
         assert [answer.text for answer in answers if isinstance(answer, Answer)] == expected
         stats = await normalized(backend)
         assert (stats.active, stats.free) == (0, stats.limit)
+        await backend.close()
+
+    run(work())
+
+
+def test_engine_whose_loop_ended_is_seen_and_loaded_again(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its health says so and mends it; a request mends it too, and then is answered as before."""
+
+    async def work() -> None:
+        backend = backend_of(tiny_model_path)
+        before = await collect(backend.chat(ask("hello")))
+        for is_asked_first in (True, False):
+            model = await backend.load()
+            assert isinstance(model, LoadedModel)
+            monkeypatch.setattr(model.engine, "_turn", lambda: 1 / 0)
+            for _ in range(2):  # the loop may have been in a turn when it was broken
+                with contextlib.suppress(BackendError, CapacityError):
+                    await collect(backend.chat(ask("hello")))
+                if model.engine.fault is not None:
+                    break
+            while model.engine.fault is None:  # noqa: ASYNC110 - the loop is a thread
+                await asyncio.sleep(0.01)
+            if is_asked_first:
+                health = await backend.health()
+                assert (health.is_ready, "division by zero" in health.detail) == (False, True)
+                while not (await backend.health()).is_ready:  # noqa: ASYNC110 - the backend has no event to wait for
+                    await asyncio.sleep(0.01)
+            assert (await collect(backend.chat(ask("hello")))).text == before.text
         await backend.close()
 
     run(work())

@@ -6,8 +6,10 @@ Says which models there are and chooses the one a request is for; the engine doe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -35,6 +37,7 @@ from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
 
 _SCHEME = "native:"
+logger = logging.getLogger(__name__)
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
 
 
@@ -66,6 +69,7 @@ class NativeBackend:
         self.engine = engine
         self._look = look
         self._is_closed = False
+        self._mending: dict[str, asyncio.Task[object]] = {}
 
     @classmethod
     def of(
@@ -132,13 +136,29 @@ class NativeBackend:
         if state.state in _NOT_READY:
             return Health(is_ready=False, detail=f"the engine is {state.state}")
         loaded = {model.id for model in state.models}
-        states = [(name, *await asyncio.to_thread(self._state, name, loaded)) for name in self.model_names]
+        states = [
+            (name, *await asyncio.to_thread(self._state, name, loaded, state.faults)) for name in self.model_names
+        ]
+        self._mend(state.faults)
         ready = [name for name, is_ready, _ in states if is_ready]
         is_alone = len(states) == 1
         detail = "; ".join(text if is_alone else f"{name} {text}" for name, _, text in states)
         return Health(is_ready=bool(ready), detail=detail, models=ready)
 
-    def _state(self, name: str, loaded: set[str]) -> tuple[bool, str]:
+    def _mend(self, faults: Mapping[str, str]) -> None:
+        """Load models again whose loops failed, as their next requests would: with this answer none may come."""
+        for name in faults.keys() - self._mending.keys():
+            self._mending[name] = task = asyncio.create_task(self.engine.load(name))
+            task.add_done_callback(partial(self._mended, name))
+
+    def _mended(self, name: str, task: asyncio.Task[object]) -> None:
+        del self._mending[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s cannot be loaded again: %s", name, error)
+
+    def _state(self, name: str, loaded: set[str], faults: Mapping[str, str]) -> tuple[bool, str]:
+        if name in faults:
+            return False, f"its engine failed and is loaded again: {faults[name]}"
         if name in loaded:
             return True, "loaded"
         try:

@@ -40,7 +40,8 @@ _LONG_TEXT = 20_000
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model.
 
-    `swap_bytes` are those of the files that each model's requests are swapped to.
+    `swap_bytes` are those of the files that each model's requests are swapped to, `faults` why loops of models ended by
+    themselves: those are loaded again by their next request.
     """
 
     state: str
@@ -52,6 +53,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     process_id: int | None = None
     num_restarts: int = 0
     stats: dict[str, EngineStats] = {}
+    faults: dict[str, str] = {}
 
 
 class EngineClient(Protocol):
@@ -190,6 +192,7 @@ class LocalEngine(Shared):
             memory_bytes=ledger.total_bytes,
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
+            faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 
     def turn_seconds(self) -> float:

@@ -64,7 +64,8 @@ class Engine:
         """Hand a request over, from any thread. Raises `CapacityError` when too many wait already."""
         with self._wake:
             if self._fault is not None:
-                raise CapacityError(f"the engine stopped: {self._fault}; load the model again")
+                text = f"the engine stopped: {self._fault}; the model is loaded again by the next request"
+                raise CapacityError(text, retry_after_seconds=_SHORTEST_RETRY)
             if self._is_closing:
                 raise CapacityError("the engine is stopping; send the request elsewhere")
             num_waiting = len(self._inbox) + self.scheduler.queues.num_waiting
@@ -98,6 +99,11 @@ class Engine:
             thread.join()
         elif thread is None and self._steps is not None:
             self._steps.close()
+
+    @property
+    def fault(self) -> str | None:
+        """Why the loop ended by itself; None while it can run."""
+        return self._fault
 
     @property
     def turn_seconds(self) -> float:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
 from pyagent.core.errors import RequestError
+from pyagent.core.messages import ModelInfo
 from pyagent.core.prompt_cache import (
     CacheQuery,
     CacheQueryResult,
@@ -46,6 +47,10 @@ class EngineLink(Protocol):
     """A backend with an engine that can rest. Several may share one; asking each does no harm."""
 
     name: str
+
+    async def models(self) -> list[ModelInfo]:
+        """Its models, and which are loaded."""
+        ...
 
     async def engine_state(self) -> EngineState:
         """What the engine is doing."""

@@ -19,7 +19,7 @@ from pyagent.core import hops
 from pyagent.core.errors import RequestError
 from pyagent.infrastructure.server.body import RefusedError, check_page
 from pyagent.infrastructure.server.errors import logged_error, refusal
-from pyagent.infrastructure.server.streaming import ClientLeftError
+from pyagent.infrastructure.server.streaming import ClientLeftError, unless_gone
 
 Function = Callable[[Request], Awaitable[Response]]
 
@@ -36,7 +36,9 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         try:
-            response = await self.function(request)
+            answering = self.function(request)
+            # who only looks may leave, too; a request with a body is watched once that is read
+            response = await (unless_gone(answering, receive) if request.method == "GET" else answering)
         except Exception as error:  # noqa: BLE001 - whatever it was, the client must be told
             response = _response_of(request, error)
         await response(scope, receive, send)

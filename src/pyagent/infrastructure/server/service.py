@@ -18,6 +18,7 @@ from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, ModelI
 from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
+from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.answer import Answer, Reply
 from pyagent.infrastructure.server.body import read_body
 from pyagent.infrastructure.server.images import check_images
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.server.responses.kept import KeptResponses
 
 AGENT_PREFIX = "agent:"
-_MODELS_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class Service:
-    """The backends behind the server; the list of models is looked up again when it is a few seconds old."""
+    """The backends behind the server, and what its APIs share."""
 
     backend: Backend
     agents: Backend | None
@@ -44,7 +44,6 @@ class Service:
     figures: ServerFigures = field(default_factory=ServerFigures)
     kept_responses: KeptResponses | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    _models: tuple[float, list[ModelInfo]] = (0.0, [])
 
     async def body(self, request: Request) -> bytes:
         """The body of a JSON request."""
@@ -98,13 +97,12 @@ class Service:
         request.state.num_tokens = found.usage.prompt_tokens
         return found
 
-    async def models(self, *, is_fresh: bool = False) -> list[ModelInfo]:
-        """The models of the chain, and the agents; looked up now when they are to be fresh."""
-        read_at, models = self._models
-        if is_fresh or time.monotonic() - read_at > _MODELS_SECONDS:
-            models = [*await self.backend.models(), *(await self.agents.models() if self.agents else ())]
-            self._models = (time.monotonic(), models)
-        return models
+    async def models(self) -> list[ModelInfo]:
+        """The models of the chain, as far as its links say in time, and the agents."""
+        own = [model for link in engine_links(self.backend) for model in await link.models()]  # they know it now
+        now = {(model.id, model.backend): model for model in own}
+        models = [now.get((model.id, model.backend), model) for model in await self.backend.models()]
+        return [*models, *(await self.agents.models() if self.agents else ())]
 
 
 def _continue_trace(request: Request) -> None:

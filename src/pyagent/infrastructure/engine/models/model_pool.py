@@ -124,7 +124,7 @@ class ModelPool:
             entry.users += 1
             for reservation in entry.held:
                 reservation.touch()
-            if entry.model is not None:
+            if entry.model is not None and entry.model.engine.fault is None:
                 return entry, entry.model
             if entry.loading is None:
                 entry.loading = Future()
@@ -143,6 +143,7 @@ class ModelPool:
         """Load, in a thread of its own."""
         held: list[Reservation] = []
         try:
+            self._unload(entry, is_forced=True)  # one whose loop failed: its requests have ended
             model = self._load(entry, held)
         except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it
             self._give_back(held)

@@ -49,7 +49,7 @@ async def tags(service: Service, _request: Request) -> Response:
 
 async def show_loaded(service: Service, _request: Request) -> Response:
     """GET /api/ps: the models in memory."""
-    loaded = [model for model in await service.models(is_fresh=True) if model.is_loaded]
+    loaded = [model for model in await service.models() if model.is_loaded]
     more = {"expires_at": _NEVER, "size_vram": 0}
     return json_response({"models": [_listed(service, model) | more | _window(model) for model in loaded]})
 
