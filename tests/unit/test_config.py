@@ -314,7 +314,7 @@ def test_show_says_value_and_source() -> None:
     write(Path("pyagent.toml"), 'chain = ["openai:http://me:secret@host/v1"]\n[log]\nlevel = "info"\n')
     lines = CliRunner().invoke(app, ["show"]).stdout
     assert "secret" not in lines
-    assert "openai:http://***@host/v1" in lines
+    assert "openai:http://[redacted]@host/v1" in lines
     shown = json.loads(CliRunner().invoke(app, ["show", "log", "--json"]).stdout)
     assert shown["log.level"]["value"] == "info"
     assert shown["log.level"]["source"].startswith("pyagent.toml:")
@@ -328,3 +328,32 @@ def test_reference_page_is_the_models() -> None:
     assert page.read_text(encoding="utf-8") == render_settings_reference()
     assert CliRunner().invoke(app, ["reference"]).stdout == render_settings_reference()
     assert all(leaf.setting.meaning for leaf in leaf_settings().values())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'chain = [{ use = "openai:http://h/v1", key = "KEY" }]',
+        'chain = [{ use = "openai:http://h/v1", headers = { authorization = "Bearer KEY" } }]',
+        'chain = [{ use = "openai:http://h/v1", headers = { x-api-key = "KEY" } }]',
+        'chain = [{ use = "openai:http://h/v1", headers = "KEY" }]',
+        'chain = [{ use = "openai:http://h/v1", api_key = "KEY" }]',
+        'chain = [{ use = "openai:http://h/v1", kee = "KEY" }]',
+        'chain = [["KEY"]]',
+        'chain = "openai:http://user:KEY@h/v1"',
+        'chain = ["openai:http://user:KEY@h/v1"]',
+        'chain = ["openai:http://h/v1?api_key=KEY"]',
+        '[server]\notlp_endpoint = "http://user:KEY@h"',
+        '[backends]\napi_keys = { h = "KEY" }',
+        '[backends]\napi_keys = "KEY"',
+    ],
+)
+def test_a_key_written_into_the_settings_is_never_shown(tmp_path: Path, text: str) -> None:
+    """Wherever somebody writes a key into the file, neither an error nor `config show` tells it."""
+    file = tmp_path / "pyagent.toml"
+    file.write_text(text.replace("KEY", "squeamish-ossifrage-1977"), encoding="utf-8")
+    for arguments in (["show", "--config", str(file)], ["show", "--config", str(file), "--json"]):
+        result = CliRunner().invoke(app, arguments)
+        told = f"{result.output}{result.exception}"
+        assert "chain" in told or "server" in told or "backends" in told
+        assert "squeamish" not in told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Section, Setting
 
 app = typer.Typer(add_completion=False, help="Show the settings and where they come from.", no_args_is_help=True)
-
-_USER_INFO = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 
 
 @app.command()
@@ -53,6 +50,7 @@ def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
 
     from pyagent.core.chain.settings import written
     from pyagent.core.config import leaf_settings
+    from pyagent.core.secrets import strike_out
 
     dumped = msgspec.to_builtins(loaded.settings, enc_hook=str)
     dumped["chain"] = [link if isinstance(link, str) else written(link) for link in loaded.settings.chain]
@@ -61,30 +59,8 @@ def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
         value = cast("object", dumped)
         for part in key.split("."):
             value = cast("dict[str, object]", value)[part]
-        rows[key] = (_masked(leaf.setting.none if value is None else value), loaded.sources[key])
+        rows[key] = (strike_out(leaf.setting.none if value is None else value), loaded.sources[key])
     return rows
-
-
-def _masked(value: object) -> object:
-    if isinstance(value, str):
-        return _USER_INFO.sub("***", value)
-    if isinstance(value, list):
-        return [_masked(entry) for entry in cast("list[object]", value)]
-    if isinstance(value, dict):
-        entries = cast("dict[str, object]", value)
-        return {key: (_shown_headers if key == "headers" else _masked)(entry) for key, entry in entries.items()}
-    return value
-
-
-def _shown_headers(headers: object) -> object:
-    """A link's headers: a secret is shown by where it is found, and not at all when it was written there itself."""
-    from pyagent.infrastructure.observability.logging import is_secret_name
-
-    if not isinstance(headers, dict):
-        return headers
-    values = cast("dict[str, str]", headers).items()
-    is_shown = {name: not is_secret_name(name) or value.startswith(("env:", "file:")) for name, value in values}
-    return {name: value if is_shown[name] else "***" for name, value in values}
 
 
 def render_settings_reference() -> str:

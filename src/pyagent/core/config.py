@@ -21,6 +21,7 @@ import msgspec
 import platformdirs
 
 from pyagent.core.errors import ConfigError
+from pyagent.core.secrets import strike_out, strike_text
 from pyagent.core.settings import ENV_PREFIX, Section, Setting, Settings, sections_in, settings_in
 
 if TYPE_CHECKING:
@@ -196,7 +197,9 @@ def _leaves(kind: type[Section], data: Mapping[str, object], prefix: str, where:
             yield from _leaves(sections[name], cast("Mapping[str, object]", value), f"{prefix}{name}.", where)
         else:
             known = ", ".join(sections[name].__struct_fields__)
-            raise ConfigError(f"{prefix}{name} ({where}) is a table with {known}; got {value!r}", key=prefix + name)
+            raise ConfigError(
+                f"{prefix}{name} ({where}) is a table with {known}; got {strike_out(value)!r}", key=prefix + name
+            )
 
 
 def unknown_key(key: str, where: str = "") -> ConfigError:
@@ -228,7 +231,7 @@ def _put(tables: dict[str, object], key: str, value: object) -> None:
 def _anchored(leaves: Leaves, folder: Path) -> Leaves:
     """Relative paths of a file are relative to the file's folder, wherever the program was started."""
     anchored = dict(leaves)
-    for key in ("paths.models", "paths.data", "server.api_keys_file"):
+    for key in ("paths.models", "paths.data", "server.api_keys_file", "server.admin_keys_file"):
         value = anchored.get(key)
         if isinstance(value, str) and value not in {"", "none"} and not value.startswith("~"):
             anchored[key] = str(folder / value)
@@ -293,4 +296,7 @@ def _config_error(faults: Mapping[str, tuple[object, ValueError]], sources: Mapp
 def _fault(key: str, value: object, error: ValueError, source: str) -> str:
     if key == "backends.api_keys":  # never echoed: somebody may have written the key itself
         return f"{key} ({source}): expected a table of env:NAME or file:PATH; keys never stand in settings"
-    return f"{key} = {value!r:.100} ({source}): {error}"
+    entries = cast("list[object]", value) if isinstance(value, list) else [value]
+    if any(isinstance(entry, Mapping | list) for entry in entries):  # nor a table: any name in it may be a key's
+        return f"{key} ({source}): {strike_text(str(error))}"
+    return f"{key} = {strike_out(value)!r:.100} ({source}): {strike_text(str(error))}"

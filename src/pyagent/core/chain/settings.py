@@ -107,7 +107,8 @@ def _read_link(entry: object, number: int) -> str | LinkSettings:
     if isinstance(entry, str):
         return _read_use(entry)
     if not isinstance(entry, Mapping):
-        raise ValueError(f"expected a valid string or a table with `use` as link {number}, got {entry!r:.60}")  # noqa: TRY004
+        kind = type(entry).__name__
+        raise ValueError(f"expected a valid string or a table with `use` as link {number}, got {kind}")  # noqa: TRY004
     table = read_table(cast("object", entry))
     if "use" not in table:
         raise ValueError(f'expected `use` in link {number}, such as {{ use = "native" }}')

@@ -9,32 +9,23 @@ The text of an exception may quote the request it failed on, so tracebacks have 
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import threading
 import traceback
-from collections.abc import Hashable, Mapping, MutableMapping
+from collections.abc import Hashable, MutableMapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, TextIO, cast
 
 import structlog
 
+from pyagent.core.secrets import strike_out
+
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["console", "json"]
 
-_STRUCK = "[redacted]"
-_SECRET_NAME = re.compile(
-    r"(^|[._-])(api[_-]?key|token|authorization|password|passwd|secret|passkey|cookie)$", re.IGNORECASE
-)
-_SECRET_VALUES = (
-    re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{4,}"),
-    re.compile(r"\b()(?:sk|hf|ghp|gho|xox[bp])[-_][A-Za-z0-9:_-]{8,}"),
-    re.compile(r"(?<=://)()[^\s/@:]+:[^\s/@]+(?=@)"),
-)
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
-_MAX_DEPTH = 6
 _MAX_CAUSES = 8
 _MAX_KEYS = 4096
 
@@ -64,11 +55,6 @@ def configure_logging(level: Level = "warning", format: Format = "console", stre
     root.addHandler(handler)
     root.setLevel(logging.ERROR if level == "error" else logging.WARNING)
     logging.getLogger("pyagent").setLevel(level.upper())
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name is a secret."""
-    return _SECRET_NAME.search(name) is not None
 
 
 def _shared() -> list[structlog.typing.Processor]:
@@ -117,28 +103,20 @@ def _without_copy(_logger: object, _method: str, event: MutableMapping[str, obje
 
 def redact(_logger: object, _method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
     """Strike out secrets by the names of fields and by their looks, and write control characters as escapes."""
-    return {name: _clean(name, value, 0) for name, value in event.items()}
+    return {name: _escaped(strike_out(value, name)) for name, value in event.items()}
 
 
-def _clean(name: str, value: object, depth: int) -> object:
-    if is_secret_name(name) and value is not None:
-        return _STRUCK
-    if isinstance(value, bool | int | float | None):
-        return value
-    if depth >= _MAX_DEPTH:
-        return _clean_text(repr(value))
-    if isinstance(value, Mapping):
-        entries = cast("Mapping[object, object]", value)
-        return {_clean_text(str(key)): _clean(str(key), inner, depth + 1) for key, inner in entries.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_clean("", inner, depth + 1) for inner in cast("list[object]", value)]
-    return _clean_text(value if isinstance(value, str) else str(value))
-
-
-def _clean_text(text: str) -> str:
-    for pattern in _SECRET_VALUES:
-        text = pattern.sub(lambda match: f"{match[1]} {_STRUCK}".strip(), text)
-    return text.translate(_CONTROLS)
+def _escaped(value: object) -> object:
+    match value:
+        case str():
+            return value.translate(_CONTROLS)
+        case dict():
+            entries = cast("dict[str, object]", value)
+            return {key.translate(_CONTROLS): _escaped(inner) for key, inner in entries.items()}
+        case list():
+            return [_escaped(inner) for inner in cast("list[object]", value)]
+        case _:
+            return value
 
 
 @dataclass(frozen=True, slots=True)
