@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.server import keys
 from typer.testing import CliRunner
 
 from pyagent.cli.cache import app
@@ -101,11 +102,11 @@ def test_server_of_other_backends_says_that_it_keeps_nothing(tmp_path: Path) -> 
 
 def test_routes_need_a_key_where_there_are_keys(tmp_path: Path) -> None:
     """Nobody without a key looks into the cache; the command takes the key from the settings' file."""
-    keys = tmp_path / "keys"
-    keys.write_text(f"{KEY}\n")
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n")
     config = tmp_path / "pyagent.toml"
-    config.write_text(f'[server]\napi_keys_file = "{keys}"\n')
-    with serve(create_app(Chain([ScriptedBackend([])]), api_keys=[KEY.encode()])) as other:
+    config.write_text(f'[server]\napi_keys_file = "{file}"\n')
+    with serve(create_app(Chain([ScriptedBackend([])]), api_keys=keys(KEY))) as other:
         for path in ("/pyagent/cache", "/pyagent/engine", "/metrics"):
             assert httpx.get(other + path).status_code == 401
         assert "no model" in said("show", "--url", other, "--config", str(config))

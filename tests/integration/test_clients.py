@@ -15,7 +15,7 @@ from typing import Any
 import pydantic
 import pytest
 from support.native import native_server
-from support.server import HI, KEY, Model, words
+from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ToolCall, Usage
 from pyagent.infrastructure.server.app import create_app
@@ -27,14 +27,14 @@ pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture(scope="module")
 def tiny_url(tiny_model_path: Path) -> Iterator[str]:
     """A server over the embedded engine; its model talks nonsense."""
-    with native_server(tiny_model_path, api_keys=[KEY.encode()]) as url:
+    with native_server(tiny_model_path, api_keys=keys(KEY)) as url:
         yield url
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     """A server over a model that calls `add` and then says what it gave."""
-    with serve(create_app(Model(adding), api_keys=[KEY.encode()])) as served:
+    with serve(create_app(Model(adding), api_keys=keys(KEY))) as served:
         yield served
 
 

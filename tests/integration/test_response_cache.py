@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.server import keys
 from typer.testing import CliRunner
 
 from pyagent.assembly import make_chain, make_host
@@ -25,6 +26,8 @@ from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import ScriptedBackend, serve
 
 KEYS = ("sk-0123456789abcdef", "sk-fedcba9876543210")
+ADMIN = "sk-admin-0123456789"
+AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
 HI: Any = [{"role": "user", "content": "the user is at ease"}]
 SETTINGS = """chain = ["native"]
 [response_cache]
@@ -43,7 +46,7 @@ def url(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     settings = load_settings(file).settings
     chain = make_chain(settings, make_host(settings))
     try:
-        with serve(create_app(chain, api_keys=[key.encode() for key in KEYS])) as served:
+        with serve(create_app(chain, api_keys=keys(*KEYS, admin=ADMIN))) as served:
             yield served
     finally:
         asyncio.run(chain.close())
@@ -52,7 +55,7 @@ def url(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=60) as client:
-        client.post("/pyagent/response_cache/clear", json={}).raise_for_status()
+        client.post("/pyagent/response_cache/clear", json={}, headers=AS_ADMIN).raise_for_status()
         yield client
 
 
@@ -117,6 +120,33 @@ def test_other_key_gets_its_own_answer(http: httpx.Client) -> None:
     http.headers["authorization"] = f"Bearer {KEYS[1]}"
     assert "answer" not in asked(http)["usage"]
     assert asked(http)["usage"]["answer"] == "kept"
+
+
+def test_a_key_forgets_and_counts_its_own(http: httpx.Client) -> None:
+    """A client's clear leaves other keys' answers, which it is not told of; an administrator's takes all."""
+    asked(http)
+    theirs = {"authorization": f"Bearer {KEYS[1]}"}
+    assert http.get("/pyagent/response_cache", headers=theirs).json()["num_kept"] == 0
+    assert http.post("/pyagent/response_cache/clear", json={}, headers=theirs).json() == {"num_forgotten": 0}
+    assert asked(http)["usage"]["answer"] == "kept"
+    assert http.get("/pyagent/response_cache", headers=AS_ADMIN).json()["num_kept"] == 1
+    assert http.post("/pyagent/response_cache/clear", json={}, headers=AS_ADMIN).json() == {"num_forgotten": 1}
+    assert "answer" not in asked(http)["usage"]
+
+
+def test_a_page_of_another_origin_clears_nothing(http: httpx.Client) -> None:
+    """A simple request of a browser's page is refused, as every other POST is."""
+    headers = {"origin": "http://evil.example", "content-type": "text/plain"}
+    assert http.post("/pyagent/response_cache/clear", content=b"", headers=headers).status_code == 415
+    assert http.post("/pyagent/engine/wake", content=b"", headers=AS_ADMIN | headers).status_code == 415
+
+
+def test_a_kept_answer_does_not_hide_a_request_that_is_refused(http: httpx.Client) -> None:
+    """A request class that is not there is refused before and after the same request's answer was kept."""
+    for _ in range(2):
+        body = {"messages": HI, "max_tokens": 8, "temperature": 0, "request_class": "nope"}
+        assert http.post("/v1/chat/completions", json=body).status_code == 400
+        asked(http)
 
 
 def test_equal_requests_at_once_are_one_to_the_engine(http: httpx.Client) -> None:

@@ -13,7 +13,7 @@ import anthropic
 import httpx
 import pytest
 from support.native import native_server
-from support.server import HI, KEY, Model, words
+from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError, CapacityError, RequestError
@@ -225,7 +225,7 @@ def test_anthropic_errors_are_its_own() -> None:
 def test_anthropic_keys_come_in_their_own_header() -> None:
     """`x-api-key` is a key as good as a bearer's, and compared as one."""
     messages: Any = HI
-    with serve(create_app(Model(), api_keys=[KEY.encode()])) as url:
+    with serve(create_app(Model(), api_keys=keys(KEY))) as url:
         with client_of(url) as client:
             assert client.messages.create(model="m", messages=messages, max_tokens=5).content
         with client_of(url, "sk-wrong-wrong-wrong") as client, pytest.raises(anthropic.AuthenticationError):

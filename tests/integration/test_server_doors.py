@@ -7,30 +7,31 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from support.server import HI, KEY, fault, post, run
+from support.server import HI, KEY, fault, keys, post, run
 
 from pyagent.core.errors import (
     ConfigError,
 )
-from pyagent.infrastructure.server.middleware.auth import is_loopback, read_keys
+from pyagent.core.settings import Server
+from pyagent.infrastructure.server.api_keys import ApiKey, is_loopback, read_keys
 from pyagent.infrastructure.server.uvicorn_server import bind
 
 
 def test_server_keys_are_needed_when_set(caplog: pytest.LogCaptureFixture) -> None:
     """With keys every /v1 path wants one of them; health stays open; no key is logged."""
-    keys = [b"another-key-of-16", KEY.encode()]
+    known = keys("another-key-of-16", KEY)
     caplog.set_level("DEBUG")
-    refused = post({"messages": HI}, api_keys=keys)
+    refused = post({"messages": HI}, api_keys=known)
     assert (refused.status_code, fault(refused)["code"]) == (401, "invalid_api_key")
-    assert post({"messages": HI}, api_keys=keys, headers={"authorization": f"Bearer {KEY}x"}).status_code == 401
-    assert post({"messages": HI}, api_keys=keys, headers={"authorization": f"Basic {KEY}"}).status_code == 401
+    assert post({"messages": HI}, api_keys=known, headers={"authorization": f"Bearer {KEY}x"}).status_code == 401
+    assert post({"messages": HI}, api_keys=known, headers={"authorization": f"Basic {KEY}"}).status_code == 401
 
     async def work(url: str, client: openai.AsyncOpenAI) -> None:
         assert (await client.chat.completions.create(model="m", messages=HI)).choices
         async with httpx.AsyncClient(verify=False) as http:
             assert (await http.get(f"{url}/health", headers={"host": "gpu-box"})).status_code == 200
 
-    run(work, api_keys=keys)
+    run(work, api_keys=known)
     assert KEY not in caplog.text
 
 
@@ -46,19 +47,32 @@ def test_server_without_keys_answers_for_this_machine_only() -> None:
 def test_server_beyond_loopback_needs_keys(tmp_path: Path) -> None:
     """Listening for others without keys is refused; an empty, short or missing key file too."""
     file = tmp_path / "keys"
-    assert read_keys(None, "127.0.0.1") == []
+    here, open_to_all = Server(api_keys_file=file), Server(api_keys_file=file, host="0.0.0.0")
+    assert read_keys(Server()) == []
     with pytest.raises(ConfigError, match=r"needs API keys; set server\.api_keys_file"):
-        read_keys(None, "0.0.0.0")
+        read_keys(Server(host="0.0.0.0"))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_keys(file, "0.0.0.0")
-    file.write_text("# none yet\n\n")
-    with pytest.raises(ConfigError, match="holds no API key"):
-        read_keys(file, "127.0.0.1")
-    file.write_text("short\n")
-    with pytest.raises(ConfigError, match="shorter than 16"):
-        read_keys(file, "127.0.0.1")
-    file.write_text(f"# laptop\n{KEY}\r\n")
-    assert read_keys(file, "0.0.0.0") == [KEY.encode()]
+        read_keys(open_to_all)
+    for text, told in (
+        ("# none yet\n\n", "holds no API key"),
+        ("short\n", "shorter than 16"),
+        (f"a b {KEY}\n", "line 1 of the keys"),
+        (f"a/b {KEY}\n", "line 1 of the keys"),
+        (f"ann {KEY}\nbob {KEY}\n", "stands twice"),
+        (f"ann {KEY}\nann {KEY}2\n", "stands twice"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=told) as caught:
+            read_keys(here)
+        assert KEY not in str(caught.value)
+    file.write_text(f"# laptop\n{KEY}\r\nann {KEY}2\n")
+    assert read_keys(open_to_all) == [ApiKey("key 1", KEY.encode()), ApiKey("ann", f"{KEY}2".encode())]
+    assert KEY not in repr(read_keys(open_to_all))
+    admins = tmp_path / "admins"
+    admins.write_text(f"root {KEY}3\n")
+    assert read_keys(Server(admin_keys_file=admins, host="0.0.0.0")) == [
+        ApiKey("root", f"{KEY}3".encode(), is_admin=True)
+    ]
 
 
 def test_server_port_in_use_is_one_sentence() -> None:

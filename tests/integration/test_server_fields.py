@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.server import HI, KEY, Model, fault, post
+from support.server import HI, KEY, Model, fault, keys, post
 
 from pyagent.core.chain import Chain
 from pyagent.core.errors import (
@@ -88,7 +88,7 @@ def test_server_tells_clients_apart_by_key_then_by_name() -> None:
     for headers, user in ((1, None), (2, "ann")):
         key = {"authorization": f"Bearer {KEY}{headers}"}
         body = {"messages": HI, "user": user}
-        assert post(body, backend, api_keys=[f"{KEY}1".encode(), f"{KEY}2".encode()], headers=key).status_code == 200
+        assert post(body, backend, api_keys=keys(f"{KEY}1", f"{KEY}2"), headers=key).status_code == 200
     assert [request.origin.client for request in backend.requests] == ["key 1", "key 2/ann"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 from hypothesis import given
 from hypothesis import strategies as st
-from support.server import HI, KEY, Model
+from support.server import HI, KEY, Model, keys
 
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
@@ -19,8 +19,10 @@ ASKED = {"model": "m", "messages": HI}
 def test_server_limits_each_key() -> None:
     """A key that has used its requests is refused with when to try again, in the shape of the API; others go on."""
     settings = Server(requests_per_minute=2)
-    keys = [KEY.encode(), OTHER.encode()]
-    with serve(create_app(Model(), api_keys=keys, settings=settings)) as url, httpx.Client(base_url=url) as http:
+    with (
+        serve(create_app(Model(), api_keys=keys(KEY, OTHER), settings=settings)) as url,
+        httpx.Client(base_url=url) as http,
+    ):
         mine, theirs = {"authorization": f"Bearer {KEY}"}, {"authorization": f"Bearer {OTHER}"}
         first = http.post("/v1/chat/completions", json=ASKED, headers=mine)
         assert first.headers["x-ratelimit-limit-requests"] == "2"

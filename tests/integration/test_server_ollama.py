@@ -15,7 +15,7 @@ import httpx
 import ollama
 import pytest
 from support.native import native_server
-from support.server import HI, KEY, Model, words
+from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.errors import BackendError, CapacityError, ModelError
 from pyagent.core.messages import (
@@ -281,7 +281,7 @@ def test_ollama_errors_have_its_shape() -> None:
     with asked(full) as served:
         refused = httpx.post(f"{served}/api/chat", json={"model": "m", "messages": HI})
         assert (refused.status_code, refused.headers["retry-after"], refused.json()) == (429, "3", {"error": "full"})
-    with asked(full, api_keys=[KEY.encode()]) as served:
+    with asked(full, api_keys=keys(KEY)) as served:
         assert httpx.get(f"{served}/api/tags").json() == {"error": "a valid API key is needed: " + _KEY_WORDS}
         with ollama.Client(served, headers={"authorization": f"Bearer {KEY}"}) as client:
             assert client.list().models

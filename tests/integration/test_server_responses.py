@@ -14,7 +14,7 @@ import openai
 import pydantic
 import pytest
 from support.native import native_server
-from support.server import KEY, Model, words
+from support.server import KEY, Model, keys, words
 
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.messages import (
@@ -222,7 +222,7 @@ def test_responses_failures() -> None:
 def test_responses_belong_to_their_key() -> None:
     """A response is there for the API key that asked for it, and for no other."""
     other = "sk-another-key-of-16"
-    app = create_app(Model(), api_keys=[KEY.encode(), other.encode()])
+    app = create_app(Model(), api_keys=keys(KEY, other))
     with serve(app) as url, client_of(url) as mine, client_of(url, other) as theirs:
         kept = mine.responses.create(model="m", input="x")
         assert mine.responses.retrieve(kept.id).output_text == "Hello"

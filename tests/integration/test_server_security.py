@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from support.server import HI, KEY, Model, fault, post, words
+from support.server import HI, KEY, Model, fault, keys, post, words
 from support.watching import logged
 
 from pyagent.core.chain import Chain
@@ -194,7 +194,7 @@ def test_pages_of_allowed_origins_may_ask() -> None:
     asyncio.run(served(Server(allowed_origins=["http://localhost:3000"]), work))
     with pytest.raises(ConfigError, match="every page of the web"):
         create_app(Model(), settings=Server(allowed_origins=["*"]))
-    assert create_app(Model(), settings=Server(allowed_origins=["*"]), api_keys=[KEY.encode()])
+    assert create_app(Model(), settings=Server(allowed_origins=["*"]), api_keys=keys(KEY))
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_no_key_is_in_any_log() -> None:
         ):
             for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/nothing"):
                 body = {"model": "m", "messages": HI, "max_tokens": 3}
-                post(body, failing, path=path, headers=headers, api_keys=[KEY.encode()])
-                post(b"{", Model(lambda _: words()), path=path, headers=headers, api_keys=[KEY.encode()])
+                post(body, failing, path=path, headers=headers, api_keys=keys(KEY))
+                post(b"{", Model(lambda _: words()), path=path, headers=headers, api_keys=keys(KEY))
     assert "ZeroDivisionError" in log.getvalue()
     assert KEY not in log.getvalue()
 

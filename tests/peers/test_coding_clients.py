@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.peers import node_module
-from support.server import KEY, Model, words
+from support.server import KEY, Model, keys, words
 
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ToolCall, Usage
 from pyagent.infrastructure.server.app import create_app
@@ -68,7 +68,7 @@ def test_claude_code_asks_and_reads_a_file(home: Path, tools: list[str], answer:
     """Claude Code streams an answer, runs the call it is sent, and shows what is made of the result."""
     program = node_module("@anthropic-ai/claude-code").parents[1] / ".bin" / "claude"
     model = Model(reading("Read", {"file_path": str(home / "note.txt")}))
-    with serve(create_app(model, api_keys=[KEY.encode()])) as url:
+    with serve(create_app(model, api_keys=keys(KEY))) as url:
         variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": KEY}
         variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
         assert said([program, "-p", QUESTION, "--model", "m", "--tools", *tools], home, **variables) == answer
@@ -78,7 +78,7 @@ def test_codex_runs_a_command(home: Path) -> None:
     """Codex, told not to search the web, runs the command it is sent over /v1/responses and shows the answer."""
     program = node_module("@openai/codex").parents[1] / ".bin" / "codex"
     model = Model(reading("exec_command", {"cmd": "cat note.txt"}))
-    with serve(create_app(model, api_keys=[KEY.encode()])) as url:
+    with serve(create_app(model, api_keys=keys(KEY))) as url:
         (home / ".codex").mkdir()
         (home / ".codex" / "config.toml").write_text(
             'model = "m"\nmodel_provider = "pyagent"\nweb_search = "disabled"\n'

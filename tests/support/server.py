@@ -27,6 +27,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.settings import Server
+from pyagent.infrastructure.server.api_keys import ApiKey
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.uvicorn_server import address, bind
 
@@ -34,6 +35,12 @@ Script = Callable[[ChatRequest], Sequence[ChatDelta | float | Exception]]
 
 
 KEY = "sk-0123456789abcdef"
+
+
+def keys(*secrets: str, admin: str = "") -> list[ApiKey]:
+    """API keys `key 1`, `key 2`, ... of clients, and `admin`."""
+    clients = [ApiKey(f"key {number}", secret.encode()) for number, secret in enumerate(secrets, 1)]
+    return [*clients, ApiKey("admin", admin.encode(), is_admin=True)] if admin else clients
 
 
 def words(*texts: str, **last: Any) -> list[ChatDelta]:

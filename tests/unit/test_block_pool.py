@@ -341,9 +341,10 @@ def test_explain_and_prefixes_report() -> None:
     compute(pool, 1, [1, 2, 3, 4], tenant="red")
     assert pool.explain([1, 2, 3, 5, 6], tenant="red") == (3, 3, "changed")
     assert pool.explain([1, 2, 3, 4, 5], tenant="red") == (4, 4, "complete")
-    assert pool.explain([1, 2, 3, 4, 5]) == (0, 0, "salt")
+    assert pool.explain([1, 2, 3, 4, 5], tenant="blue") == (0, 0, "cold")
+    assert not pool.prefixes(tenants=["blue"])
     assert pool.explain([9, 2, 3], tenant="red") == (0, 0, "cold")
-    [prefix] = pool.prefixes()
+    [prefix] = pool.prefixes(tenants=["red"])
     assert (prefix.tokens, prefix.tenant, prefix.num_pages, prefix.state) == ([1, 2, 3, 4], "red", 2, "cached")
     assert (prefix.hits, prefix.adapter_id, len(prefix.key)) == (0, 0, 16)
     assert 0 <= prefix.idle_seconds < 60
@@ -362,4 +363,4 @@ def test_sha256_keys_are_the_same_everywhere() -> None:
     chain = key(struct.pack("<QQQ", 0, 0, 3) + b"red")
     for block in ((1, 2), (3, 4)):
         chain = key(chain + struct.pack("<II", *block))
-    assert pool.prefixes()[0].key == chain.hex()
+    assert pool.prefixes(tenants=["red"])[0].key == chain.hex()

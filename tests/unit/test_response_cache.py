@@ -133,7 +133,6 @@ def test_whatever_decides_the_answer_is_told_apart(tmp_path: Path, fields: dict[
         {"timeout_seconds": 9.0},
         {"priority": 3},
         {"session": "s"},
-        {"request_class": "slow"},
         {"whole": True},
         {"origin": Origin(agent="math", run="7")},
     ],
@@ -174,7 +173,7 @@ def test_drawn_answers_are_kept_only_where_that_is_set(tmp_path: Path) -> None:
         ask(chain)
         ask(chain)
         assert len(a.requests) == num_asked
-        assert kept_in(chain).num_passed == (2 if num_asked == 2 else 0)
+        assert kept_in(chain).figures().num_passed == (2 if num_asked == 2 else 0)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +255,7 @@ def test_text_that_cannot_be_written_down_is_asked_for(tmp_path: Path) -> None:
     a = Played("a", answering("one"))
     chain = chain_of(tmp_path, ON, a)
     assert ask(chain, sampling=GREEDY, messages=[Message("user", "\ud800")]).text == "one"
-    assert kept_in(chain).num_passed == 1
+    assert kept_in(chain).figures().num_passed == 1
 
 
 @given(
@@ -277,7 +276,7 @@ def test_bounds_hold_whatever_comes(steps: list[tuple[int, int, bool, float]], m
         kept.put(key, deltas, is_pinned=is_pinned)
         put[key] = (now, deltas)
         assert kept.num_bytes <= max_bytes
-        assert kept.num_pinned <= len(kept)
+        assert kept.held().num_pinned <= len(kept)
     kept.clear()
     assert (kept.num_bytes, len(kept)) == (0, 0)
 

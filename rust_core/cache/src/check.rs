@@ -114,7 +114,7 @@ impl Store {
                 self.entries.tokens(number) == tokens,
                 "entry {number} of sequence {seq} has other tokens"
             );
-            let is_next = entry.key.parent == parent && entry.key.salt == sequence.salt;
+            let is_next = entry.key.parent == parent && sequence.salt.sees(&entry.key.salt);
             ensure!(
                 is_next || !entry.is_listed,
                 "entry {number} of sequence {seq} follows something else"
@@ -234,7 +234,10 @@ impl Store {
             let parent = self.entries.get(entry.key.parent);
             let is_used_too = !is_used || self.unit(entry.key.parent, self.layout.chain).state != State::Released;
             ensure!(is_used_too, "entry {number} is used, its parent is not");
-            parent.filter(|parent| parent.is_listed).map(|parent| parent.key.hash)
+            let is_sound = |parent: &&Entry| parent.is_listed && entry.key.salt.sees(&parent.key.salt);
+            parent
+                .filter(is_sound)
+                .map(|parent| self.hash_after(&parent.key, &entry.key.salt))
         };
         let expected = parent_hash.map(|hash| self.hasher.block(hash, tokens));
         ensure!(

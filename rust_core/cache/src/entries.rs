@@ -22,7 +22,7 @@ pub(crate) struct Key {
     pub(crate) hash: u64,
     /// The entry before it, or [`NO_ENTRY`].
     pub(crate) parent: u32,
-    /// Salt of the sequences that may use it.
+    /// Salt of the sequences that computed it; those that see it may use it.
     pub(crate) salt: Arc<Salt>,
 }
 

@@ -1,7 +1,8 @@
 //! Named ways to condense identities. The keys of `sha256` and `xxh3` are the same in every process and language.
 //!
 //! A root is the hash of adapter id, length of media hash, media hash, length of tenant, tenant; a block that of its
-//! parent's hash and its tokens. Numbers are little-endian, tokens 4 bytes, others 8; a key is the first 8 bytes.
+//! parent's hash and its tokens. A tenant's first block after a common one follows, in place of that block's hash,
+//! the hash of a block of its two halves, the lower first, after the tenant's root. Numbers are little-endian, tokens 4 bytes, others 8; a key is the first 8 bytes.
 
 use sha2::Digest;
 use xxhash_rust::xxh3::xxh3_64;

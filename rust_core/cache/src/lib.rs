@@ -45,7 +45,7 @@ pub use eviction::{
 };
 pub use group::{Group, GroupKind, NO_PAGE};
 pub use hashers::{HASHER_NAMES, make_hasher};
-pub use identity::{BlockHasher, KeyedHasher, Salt};
+pub use identity::{BlockHasher, COMMON_TENANT, KeyedHasher, Salt};
 pub use pool::{AddOptions, BlockPool, Clock, Found, PoolOptions};
 pub use report::{CachedPrefix, Explanation, Reason};
 pub use stats::PoolStats;

@@ -11,22 +11,30 @@ use crate::store::{State, Store};
 const MOST_COMPARED: usize = 64;
 
 impl Store {
-    /// The longest known chain of entries along `tokens`.
+    /// The longest known chain of entries along `tokens`: the common ones, then the tenant's own.
     pub(crate) fn chain(&self, tokens: &[u32], salt: &Arc<Salt>) -> Vec<u32> {
-        let mut chain = Vec::new();
+        let common = Arc::new(salt.in_common());
+        let mut chain = self.follow(Vec::new(), tokens, &common);
+        if common != *salt {
+            chain = self.follow(chain, tokens, salt);
+        }
+        chain
+    }
+
+    /// The longest known chain along `tokens` that goes on from this one under exactly this salt.
+    fn follow(&self, mut chain: Vec<u32>, tokens: &[u32], salt: &Arc<Salt>) -> Vec<u32> {
         let mut key = Key {
-            hash: self.hasher.root(salt),
-            parent: NO_ENTRY,
+            hash: self.chain_hash(&chain, salt),
+            parent: end_of(&chain),
             salt: Arc::clone(salt),
         };
-        let mut known_hash = key.hash;
-        for tokens in tokens.chunks_exact(self.layout.block_tokens) {
-            key.hash = self.hasher.block(known_hash, tokens);
+        for tokens in tokens.chunks_exact(self.layout.block_tokens).skip(chain.len()) {
+            key.hash = self.hasher.block(key.hash, tokens);
             let Some(entry) = self.entries.find(&key, tokens) else {
                 break;
             };
             chain.push(entry);
-            (key.parent, known_hash) = (entry, key.hash);
+            key.parent = entry;
         }
         chain
     }
@@ -40,10 +48,18 @@ impl Store {
         }
     }
 
-    /// The hash that the block after this chain follows.
+    /// The hash that the block of this salt after this chain follows.
     pub(crate) fn chain_hash(&self, chain: &[u32], salt: &Salt) -> u64 {
         let last = chain.last().and_then(|&entry| self.entries.get(entry));
-        last.map_or_else(|| self.hasher.root(salt), |entry| entry.key.hash)
+        last.map_or_else(|| self.hasher.root(salt), |entry| self.hash_after(&entry.key, salt))
+    }
+
+    /// The hash that a block of this salt after the entry of `key` follows.
+    pub(crate) fn hash_after(&self, key: &Key, salt: &Salt) -> u64 {
+        match *key.salt == *salt {
+            true => key.hash,
+            false => self.hasher.border(key.hash, salt),
+        }
     }
 
     /// How many blocks of a chain can be used: every class has the pages that the token after them can see.
@@ -75,11 +91,11 @@ pub(crate) struct Alike {
 }
 
 impl Store {
-    /// Of the newest blocks after `parent`, those with all their pages that begin as `tokens` do.
+    /// Of the newest blocks after `parent`, those with all their pages that begin as `tokens` do and that `salt` sees.
     pub(crate) fn alike(&self, parent: u32, tokens: &[u32], salt: &Salt) -> impl Iterator<Item = Alike> {
         let begins_so = move |(number, entry): (u32, &Entry)| {
             let num_tokens = num_common(self.entries.tokens(number), tokens);
-            let is_usable = num_tokens > 0 && *entry.key.salt == *salt && self.has_all_pages(number);
+            let is_usable = num_tokens > 0 && salt.sees(&entry.key.salt) && self.has_all_pages(number);
             is_usable.then_some(Alike {
                 num_tokens,
                 entry: number,

@@ -17,8 +17,6 @@ pub enum Reason {
     Changed,
     /// It was cached once.
     Evicted,
-    /// It is cached for another adapter, other media or another tenant.
-    Salt,
     /// Nothing like it was computed.
     Cold,
 }
@@ -85,12 +83,19 @@ impl BlockPool {
         }
     }
 
-    /// The prefixes that can be found and that nothing goes on from, last used first; at most `limit`.
-    pub fn prefixes(&self, limit: usize) -> Vec<CachedPrefix> {
+    /// The tenants' prefixes that can be found and that nothing of the same tenant goes on from, last used first; at
+    /// most `limit`.
+    pub fn prefixes(&self, limit: usize, tenants: &[&[u8]]) -> Vec<CachedPrefix> {
         let store = &self.store;
         let all = (0..store.entries.bound()).filter_map(|number| Some((number, store.entries.get(number)?)));
-        let is_end = |entry: &Entry| entry.is_listed && entry.first_child == NO_ENTRY;
-        let mut ends: Vec<(u32, &Entry)> = all.filter(|(_, entry)| is_end(entry)).collect();
+        let is_own = |entry: &Entry| tenants.contains(&&*entry.key.salt.tenant);
+        let is_end = |number, entry: &Entry| {
+            let goes_on = |(_, child): (u32, &Entry)| child.key.salt == entry.key.salt;
+            entry.is_listed && !store.entries.children(number).any(goes_on)
+        };
+        let mut ends: Vec<(u32, &Entry)> = all
+            .filter(|&(number, entry)| is_own(entry) && is_end(number, entry))
+            .collect();
         ends.sort_by_key(|&(number, entry)| (std::cmp::Reverse(entry.last_use), number));
         ends.truncate(limit);
         let now = (store.clock)();
@@ -118,17 +123,13 @@ impl Store {
             (common, common == self.entries.tokens(number).len())
         };
         let end = chain.last().copied().unwrap_or(NO_ENTRY);
-        let of_salt = |is_own: bool| {
-            let children = self.entries.children(end);
-            children
-                .filter(move |(_, entry)| (*entry.key.salt == *salt) == is_own)
-                .map(|(number, _)| number)
-        };
-        let best = of_salt(true).map(compare).max();
+        let seen = self
+            .entries
+            .children(end)
+            .filter(|(_, entry)| salt.sees(&entry.key.salt));
+        let best = seen.map(|(number, _)| compare(number)).max();
         let (common, is_all) = best.unwrap_or((0, true));
-        let is_of_others = |number| tokens.starts_with(self.entries.tokens(number));
         let reason = match () {
-            () if chain.is_empty() && of_salt(false).any(is_of_others) => Reason::Salt,
             () if is_all || (common == 0 && chain.is_empty()) => Reason::Cold,
             () => Reason::Changed,
         };

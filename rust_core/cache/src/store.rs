@@ -282,9 +282,10 @@ impl Store {
     ///
     /// Marked ones stay until their marks end, and go first then.
     pub(crate) fn supersede(&mut self, parent: u32, tokens: &[u32], salt: &Salt) {
+        let is_own = |entry: u32| self.entries.get(entry).is_some_and(|entry| *entry.key.salt == *salt);
         let is_old = |part: &Alike| {
             let num_tokens = self.entries.tokens(part.entry).len();
-            part.num_tokens == num_tokens && num_tokens < tokens.len()
+            part.num_tokens == num_tokens && num_tokens < tokens.len() && is_own(part.entry)
         };
         let old: Vec<Alike> = self.alike(parent, tokens, salt).filter(is_old).collect();
         for Alike { entry, .. } in old {

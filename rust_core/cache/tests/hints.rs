@@ -266,11 +266,6 @@ fn explain_names_the_reason() {
     assert_eq!(clocked.explain(&changed), explained(6, 6, Reason::Changed));
     changed[2] = 0;
     assert_eq!(clocked.explain(&changed), explained(2, 2, Reason::Changed));
-    let tenant = Salt {
-        tenant: [1].into(),
-        ..Salt::default()
-    };
-    assert_eq!(clocked.pool.explain(&tokens, &tenant), explained(0, 0, Reason::Salt));
     clocked.run(&text(2, 5));
     assert_eq!(
         clocked.explain(&[&tokens[..], &[1]].concat()),
@@ -334,14 +329,14 @@ fn prefixes_are_listed() {
     clocked.wait(2);
     clocked.run(&second);
     clocked.pool.pin("first", &first, &Salt::default()).expect("2 of 20");
-    let prefixes = clocked.pool.prefixes(9);
+    let prefixes = clocked.pool.prefixes(9, &[b""]);
     let told: Vec<_> = prefixes
         .iter()
         .map(|one| (one.tokens.len(), one.num_pages, one.is_pinned, one.hits))
         .collect();
     assert_eq!(told, [(12, 3, false, 1), (8, 2, true, 0)]);
     assert_eq!((&prefixes[0].tokens, prefixes[1].idle_micros), (&second, 5_000_000));
-    assert_eq!(clocked.pool.prefixes(1).len(), 1);
+    assert_eq!(clocked.pool.prefixes(1, &[b""]).len(), 1);
 }
 
 /// A prompt counts once: when it is computed, not when it only asks, nor again when it comes back.

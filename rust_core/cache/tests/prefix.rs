@@ -124,6 +124,52 @@ fn salt_parts_each_separate() {
     }
 }
 
+/// Tenants find what they computed and what is common, whole blocks and parts; never each other's.
+#[test]
+fn tenants_see_their_own_and_what_is_common() {
+    for hasher in [None, Some(Box::new(Colliding) as Box<dyn BlockHasher>)] {
+        let mut options = options(64);
+        if let Some(hasher) = hasher {
+            options.hasher = hasher;
+        }
+        let mut pool = BlockPool::new(options).expect("a small pool");
+        let (common, red, blue) = (tenant("*"), tenant("red"), tenant("blue"));
+        let system = [1, 2, 3, 4, 5, 6, 7, 8];
+        let asked = |question: u32| [&system[..], &[question; 8]].concat();
+        let found = |pool: &BlockPool, tokens: &[u32], salt: &Salt| pool.lookup(tokens, salt).num_tokens;
+        run(&mut pool, 1, &system, &common);
+        assert_eq!(run(&mut pool, 2, &asked(20), &red), 8);
+        let told: Vec<_> = [&common, &red, &blue].map(|salt| found(&pool, &asked(20), salt)).into();
+        assert_eq!(told, [8, 15, 8]);
+        assert_eq!(pool.explain(&asked(20), &blue).cached_tokens, 8);
+        assert_eq!(pool.explain(&asked(20), &blue).known_tokens, 8);
+        assert_eq!(run(&mut pool, 3, &asked(20), &blue), 8);
+        assert_eq!(found(&pool, &asked(20), &blue), 15);
+        assert_eq!(pool.prefixes(9, &[b"red"]).len(), 1);
+        assert_eq!(pool.prefixes(9, &[b"green"]).len(), 0);
+        assert_eq!(
+            pool.prefixes(9, &[b"*"])[0].tokens,
+            system,
+            "that others go on from it does not show"
+        );
+    }
+}
+
+/// That another tenant's blocks after a common prefix were evicted is not remembered for anybody else.
+#[test]
+fn evictions_are_remembered_for_their_tenant() {
+    let mut pool = pool(5);
+    let system = [1, 2, 3, 4];
+    run(&mut pool, 1, &system, &tenant("*"));
+    pool.pin("system", &system, &tenant("*")).expect("one page");
+    let asked = [&system[..], &[20; 9]].concat();
+    run(&mut pool, 2, &asked, &tenant("red"));
+    pool.set_limit(1).expect("less");
+    pool.set_limit(5).expect("as before");
+    assert_eq!(pool.explain(&asked, &tenant("red")).known_tokens, 12);
+    assert_eq!(pool.explain(&asked, &tenant("blue")).known_tokens, 4);
+}
+
 /// Sequences that compute the same block at the same time end up sharing one.
 #[test]
 fn commit_shares_identical_blocks() {

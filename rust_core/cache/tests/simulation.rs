@@ -464,7 +464,10 @@ impl Machine {
         let stats = self.pool.stats();
         assert_eq!((stats.active, stats.cached, stats.pinned, stats.retained), (0, 0, 0, 0));
         self.pool.check().expect("consistent");
-        assert!(self.pool.prefixes(1).is_empty(), "no entry is left without pages");
+        assert!(
+            self.pool.prefixes(1, &[b""]).is_empty(),
+            "no entry is left without pages"
+        );
     }
 }
 

@@ -15,9 +15,11 @@ from pyagent.core.errors import BackendError, RequestError
 if TYPE_CHECKING:
     from pyagent.core.messages import CacheReport, JsonObject
     from pyagent.core.prompt_cache import ModelCache
+    from pyagent.core.settings import Server
 
 app = typer.Typer(add_completion=False, help="Look into a running server's prompt cache.", no_args_is_help=True)
 Url = Annotated[str | None, typer.Option("--url", help="The server; otherwise the one of the settings.")]
+Shared = Annotated[bool, typer.Option("--shared", help="A pin for all API keys; needs an administrator's.")]
 PromptFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A chat request or its messages as JSON, else a system text; - reads it.")
 ]
@@ -100,7 +102,6 @@ def _explained(report: CacheReport) -> str:
 _WHY = {
     "changed": "the text is another than before",
     "evicted": "it was computed, but had to go from memory",
-    "salt": "it was computed for somebody else, and is not shared",
     "cold": "nothing like it was computed",
 }
 
@@ -110,6 +111,7 @@ def pin(
     name: Annotated[str, typer.Argument(help="A name to unpin it by.")],
     file: PromptFile,
     model: Annotated[str, typer.Option("--model", help="A model of the server.")] = "",
+    shared: Shared = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
@@ -117,15 +119,21 @@ def pin(
     import msgspec
 
     messages = _request(file)["messages"]
-    body = _call("POST", "/pyagent/cache/pin", url, config, {"name": name, "messages": messages, "model": model})
+    asked: JsonObject = {"name": name, "messages": messages, "model": model, "shared": shared}
+    body = _call("POST", "/pyagent/cache/pin", url, config, asked)
     num_tokens = msgspec.json.decode(body, type=dict[str, object])["num_tokens"]
     sys.stdout.write(f"{name}: {num_tokens} tokens are kept until: pyagent cache unpin {name}\n")
 
 
 @app.command()
-def unpin(name: Annotated[str, typer.Argument(help="Its name.")], url: Url = None, config: Config = None) -> None:
+def unpin(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    shared: Shared = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
     """End a pin."""
-    _call("POST", "/pyagent/cache/unpin", url, config, {"name": name})
+    _call("POST", "/pyagent/cache/unpin", url, config, {"name": name, "shared": shared})
     sys.stdout.write(f"{name} is kept no longer than others\n")
 
 
@@ -182,7 +190,7 @@ def _call(method: str, path: str, url: str | None, config: Path | None, body: Js
 
     server = read_settings(config).server
     base = (url or f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}").rstrip("/")
-    headers = _authorization(server.api_keys_file) | {"content-type": "application/json"}
+    headers = _authorization(server) | {"content-type": "application/json"}
     content = None if body is None else msgspec.json.encode(body)
     try:
         with httpx.Client(trust_env=False, timeout=600) as http:
@@ -199,13 +207,17 @@ def _call(method: str, path: str, url: str | None, config: Path | None, body: Js
     raise RequestError(f"{base}: {told}")
 
 
-def _authorization(keys: Path | None) -> dict[str, str]:
-    """The first key of the settings' file: whoever may read it may ask."""
-    from pyagent.infrastructure.server.middleware.auth import read_keys
+def _authorization(server: Server) -> dict[str, str]:
+    """The first key of the settings' files, an administrator's if there is one: whoever may read it may ask."""
+    import msgspec
 
-    if keys is None or not keys.is_file():
-        return {}
-    return {"authorization": f"Bearer {read_keys(keys, '127.0.0.1')[0].decode()}"}
+    from pyagent.infrastructure.server.api_keys import read_keys
+
+    files = {name: file for name in ("admin_keys_file", "api_keys_file") if (file := getattr(server, name)) is not None}
+    there = {name: file if file.is_file() else None for name, file in files.items()}
+    keys = read_keys(msgspec.structs.replace(server, host="127.0.0.1", **there))
+    keys.sort(key=lambda key: not key.is_admin)
+    return {"authorization": f"Bearer {keys[0].secret.decode()}"} if keys else {}
 
 
 def _line(text: str) -> str:

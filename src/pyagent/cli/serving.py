@@ -59,10 +59,10 @@ def serve(
 
     from pyagent.infrastructure.models.store import ModelStore
     from pyagent.infrastructure.server.agents import AgentBackend
-    from pyagent.infrastructure.server.middleware.auth import read_keys
+    from pyagent.infrastructure.server.api_keys import read_keys
     from pyagent.infrastructure.server.uvicorn_server import address, bind
 
-    keys = read_keys(settings.server.api_keys_file, settings.server.host)
+    keys = read_keys(settings.server)
     listening = bind(settings.server.host, settings.server.port)
 
     def make_fleet() -> Fleet:

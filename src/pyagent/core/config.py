@@ -296,7 +296,8 @@ def _config_error(faults: Mapping[str, tuple[object, ValueError]], sources: Mapp
 def _fault(key: str, value: object, error: ValueError, source: str) -> str:
     if key == "backends.api_keys":  # never echoed: somebody may have written the key itself
         return f"{key} ({source}): expected a table of env:NAME or file:PATH; keys never stand in settings"
-    entries = cast("list[object]", value) if isinstance(value, list) else [value]
+    entries: list[object] = cast("list[object]", value) if isinstance(value, list) else [value]
     if any(isinstance(entry, Mapping | list) for entry in entries):  # nor a table: any name in it may be a key's
         return f"{key} ({source}): {strike_text(str(error))}"
-    return f"{key} = {strike_out(value)!r:.100} ({source}): {strike_text(str(error))}"
+    shown = strike_out(cast("object", value))
+    return f"{key} = {shown!r:.100} ({source}): {strike_text(str(error))}"

@@ -160,9 +160,18 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asks: fairness is kept between clients, runs or agents, as settings say. All names are free text."""
+COMMON_TENANT = "*"
+"""The tenant whose computed prompts all tenants find; only what an administrator shares is computed for it."""
 
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who asks: fairness is kept between clients, runs or agents, as settings say. These names are free text.
+
+    `tenant` is whose text it is: nothing computed, kept or remembered for one tenant is used for or shown to another.
+    A server sets it to the API key's name; it is never read from a request.
+    """
+
+    tenant: str = ""
     client: str = ""
     agent: str = ""
     run: str = ""
@@ -253,7 +262,7 @@ class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     (`messages[2] (user)`, `tools`).
     """
 
-    reason: Literal["changed", "evicted", "salt", "cold"]
+    reason: Literal["changed", "evicted", "cold"]
     position: int
     found: str = ""
     expected: str = ""
@@ -283,11 +292,12 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `demote`: it will hardly be asked for again, except for what begins with `messages`;
     - `release`: nothing said so far holds any more.
 
-    It is about the conversation called `session`; else about all that begins with `messages`, on behalf of a `run`, or
-    about the whole run.
+    It is about the `tenant`'s conversation called `session`; else about all that begins with `messages`, on behalf of a
+    `run`, or about the whole run.
     """
 
     kind: Literal["retain", "prefetch", "demote", "release"]
+    tenant: str = ""
     session: str = ""
     run: str = ""
     messages: list[Message] = []
@@ -381,10 +391,11 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts to embed."""
+    """Texts to embed; those of different tenants are never sent in one call (`Origin.tenant`)."""
 
     model: str
     input: list[str]
+    tenant: str = ""
 
 
 class EmbedResult(msgspec.Struct, frozen=True, kw_only=True):

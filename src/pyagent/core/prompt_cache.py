@@ -14,9 +14,10 @@ from pyagent.core.messages import CacheReport, ChatRequest
 
 
 class ViewCache(msgspec.Struct, frozen=True, tag=True):
-    """What is kept? At most so many prompts of each model, last used first."""
+    """What is kept of these tenants? At most so many prompts of each model, last used first."""
 
     limit: int = 20
+    tenants: tuple[str, ...] = ("",)
 
 
 class ExplainPrompt(msgspec.Struct, frozen=True, tag=True):
@@ -26,16 +27,20 @@ class ExplainPrompt(msgspec.Struct, frozen=True, tag=True):
 
 
 class PinPrompt(msgspec.Struct, frozen=True, tag=True):
-    """Compute what requests that begin with these messages have in common, and keep it under this name."""
+    """Compute what requests that begin with these messages have in common, and keep it under this name.
+
+    It is the request's tenant's; that of `COMMON_TENANT` is found by all.
+    """
 
     name: str
     request: ChatRequest
 
 
 class UnpinPrompt(msgspec.Struct, frozen=True, tag=True):
-    """Keep what has this name no longer than anything else."""
+    """Keep what this tenant pinned under this name no longer than anything else."""
 
     name: str
+    tenant: str = ""
 
 
 CacheQuery = ViewCache | ExplainPrompt | PinPrompt | UnpinPrompt
@@ -59,7 +64,10 @@ class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt cache of one model: pages of KV memory by use, tokens found since it was loaded, and prompts."""
+    """The prompt cache of one model: pages of KV memory by use, tokens found since it was loaded, and prompts.
+
+    The counts are of all tenants; pins and prompts are those of the tenants asked for.
+    """
 
     model: str
     num_pages: int

@@ -304,7 +304,21 @@ class Server(Section, frozen=True):
     port: Annotated[int, Setting(whole(0, 65535), "Port to listen on; 0 takes a free one.")] = 8321
     api_keys_file: Annotated[
         Path | None,
-        Setting(PATH, "File with one accepted API key a line; `none` accepts everybody.", none="none"),
+        Setting(
+            PATH,
+            "File with the clients' API keys, one a line, as `KEY` or `NAME KEY`; `none` accepts everybody. What is "
+            "computed or kept for one key is never used for another.",
+            none="none",
+        ),
+    ] = None
+    admin_keys_file: Annotated[
+        Path | None,
+        Setting(
+            PATH,
+            "File with API keys, in the same form, that may also drain, sleep and wake the engines, fetch models, "
+            "share pinned prompts between all keys and clear all kept answers.",
+            none="none",
+        ),
     ] = None
     requests_per_minute: Annotated[
         int | None, Setting(COUNT, "Answers each API key may ask for in a minute, or `unlimited`.", none="unlimited")

@@ -355,10 +355,11 @@ impl BlockPool {
         ))
     }
 
-    /// The prefixes that can be found and that nothing goes on from, last used first.
-    #[pyo3(signature = (limit = 20))]
-    fn prefixes(&self, py: Python<'_>, limit: usize) -> PyResult<Vec<CachedPrefix>> {
-        let prefixes = self.call(py, |pool| Ok(pool.prefixes(limit)))?;
+    /// The tenants' prefixes that can be found and that nothing of the same tenant goes on from, last used first.
+    #[pyo3(signature = (limit = 20, *, tenants = vec![String::new()]))]
+    fn prefixes(&self, py: Python<'_>, limit: usize, tenants: Vec<String>) -> PyResult<Vec<CachedPrefix>> {
+        let tenants: Vec<&[u8]> = tenants.iter().map(String::as_bytes).collect();
+        let prefixes = self.call(py, |pool| Ok(pool.prefixes(limit, &tenants)))?;
         Ok(prefixes.into_iter().map(CachedPrefix::from).collect())
     }
 

@@ -110,7 +110,6 @@ pub(super) fn reason(reason: Reason) -> &'static str {
         Reason::Complete => "complete",
         Reason::Changed => "changed",
         Reason::Evicted => "evicted",
-        Reason::Salt => "salt",
         Reason::Cold => "cold",
     }
 }

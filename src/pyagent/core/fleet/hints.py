@@ -47,6 +47,7 @@ class RunHints:
     run: str
     tell: Callable[[Hint], None]
     durations: Durations
+    tenant: str = ""
     _leads: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
     _shared: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     _num_away: Counter[str] = field(default_factory=Counter[str])
@@ -58,7 +59,7 @@ class RunHints:
         texts = tuple(message.text for message in lead)
         if is_spawned and lead and texts not in self._shared:
             self._shared.add(texts)
-            self.tell(Hint(kind="retain", run=self.run, messages=lead))
+            self.tell(Hint(kind="retain", tenant=self.tenant, run=self.run, messages=lead))
 
     @contextmanager
     def away(self, session: str, what: str) -> Generator[None]:
@@ -66,20 +67,22 @@ class RunHints:
         started = time.monotonic()
         self._num_away[session] += 1
         if session in self._leads and self._num_away[session] == 1:
-            self.tell(Hint(kind="retain", session=session, expected_seconds=self.durations.expected(what)))
+            expected = self.durations.expected(what)
+            self.tell(Hint(kind="retain", tenant=self.tenant, session=session, expected_seconds=expected))
         try:
             yield
         finally:
             self.durations.note(what, time.monotonic() - started)
             self._num_away[session] -= 1
             if session in self._leads and self._num_away[session] == 0:
-                self.tell(Hint(kind="prefetch", session=session))
+                self.tell(Hint(kind="prefetch", tenant=self.tenant, session=session))
 
     def done(self, session: str) -> None:
         """An agent gave its result: it will not ask again."""
         if session in self._leads:
-            self.tell(Hint(kind="demote", session=session, messages=self._leads.pop(session)))
+            lead = self._leads.pop(session)
+            self.tell(Hint(kind="demote", tenant=self.tenant, session=session, messages=lead))
 
     def end(self) -> None:
         """The run is over."""
-        self.tell(Hint(kind="release", run=self.run))
+        self.tell(Hint(kind="release", tenant=self.tenant, run=self.run))

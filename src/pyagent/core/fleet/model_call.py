@@ -80,7 +80,7 @@ class ModelCall:
             private=run.is_private,
             session=self.context.session,
             whole=self.whole,
-            origin=Origin(client=run.client, agent=self.context.agent, run=run.id),
+            origin=Origin(tenant=run.tenant, client=run.client, agent=self.context.agent, run=run.id),
         )
         async with AsyncExitStack() as stack:
             stream: AsyncIterator[ChatDelta] = run.backend.chat(request)

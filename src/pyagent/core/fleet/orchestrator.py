@@ -121,8 +121,9 @@ class Fleet:
         timeout_seconds: float | None = None,
         is_private: bool = False,
         client: str = "",
+        tenant: str = "",
     ) -> AsyncGenerator[Event, None]:
-        """Run a task, or a graph of steps, for a client; yields what happens.
+        """Run a task, or a graph of steps, for a client of a tenant (`Origin`); yields what happens.
 
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
@@ -132,7 +133,7 @@ class Fleet:
         steps = _as_steps(task, tuple(files), agent)
         topological_order({step.name: step.after for step in steps})
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client)
+        run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client, tenant=tenant)
         self._watchdog.start()
         job = asyncio.create_task(self._execute(run, steps))
         self._jobs.add(job)
@@ -170,7 +171,13 @@ class Fleet:
         raise AgentError(f"the run of {name} ended without a result", agent=name)
 
     def _open(
-        self, listener: Callable[[Event], None], timeout_seconds: float | None, *, is_private: bool, client: str
+        self,
+        listener: Callable[[Event], None],
+        timeout_seconds: float | None,
+        *,
+        is_private: bool,
+        client: str,
+        tenant: str,
     ) -> Run:
         limits = self.limits
         times = [seconds for seconds in (timeout_seconds, limits.run_seconds) if seconds is not None]
@@ -187,8 +194,9 @@ class Fleet:
             max_concurrency=limits.max_concurrency,
             max_agents=limits.run_agents,
             listener=listener,
-            hints=RunHints(run_id, self._hint, self._durations),
+            hints=RunHints(run_id, self._hint, self._durations, tenant),
             client=client,
+            tenant=tenant,
             is_private=is_private,
         )
 

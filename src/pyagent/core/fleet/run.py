@@ -44,6 +44,7 @@ class Run:
     listener: Callable[[Event], None]
     hints: RunHints
     client: str = ""
+    tenant: str = ""
     is_private: bool = False
     slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])

@@ -1,14 +1,16 @@
 """The answer cache of a chain: equal requests are answered once.
 
 A request whose answer is determined (greedy, seeded, or searched for) is looked up, else it joins an equal one under
-way, else it is asked for and its answer kept. The key is everything that decides the answer, the links that may give
-it included; who asks, how urgently and for how long does not. What a new field of a request means for its answer is
-not known here, so it is in the key until it is taken out below. Asks no backend itself.
+way, else it is asked for and its answer kept. The key is everything that decides the answer, or that may be refused (a
+request's class), the links that may give it included. How urgently and for how long it is asked for is not in it; who
+asks keeps tenants apart. What a new field of a request means for its answer is not known here, so it is in the key
+until it is taken out below. Asks no backend itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from pyagent.core.response_cache.store import ResponseStore
 
 Keep = Literal["determined", "all"]
 Ask = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
-_Place = tuple[bytes, bool, int, str, int]
+_Place = tuple[bytes, bool, int, int]
 
 
 class ResponseCacheStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,16 @@ class ResponseCacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
+class _Counts:
+    """Of one tenant's requests; see `ResponseCacheStats`."""
+
+    num_hits: int = 0
+    num_shared: int = 0
+    num_misses: int = 0
+    num_passed: int = 0
+
+
+@dataclass(slots=True)
 class ResponseCache:
     """`pinned` are beginnings of system prompts whose answers go last. One event loop at a time owns it.
 
@@ -58,33 +70,30 @@ class ResponseCache:
     keep: Keep = "determined"
     pinned: Sequence[str] = ()
     between_clients: bool = False
-    num_hits: int = 0
-    num_shared: int = 0
-    num_misses: int = 0
-    num_passed: int = 0
+    _counts: defaultdict[str, _Counts] = field(default_factory=lambda: defaultdict(_Counts))
     _under_way: dict[_Place, CoalescedResponse] = field(default_factory=dict[_Place, CoalescedResponse])
 
     def chat(self, request: ChatRequest, links: Sequence[str], ask: Ask) -> AsyncGenerator[ChatDelta, None]:
         """The answer, from `ask` where nobody has it; `links` are those that may give it."""
         key = self._key(request, links)
         if key is None:
-            self.num_passed += 1
+            self._counts[request.origin.tenant].num_passed += 1
             return ask(request)
         deltas = self.kept.get(key)
         if deltas is None:
             return self._join(key, request, ask)
-        self.num_hits += 1
+        self._counts[request.origin.tenant].num_hits += 1
         return _replay(deltas)
 
     def _key(self, request: ChatRequest, links: Sequence[str]) -> bytes | None:
         """All that decides the answer; None when it is not determined, or cannot be written down."""
         if self.keep == "determined" and not is_determined(request):
             return None
+        origin = request.origin
         asked = msgspec.structs.replace(
             request,
-            origin=Origin(client="" if self.between_clients else request.origin.client),
+            origin=Origin() if self.between_clients else Origin(tenant=origin.tenant, client=origin.client),
             priority=0,
-            request_class="",
             timeout_seconds=None,
             session=None,
             whole=False,
@@ -100,7 +109,7 @@ class ResponseCache:
         """The answer under way, or a new one; one that ends with its own deadline is asked for again."""
         deadline = Deadline.after(request.timeout_seconds)
         # Who is in more of a hurry does not wait in another's queue.
-        place = (key, request.whole, request.priority, request.request_class, id(asyncio.get_running_loop()))
+        place = (key, request.whole, request.priority, id(asyncio.get_running_loop()))
         while True:
             answer = self._under_way.get(place)
             is_shorter = answer is not None and answer.deadline.at < deadline.at
@@ -117,7 +126,7 @@ class ResponseCache:
                     raise
                 request = msgspec.structs.replace(request, timeout_seconds=deadline.remaining_seconds)
                 continue
-            self.num_shared += 1
+            self._counts[request.origin.tenant].num_shared += 1
             async with aclosing(_replay(held) if held is not None else answer.listen(deadline)) as stream:
                 async for delta in stream:
                     yield _marked(delta, "shared")
@@ -126,15 +135,16 @@ class ResponseCache:
     def _begin(
         self, place: _Place, request: ChatRequest, deadline: Deadline, ask: Ask
     ) -> AsyncGenerator[ChatDelta, None]:
-        self.num_misses += 1
-        answer = self._under_way[place] = CoalescedResponse(deadline)
+        tenant = request.origin.tenant
+        self._counts[tenant].num_misses += 1
+        answer = self._under_way[place] = CoalescedResponse(deadline, tenant)
 
         def end(ended: CoalescedResponse, is_whole: bool) -> None:
             if self._under_way.get(place) is not ended:  # begun again since, or all was to be forgotten
                 return
             del self._under_way[place]
             if is_whole and is_keepable(ended.deltas, request):
-                self.kept.put(place[0], ended.deltas, is_pinned=self._is_pinned(request))
+                self.kept.put(place[0], ended.deltas, is_pinned=self._is_pinned(request), tenant=tenant)
 
         answer.begin(ask(request), end)
         return answer.listen(Deadline())  # the chain keeps the deadline of who began
@@ -143,26 +153,30 @@ class ResponseCache:
         system = next((message.text for message in request.messages if message.role in {"system", "developer"}), "")
         return any(system.startswith(beginning) for beginning in self.pinned if beginning)
 
-    def clear(self) -> int:
-        """Forget all answers, those under way as soon as they are told; returns how many were kept."""
-        self._under_way.clear()
-        return self.kept.clear()
+    def clear(self, tenant: str | None = None) -> int:
+        """Forget a tenant's answers, or all, those under way as soon as they are told; returns how many were kept."""
+        for place in [place for place, answer in self._under_way.items() if tenant in {None, answer.tenant}]:
+            del self._under_way[place]
+        return self.kept.clear(tenant)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
-    def figures(self) -> ResponseCacheStats:
-        """What it holds and did."""
+    def figures(self, tenant: str | None = None) -> ResponseCacheStats:
+        """What it holds and did, for a tenant or for all."""
         self.kept.expire()
-        num_saved = self.num_hits + self.num_shared
+        counts = [self._counts[tenant]] if tenant is not None else [*self._counts.values()]
+        num_hits, num_shared = sum(one.num_hits for one in counts), sum(one.num_shared for one in counts)
+        num_misses, num_saved = sum(one.num_misses for one in counts), num_hits + num_shared
+        kept = self.kept.held(tenant)
         return ResponseCacheStats(
-            num_hits=self.num_hits,
-            num_shared=self.num_shared,
-            num_misses=self.num_misses,
-            num_passed=self.num_passed,
-            hit_ratio=num_saved / max(1, num_saved + self.num_misses),
-            num_kept=len(self.kept),
-            num_pinned=self.kept.num_pinned,
-            num_bytes=self.kept.num_bytes,
+            num_hits=num_hits,
+            num_shared=num_shared,
+            num_misses=num_misses,
+            num_passed=sum(one.num_passed for one in counts),
+            hit_ratio=num_saved / max(1, num_saved + num_misses),
+            num_kept=kept.num_entries,
+            num_pinned=kept.num_pinned,
+            num_bytes=kept.num_bytes,
             max_bytes=self.kept.max_bytes,
             num_evicted=self.kept.num_evicted,
             num_expired=self.kept.num_expired,

@@ -20,9 +20,11 @@ _WHAT = "an answer that an equal request began"
 
 @dataclass(slots=True, eq=False)
 class CoalescedResponse:
-    """An answer as far as it is told. `deadline` is that of who began it, and with it the computation's."""
+    """An answer as far as it is told. `deadline` is that of who began it, and with it the computation's;
+    `tenant` too."""
 
     deadline: Deadline
+    tenant: str = ""
     deltas: list[ChatDelta] = field(default_factory=list[ChatDelta])
     num_listeners: int = 0
     _error: Exception | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +28,15 @@ class _Entry:
     expires_at: float
     num_bytes: int
     is_pinned: bool
+    tenant: str
+
+
+class Held(NamedTuple):
+    """How much is kept."""
+
+    num_entries: int
+    num_pinned: int
+    num_bytes: int
 
 
 def _entries() -> OrderedDict[bytes, _Entry]:
@@ -50,10 +60,12 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._by_age)
 
-    @property
-    def num_pinned(self) -> int:
-        """How many of them are pinned."""
-        return len(self._pinned)
+    def held(self, tenant: str | None = None) -> Held:
+        """How much is kept of a tenant's, or of all."""
+        if tenant is None:
+            return Held(len(self), len(self._pinned), self.num_bytes)
+        own = [entry for entry in self._by_age.values() if entry.tenant == tenant]
+        return Held(len(own), sum(entry.is_pinned for entry in own), sum(entry.num_bytes for entry in own))
 
     def get(self, key: bytes) -> list[ChatDelta] | None:
         """The deltas of an answer, the caller's own; None when there is none."""
@@ -64,8 +76,8 @@ class ResponseStore:
         self._room_of(entry).move_to_end(key)
         return _DECODER.decode(entry.deltas)
 
-    def put(self, key: bytes, deltas: list[ChatDelta], *, is_pinned: bool = False) -> None:
-        """Keep an answer, where it fits at all."""
+    def put(self, key: bytes, deltas: list[ChatDelta], *, is_pinned: bool = False, tenant: str = "") -> None:
+        """Keep a tenant's answer, where it fits at all."""
         self.expire()
         if key in self._by_age:
             self._drop(key)
@@ -73,7 +85,7 @@ class ResponseStore:
         num_bytes = len(key) + len(encoded) + _ENTRY_BYTES
         if num_bytes > self.max_bytes:
             return
-        entry = _Entry(encoded, self.clock() + self.ttl_seconds, num_bytes, is_pinned)
+        entry = _Entry(encoded, self.clock() + self.ttl_seconds, num_bytes, is_pinned, tenant)
         self._by_age[key] = self._room_of(entry)[key] = entry
         self.num_bytes += num_bytes
         while self.num_bytes > self.max_bytes:
@@ -87,13 +99,12 @@ class ResponseStore:
             self._drop(oldest[0])
             self.num_expired += 1
 
-    def clear(self) -> int:
-        """Let go of all; returns how many there were."""
-        num_kept = len(self)
-        for entries in (self._plain, self._pinned, self._by_age):
-            entries.clear()
-        self.num_bytes = 0
-        return num_kept
+    def clear(self, tenant: str | None = None) -> int:
+        """Let go of a tenant's, or of all; returns how many there were."""
+        keys = [key for key, entry in self._by_age.items() if tenant in {None, entry.tenant}]
+        for key in keys:
+            self._drop(key)
+        return len(keys)
 
     def _drop(self, key: bytes) -> None:
         entry = self._by_age.pop(key)

@@ -67,6 +67,8 @@ class ServerFigures:
         self.cached_tokens = Counter[_Labels]()
         self.generation_tokens = Counter[_Labels]()
         self.cache_misses = Counter[_Labels]()
+        self.key_requests = Counter[_Labels]()
+        self.key_tokens = Counter[_Labels]()
         self.request_seconds = _histograms()
         self.first_token_seconds = _histograms()
         self.queue_seconds = _histograms()
@@ -78,14 +80,20 @@ class ServerFigures:
         self.requests[path, model, status] += 1
         self.request_seconds[path, model].observe(seconds)
 
+    def used(self, key: str, status: str, num_tokens: int) -> None:
+        """A request of the API key with this name is over; it took so many tokens, prompt and completion."""
+        if key:
+            self.key_requests[key, status] += 1
+            self.key_tokens[key,] += num_tokens
+
     def label(self, model: str) -> str:
         """The model's name as a label."""
         if model not in self._models and len(self._models) < _MAX_MODELS:
             self._models.add(model)
         return model if model in self._models else "other"
 
-    def collect(self) -> Iterator[Metric]:
-        """The figures as Prometheus has them."""
+    def collect(self, *, by_key: bool = True) -> Iterator[Metric]:
+        """The figures as Prometheus has them; those of each API key only where they may be seen."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         running = GaugeMetricFamily("pyagent_http_requests_running", "Requests being answered.")
@@ -98,7 +106,16 @@ class ServerFigures:
             ("generation_tokens", "Tokens drawn for whole answers.", ("model",), self.generation_tokens),
             ("cache_misses", "Prompts that left what was computed.", ("model", "reason"), self.cache_misses),
         )
-        for name, text, labels, counter in counters:
+        of_keys = (
+            (
+                "key_requests",
+                "Requests answered, by the API key's name and status.",
+                ("key", "status"),
+                self.key_requests,
+            ),
+            ("key_tokens", "Prompt and completion tokens, by the API key's name.", ("key",), self.key_tokens),
+        )
+        for name, text, labels, counter in (*counters, *(of_keys if by_key else ())):
             family = CounterMetricFamily(f"pyagent_{name}", text, labels=labels)
             for values, count in counter.items():
                 family.add_metric(values, count)

@@ -1,4 +1,6 @@
-"""Routes of PyAgent's own: prompt caches, kept answers and engines behind the server. Keys guard them as all others.
+"""Routes of PyAgent's own: prompt caches, kept answers and engines behind the server.
+
+Every key sees and changes what is its own; what concerns all clients needs an administrator's (`api_keys`).
 
 They speak to whichever links of the chain have what is asked for; a server whose links have none says so.
 """
@@ -17,7 +19,7 @@ from starlette.routing import Route
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ModelInfo
+from pyagent.core.messages import COMMON_TENANT, ModelInfo
 from pyagent.core.prompt_cache import (
     CacheQuery,
     CacheQueryResult,
@@ -28,6 +30,7 @@ from pyagent.core.prompt_cache import (
     ViewCache,
 )
 from pyagent.core.settings import Server
+from pyagent.infrastructure.server.api_keys import check_admin, is_admin, owned, tenant_of
 from pyagent.infrastructure.server.body import read_body
 from pyagent.infrastructure.server.endpoints import Function, route
 from pyagent.infrastructure.server.openai.messages import InputMessage
@@ -75,12 +78,14 @@ class PinBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     messages: list[InputMessage]
     model: str = ""
+    shared: bool = False
 
 
 class NameBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /pyagent/cache/unpin."""
 
     name: str
+    shared: bool = False
 
 
 class SleepBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,29 +126,33 @@ class EngineRoutes:
     # -- the prompt cache ---------------------------------------------------------------------------------------------
 
     async def show(self, request: Request) -> Response:
-        """GET /pyagent/cache: what is kept, by model."""
+        """GET /pyagent/cache: what is kept: counts of all, texts of the caller's own; shared ones to admins."""
         limit = request.query_params.get("limit", "20")
         if not limit.isascii() or not limit.isdigit() or not 0 < int(limit) <= _MAX_SHOWN:
             raise RequestError(f"limit is a number from 1 to {_MAX_SHOWN}, got {limit[:20]!r}", param="limit")
-        return _json((await self._ask(ViewCache(int(limit)))).models)
+        tenants = (tenant_of(request), *((COMMON_TENANT,) if is_admin(request) else ()))
+        return _json((await self._ask(ViewCache(int(limit), tenants))).models)
 
     async def explain(self, request: Request) -> Response:
         """POST /pyagent/cache/explain: how much of a chat request would be found, and why not more."""
         asked = read_chat(await read_body(request, self.settings))
-        return _json((await self._ask(ExplainPrompt(asked.request))).report)
+        return _json((await self._ask(ExplainPrompt(owned(asked.request, request)))).report)
 
     async def pin(self, request: Request) -> Response:
-        """POST /pyagent/cache/pin: compute a beginning and keep it."""
+        """POST /pyagent/cache/pin: compute a beginning and keep it, for the caller or, `shared`, for all."""
         said = await self._read(request, PinBody)
         asked = read_chat(msgspec.json.encode({"messages": said.messages, "model": said.model})).request
         if not said.name or not any(message.text.strip() for message in asked.messages):
             raise RequestError("a pin needs a name, and messages with some text", param="messages")
+        origin = msgspec.structs.replace(asked.origin, tenant=_tenant(request, is_shared=said.shared))
+        asked = msgspec.structs.replace(asked, origin=origin)
         return _json({"name": said.name, "num_tokens": (await self._ask(PinPrompt(said.name, asked))).num_tokens})
 
     async def unpin(self, request: Request) -> Response:
         """POST /pyagent/cache/unpin: end a pin."""
-        name = (await self._read(request, NameBody)).name
-        num_tokens = (await self._ask(UnpinPrompt(name))).num_tokens
+        said = await self._read(request, NameBody)
+        name, tenant = said.name, _tenant(request, is_shared=said.shared)
+        num_tokens = (await self._ask(UnpinPrompt(name, tenant))).num_tokens
         if num_tokens == 0:
             raise RequestError(f"nothing is pinned as {name!r}", param="name", code="pin_not_found")
         return _json({"name": name, "num_tokens": num_tokens})
@@ -155,13 +164,14 @@ class EngineRoutes:
 
     # -- kept answers -------------------------------------------------------------------------------------------------
 
-    async def answers(self, _request: Request) -> Response:
-        """GET /pyagent/response_cache: how many are kept and were given again."""
-        return _json(self._answers().figures())
+    async def answers(self, request: Request) -> Response:
+        """GET /pyagent/response_cache: how many are kept and were given again; an administrator is told of all."""
+        return _json(self._answers().figures(_owner(request)))
 
-    async def clear_answers(self, _request: Request) -> Response:
-        """POST /pyagent/response_cache/clear: forget those that are kept."""
-        return _json({"num_forgotten": self._answers().clear()})
+    async def clear_answers(self, request: Request) -> Response:
+        """POST /pyagent/response_cache/clear: forget the caller's kept answers; an administrator forgets all."""
+        await read_body(request, self.settings)  # a page of another origin is refused there
+        return _json({"num_forgotten": self._answers().clear(_owner(request))})
 
     def _answers(self) -> ResponseCache:
         kept = self.backend.response_cache if isinstance(self.backend, Chain) else None
@@ -180,6 +190,7 @@ class EngineRoutes:
 
     async def sleep(self, request: Request) -> Response:
         """POST /pyagent/engine/sleep: give memory back until the next request."""
+        check_admin(request)
         level = (await self._read(request, SleepBody)).level
         for link in self._engines():
             await link.sleep(level)
@@ -187,12 +198,15 @@ class EngineRoutes:
 
     async def wake(self, request: Request) -> Response:
         """POST /pyagent/engine/wake: take requests again."""
+        check_admin(request)
+        await read_body(request, self.settings)  # as in `clear_answers`
         for link in self._engines():
             await link.wake()
         return await self.state(request)
 
     async def drain(self, request: Request) -> Response:
         """POST /pyagent/engine/drain: take no more requests, and wait for those that run."""
+        check_admin(request)
         grace_seconds = (await self._read(request, DrainBody)).grace_seconds
         if not 0 <= grace_seconds <= 3600:
             raise RequestError(f"grace_seconds is from 0 to 3600, got {grace_seconds}", param="grace_seconds")
@@ -207,6 +221,19 @@ class EngineRoutes:
 
     async def _read(self, request: Request, kind: type[T]) -> T:
         return decode(await read_body(request, self.settings) or b"{}", kind, {})
+
+
+def _owner(request: Request) -> str | None:
+    """Whose kept answers a request is about; those of all are None."""
+    return None if is_admin(request) else tenant_of(request)
+
+
+def _tenant(request: Request, *, is_shared: bool) -> str:
+    """Whose a pin is."""
+    if not is_shared:
+        return tenant_of(request)
+    check_admin(request)
+    return COMMON_TENANT
 
 
 def engine_links(backend: Backend) -> Sequence[EngineLink]:

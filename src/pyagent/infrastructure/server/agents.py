@@ -74,6 +74,7 @@ class AgentBackend:
             timeout_seconds=request.timeout_seconds,
             is_private=request.private,
             client=request.origin.client,
+            tenant=request.origin.tenant,
         )
         attempts: list[Attempt] = []
         async with aclosing(run) as events:

@@ -26,6 +26,7 @@ from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
+from pyagent.infrastructure.server.api_keys import ApiKey, is_admin
 from pyagent.infrastructure.server.endpoints import Routed, route
 from pyagent.infrastructure.server.middleware.auth import AuthMiddleware
 from pyagent.infrastructure.server.middleware.metrics import MetricsMiddleware
@@ -71,10 +72,10 @@ async def _ready(service: Service, _request: Request) -> Response:
     return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
 
-async def _metrics(service: Service, _request: Request) -> Response:
-    """GET /metrics: figures for Prometheus."""
+async def _metrics(service: Service, request: Request) -> Response:
+    """GET /metrics: figures for Prometheus; those by key for an administrator."""
     states = [await link.engine_state() for link in engine_links(service.backend)]
-    collected = [*service.figures.collect(), *(collect_engines(states) if states else ())]
+    collected = [*service.figures.collect(by_key=is_admin(request)), *(collect_engines(states) if states else ())]
     if isinstance(service.backend, Chain):
         collected += collect_links(service.backend.link_states())
         if service.backend.response_cache is not None:
@@ -119,7 +120,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
     *,
     agents: Backend | None = None,
     store: ModelStore | None = None,
-    api_keys: Sequence[bytes] = (),
+    api_keys: Sequence[ApiKey] = (),
     emulates: bool = True,
     settings: Server = Server(),  # noqa: B008 - frozen
 ) -> MetricsMiddleware:

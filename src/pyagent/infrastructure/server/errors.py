@@ -102,6 +102,8 @@ def http_error(error: Exception) -> HttpError:
     code = "unsupported_parameter" if isinstance(error, UnsupportedError) else code
     if code.endswith("_not_found"):
         status = 404
+    elif code == "admin_key_needed":
+        status, kind = 403, "permission_error"
     elif code == "loop_detected":
         status = 508
     elif retry_after is not None:

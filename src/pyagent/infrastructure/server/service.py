@@ -20,6 +20,7 @@ from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
 from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.answer import Answer, Reply
+from pyagent.infrastructure.server.api_keys import owned, tenant_of
 from pyagent.infrastructure.server.body import read_body
 from pyagent.infrastructure.server.images import check_images
 from pyagent.infrastructure.server.streaming import EventStream, unless_gone
@@ -62,7 +63,7 @@ class Service:
         if trace is not None:
             trace.ask(asked)
         answer = Answer(
-            backend.chat(_of_client(asked, request.state.client)),
+            backend.chat(owned(asked, request)),
             backend.name,
             request.state,
             AnswerWatch(self.figures),
@@ -93,6 +94,7 @@ class Service:
             raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
         backend = await self.backend_of(asked.model)
         _continue_trace(request)
+        asked = msgspec.structs.replace(asked, tenant=tenant_of(request))
         found = await unless_gone(backend.embed(asked), request.receive)
         request.state.num_tokens = found.usage.prompt_tokens
         return found
@@ -108,14 +110,6 @@ class Service:
 def _continue_trace(request: Request) -> None:
     """Have backends told of the request's trace: our own span, or else the caller's."""
     continue_trace(cast("dict[str, str] | None", request.scope["state"].get("trace_headers")) or request.headers)
-
-
-def _of_client(asked: ChatRequest, key: str) -> ChatRequest:
-    """The request with its client's name: the API key's place in the file, then what it calls itself."""
-    if not key:
-        return asked
-    client = f"{key}/{asked.origin.client}" if asked.origin.client else key
-    return msgspec.structs.replace(asked, origin=msgspec.structs.replace(asked.origin, client=client))
 
 
 def unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:

@@ -34,7 +34,7 @@ from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefi
 from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import Output, PastTurn, Request, Status, TokenLog
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, PrefixKey
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner, available_cores
 from pyagent.infrastructure.engine.sampling.beam_search import Search, check_beam, num_offered
 from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, num_samples
@@ -121,6 +121,8 @@ class LoadedModel:
         request_class = self.engine.scheduler.queues.check(request.request_class)
         deadline = None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds
 
+        key = PrefixKey(tenant=request.origin.tenant, priority=_kept_longer(request.priority))
+
         def make(drawn: Sequence[int], index: int = 0) -> Request:
             return Request(
                 id=next(self._ids),
@@ -137,6 +139,7 @@ class LoadedModel:
                 priority=request.priority,
                 request_class=request_class,
                 deadline=deadline,
+                key=key,
                 prompt=prompt,
                 index=index,
                 status=Status.FOLLOWING if index else Status.WAITING,
@@ -205,7 +208,7 @@ class LoadedModel:
         """Take over a turn of the request's conversation that another engine computed."""
         normalized = self._normalize(request.messages[: past.num_messages - 1])
         try:
-            prompt = self.sessions.prompt(normalized, request.tools, request.session or "")
+            prompt = self.sessions.prompt(normalized, request.tools, request.session or "", request.origin.tenant)
         except RequestError:
             return  # the request itself says so
         assistant_prefix = AssistantPrefix.of(past.assistant_prefix, self.tokenizer)
@@ -251,17 +254,23 @@ class LoadedModel:
         if request.messages:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")
-            return self.sessions.prompt(self._normalize(request.messages), request.tools, request.session or "")
+            normalized = self._normalize(request.messages)
+            return self.sessions.prompt(normalized, request.tools, request.session or "", request.origin.tenant)
         if request.assistant_prefix:
             raise RequestError("an answer is begun for a conversation; write it into the prompt", param="prompt")
         tokens = self.tokenizer.encode_text(request.prompt or "")
         if not request.prompt or not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
-        return Prompt(tokens)
+        return Prompt(tokens, tenant=request.origin.tenant)
 
     def _grammar(self, request: ChatRequest) -> Grammar | None:
         wanted = request.response_format
         return None if wanted is None or wanted.type == "text" else self.grammars.compile(wanted)
+
+
+def _kept_longer(priority: int) -> int:
+    """A request's priority, of which the lower goes first, as an eviction policy has it: the higher stays longer."""
+    return max(-(2**63), min(-priority, 2**63 - 1))
 
 
 def _of_log(prompt: Prompt, logged: bytes, assistant_prefix: AssistantPrefix) -> Prompt:

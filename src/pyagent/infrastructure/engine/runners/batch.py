@@ -20,13 +20,14 @@ BLOCK_TOKENS = 16
 class PrefixKey:
     """What must be equal, besides the tokens, for KV to be used again; and how long it is worth keeping.
 
-    `priority` is told to the eviction policy (higher stays longer); it does not tell prefixes apart.
+    `priority` is told to the eviction policy (higher stays longer); it does not tell prefixes apart, and neither
+    does comparing keys look at it.
     """
 
     adapter_id: int = 0
     media_hash: bytes = b""
     tenant: str = ""
-    priority: int = 0
+    priority: int = field(default=0, compare=False)
 
 
 PLAIN_KEY = PrefixKey()

@@ -25,19 +25,18 @@ class _Engine(Protocol):
 async def run_cache_query(question: CacheQuery, engine: _Engine) -> CacheQueryResult:
     """Answer with the models loaded; the model of a request is loaded when it is not."""
     match question:
-        case ViewCache(limit):
-            loaded = engine.models.loaded()
-            views = [await asyncio.to_thread(model.prompts.view, name, limit) for name, model in loaded.items()]
+        case ViewCache(limit, tenants):
+            loaded = engine.models.loaded().items()
+            views = [await asyncio.to_thread(model.prompts.view, name, limit, tenants) for name, model in loaded]
             return CacheQueryResult(models=views)
         case ExplainPrompt(request):
             async with engine.models.using(request.model) as model:
                 return CacheQueryResult(report=await asyncio.to_thread(model.explain, request))
         case PinPrompt(name, request):
             return CacheQueryResult(num_tokens=await _pin(name, request, engine))
-        case UnpinPrompt(name):
-            return CacheQueryResult(
-                num_tokens=sum(model.prompts.unpin(name) for model in engine.models.loaded().values())
-            )
+        case UnpinPrompt(name, tenant):
+            loaded = engine.models.loaded().values()
+            return CacheQueryResult(num_tokens=sum(model.prompts.unpin(name, tenant) for model in loaded))
 
 
 async def _pin(name: str, request: ChatRequest, engine: _Engine) -> int:
@@ -50,4 +49,5 @@ async def _pin(name: str, request: ChatRequest, engine: _Engine) -> int:
         async with aclosing(engine.stream(computed)) as stream:
             async for _ in stream:
                 pass
-        return await asyncio.to_thread(model.prompts.pin, name, request.messages, request.tools)
+        pin = model.prompts.pin
+        return await asyncio.to_thread(pin, name, request.messages, request.tools, request.origin.tenant)

@@ -1,7 +1,8 @@
 """One model's prompt cache as its users see it: hints are taken here, prompts pinned, misses explained, contents shown.
 
 Names and messages become tokens, which is all the block pool knows. A hint about something unknown is lost, and so is
-one that the pool has no use for: hints never fail. Safe from any thread; the pool has its own lock.
+one that the pool has no use for: hints never fail. Safe from any thread; the pool has its own lock. Names belong to a
+tenant (`Origin.tenant`): no tenant ends, or sees, what another keeps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.cpu import CpuRunner
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
-Reason = Literal["cold", "salt", "evicted"]
+Reason = Literal["cold", "evicted"]
 _SOON_SECONDS = 5.0
 """How long a prompt is kept for an agent that is about to ask."""
 _MAX_BEGINNINGS = 64
@@ -58,8 +59,8 @@ class ModelPrompts:
         self._memory = memory
         self._lock = threading.Lock()
         self._beginnings: OrderedDict[bytes, array[int]] = OrderedDict()
-        self._run_to_names: dict[str, set[str]] = {}
-        self._pins: dict[str, int] = {}
+        self._run_to_names: dict[tuple[str, str], set[str]] = {}
+        self._pins: dict[tuple[str, str], int] = {}
 
     # -- hints --------------------------------------------------------------------------------------------------------
 
@@ -68,16 +69,17 @@ class ModelPrompts:
         if hint.run:
             self._take_of_run(hint)
             return
-        tokens = self._sessions.tokens_of(hint.session)
-        name = f"session {hint.session}"
+        tokens, tenant = self._sessions.tokens_of(hint.session, hint.tenant), hint.tenant
+        name = _session_name(tenant, hint.session)
         match hint.kind:
             case "retain" if tokens:
-                self._pool.retain(name, tokens, expected_seconds=hint.expected_seconds)
+                self._pool.retain(name, tokens, tenant=tenant, expected_seconds=hint.expected_seconds)
             case "prefetch" if tokens:
-                self._pool.retain(name, tokens, expected_seconds=_SOON_SECONDS)
+                self._pool.retain(name, tokens, tenant=tenant, expected_seconds=_SOON_SECONDS)
             case "demote" if tokens:
                 self._pool.forget(name)
-                self._pool.demote(tokens, keep_tokens=len(self._beginning_or_none(hint.messages)))
+                num_kept = len(self._beginning_or_none(hint.messages))
+                self._pool.demote(tokens, keep_tokens=num_kept, tenant=tenant)
             case _:
                 self._pool.forget(name)
 
@@ -85,14 +87,15 @@ class ModelPrompts:
         """A hint about what a run's prompts begin with, or about the whole run."""
         if hint.messages and hint.kind == "retain":
             tokens = self._beginning_or_none(hint.messages)
-            name = f"run {hint.run} {conversation_keys(hint.messages, ())[-1].hex()}"
-            self._pool.retain(name, tokens, expected_seconds=hint.expected_seconds)
+            name = f"run {hint.tenant}/{hint.run} {conversation_keys(hint.messages, ())[-1].hex()}"
+            self._pool.retain(name, tokens, tenant=hint.tenant, expected_seconds=hint.expected_seconds)
             with self._lock:
-                self._run_to_names.setdefault(hint.run, set()).add(name)
+                self._run_to_names.setdefault((hint.tenant, hint.run), set()).add(name)
         elif hint.kind == "release":
             with self._lock:
-                names = self._run_to_names.pop(hint.run, set())
-            names |= {f"session {session}" for session in self._sessions.names(f"{hint.run}/")}
+                names = self._run_to_names.pop((hint.tenant, hint.run), set())
+            sessions = self._sessions.names(f"{hint.run}/", hint.tenant)
+            names |= {_session_name(hint.tenant, session) for session in sessions}
             for name in names:
                 self._pool.forget(name)
 
@@ -131,17 +134,17 @@ class ModelPrompts:
 
     # -- for people ---------------------------------------------------------------------------------------------------
 
-    def pin(self, name: str, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+    def pin(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], tenant: str) -> int:
         """Keep what is computed of the beginning that these messages make; returns how many tokens that are.
 
         Raises `RequestError` when they make no beginning, `CapacityError` when too much is pinned already.
         """
         try:
-            num_tokens = self._pool.pin(name, self._beginning(messages, tools))
+            num_tokens = self._pool.pin(f"{tenant}/{name}", self._beginning(messages, tools), tenant=tenant)
         except ValueError as error:
-            raise CapacityError(str(error)) from error
+            raise CapacityError(str(error).replace(f"{tenant}/{name}", name)) from error
         with self._lock:
-            self._pins[name] = num_tokens
+            self._pins[tenant, name] = num_tokens
         return num_tokens
 
     def forget_pins(self) -> None:
@@ -149,17 +152,17 @@ class ModelPrompts:
         with self._lock:
             self._pins.clear()
 
-    def unpin(self, name: str) -> int:
-        """End a pin; returns how many tokens it kept."""
+    def unpin(self, name: str, tenant: str) -> int:
+        """End a tenant's pin; returns how many tokens it kept."""
         with self._lock:
-            self._pool.unpin(name)
-            return self._pins.pop(name, 0)
+            self._pool.unpin(f"{tenant}/{name}")
+            return self._pins.pop((tenant, name), 0)
 
     def explain(self, prompt: Prompt) -> CacheReport:
         """What a request with this prompt would find now."""
-        num_cached, _, reason = self._pool.explain(prompt.tokens)
+        num_cached, _, reason = self._pool.explain(prompt.tokens, tenant=prompt.tenant)
         miss = explain_miss(prompt, num_cached, BLOCK_TOKENS, self._tokenizer)
-        if miss is None and reason in {"cold", "salt", "evicted"}:
+        if miss is None and reason in {"cold", "evicted"}:
             found = self._tokenizer.shown(prompt.tokens[num_cached : num_cached + BLOCK_TOKENS])
             miss = CacheMiss(reason=cast("Reason", reason), position=num_cached, found=found[:_SHOWN_CHARS])
         return CacheReport(
@@ -171,11 +174,11 @@ class ModelPrompts:
             miss=miss,
         )
 
-    def view(self, model: str, limit: int) -> ModelCache:
-        """What is kept now."""
+    def view(self, model: str, limit: int, tenants: Sequence[str]) -> ModelCache:
+        """What is kept now: counts of all, texts and names of these tenants."""
         stats = self._pool.stats()
         with self._lock:
-            pins = dict(self._pins)
+            pins = {name: num_tokens for (tenant, name), num_tokens in self._pins.items() if tenant in tenants}
         return ModelCache(
             model=model,
             num_pages=stats.num_pages,
@@ -190,7 +193,7 @@ class ModelPrompts:
             evictions=stats.evictions_by_cause,
             session_bytes=self._sessions.num_bytes,
             pins=pins,
-            prompts=[self._shown(prefix) for prefix in self._pool.prefixes(limit)],
+            prompts=[self._shown(prefix) for prefix in self._pool.prefixes(limit, tenants=tenants)],
         )
 
     def _shown(self, prefix: _rust.CachedPrefix) -> KeptPrompt:
@@ -204,5 +207,10 @@ class ModelPrompts:
             state=prefix.state,
             idle_seconds=prefix.idle_seconds,
             num_hits=prefix.hits,
-            sessions=self._sessions.names_of(prefix.tokens),
+            sessions=self._sessions.names_of(prefix.tokens, prefix.tenant),
         )
+
+
+def _session_name(tenant: str, session: str) -> str:
+    """What a conversation is retained as; a tenant's name has no slash."""
+    return f"session {tenant}/{session}"

@@ -40,9 +40,7 @@ class ReplayStore:
         if not request.messages:
             return
         answer = request.assistant_prefix + request.answer_prefix + answer
-        key = _key(
-            request, next_key(conversation_keys(request.messages, request.tools)[-1], Message("assistant", answer))
-        )
+        key = _key(request, next_key(_keys(request)[-1], Message("assistant", answer)))
         before = self._turns.pop(key, None)
         kept = _Kept(
             PastTurn(
@@ -59,12 +57,16 @@ class ReplayStore:
         """The longest turn that a request follows, when another process computed it."""
         if not self._turns:
             return None
-        for key in reversed(conversation_keys(request.messages, request.tools)[:-1]):
+        for key in reversed(_keys(request)[:-1]):
             kept = self._turns.get(_key(request, key))
             if kept is not None:
                 self._turns.move_to_end(_key(request, key))
                 return None if kept.process_id == process_id else kept.turn
         return None
+
+
+def _keys(request: ChatRequest) -> list[bytes]:
+    return conversation_keys(request.messages, request.tools, request.origin.tenant)
 
 
 def _key(request: ChatRequest, key: bytes) -> bytes:

@@ -9,7 +9,8 @@ What follows is rendered in one of two ways. When the template's text of the who
 text, it is the rest of it. Else it is what the template makes of the new messages after a stand-in for the
 conversation. Where neither is sound, the conversation is rendered whole, and `Prompt.note` says so.
 
-Knows tokenizers and messages, no KV memory. Invariant: a turn is given up before those it followed.
+Knows tokenizers and messages, no KV memory. Invariants: a turn is given up before those it followed; whatever is found
+for a request is of its own tenant (`Origin.tenant`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import threading
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -45,8 +46,8 @@ _SHORTENED = "the conversation's log comes near the model's context, and its tex
 class Prompt:
     """A request's tokens, `num_log_tokens` of them from its conversation's log, those of `turn`.
 
-    `note` says why a conversation with a log was rendered whole. `own` is the session's last turn, `recent` are those
-    recorded last before. A prompt without `key` is no conversation.
+    `note` says why a conversation with a log was rendered whole. `own` is the session's last turn, `recent` are the
+    tenant's recorded last before. A prompt without `key` is no conversation.
     """
 
     tokens: list[int]
@@ -54,6 +55,7 @@ class Prompt:
     note: str = ""
     key: bytes = b""
     session: str = ""
+    tenant: str = ""
     normalized: NormalizedPrompt = NOTHING
     tools_key: bytes = b""
     turn: Turn | None = None
@@ -90,16 +92,25 @@ class Sessions:
         self._lock = threading.Lock()
         self._turns: OrderedDict[Turn, None] = OrderedDict()
         self._key_to_turn: dict[bytes, Turn] = {}
-        self._session_to_turn: dict[str, Turn] = {}
-        self._recent: OrderedDict[Turn, None] = OrderedDict()
+        self._session_to_turn: dict[tuple[str, str], Turn] = {}
+        self._recent: defaultdict[str, OrderedDict[Turn, None]] = defaultdict(OrderedDict)
         self.num_bytes = 0
 
-    def prompt(self, normalized: NormalizedPrompt, tools: Sequence[Tool] = (), session: str = "") -> Prompt:
-        """The tokens of a request. Raises `RequestError` when the template refuses the conversation."""
-        keys = conversation_keys(normalized.messages, tools)
-        turn, own, recent = self._look_up(keys, session)
+    def prompt(
+        self, normalized: NormalizedPrompt, tools: Sequence[Tool] = (), session: str = "", tenant: str = ""
+    ) -> Prompt:
+        """The tokens of a tenant's request. Raises `RequestError` when the template refuses the conversation."""
+        keys = conversation_keys(normalized.messages, tools, tenant)
+        turn, own, recent = self._look_up(keys, session, tenant)
         asked = Prompt(
-            [], key=keys[-1], session=session, normalized=normalized, tools_key=keys[0], own=own, recent=recent
+            [],
+            key=keys[-1],
+            session=session,
+            tenant=tenant,
+            normalized=normalized,
+            tools_key=keys[0],
+            own=own,
+            recent=recent,
         )
         told = with_moved(normalized)
         if turn is None:
@@ -123,26 +134,28 @@ class Sessions:
         tokens.extend(self._tokenizer.encode_continuation(rest) if rest else ())
         key = next_key(prompt.key, Message("assistant", answer))
         text = prompt.text.plus(self._tokenizer.markers.parted_answer(answer))
-        turn = Turn(key, prompt.turn, tokens, len(prompt.normalized.messages) + 1, prompt.tools_key, text)
+        turn = Turn(
+            key, prompt.turn, tokens, len(prompt.normalized.messages) + 1, prompt.tools_key, text, prompt.tenant
+        )
         self._keep(turn, prompt.session)
 
-    def tokens_of(self, session: str) -> list[int]:
+    def tokens_of(self, session: str, tenant: str = "") -> list[int]:
         """All tokens of a session's last turn; none when it is not known."""
         with self._lock:
-            turn = self._session_to_turn.get(session)
+            turn = self._session_to_turn.get((tenant, session))
         return turn.all_tokens() if turn else []
 
-    def names(self, beginning: str) -> list[str]:
-        """The sessions whose names begin like this."""
+    def names(self, beginning: str, tenant: str = "") -> list[str]:
+        """The tenant's sessions whose names begin like this."""
         with self._lock:
-            return [session for session in self._session_to_turn if session.startswith(beginning)]
+            return [name for owner, name in self._session_to_turn if owner == tenant and name.startswith(beginning)]
 
-    def names_of(self, tokens: Sequence[int]) -> list[str]:
-        """The sessions whose last turns begin with these tokens."""
+    def names_of(self, tokens: Sequence[int], tenant: str = "") -> list[str]:
+        """The tenant's sessions whose last turns begin with these tokens."""
         wanted = array("I", tokens)
         with self._lock:
-            turns = dict(self._session_to_turn)
-        return sorted(name for name, turn in turns.items() if turn.num_common(wanted) == len(wanted))
+            turns = [(name, turn) for (owner, name), turn in self._session_to_turn.items() if owner == tenant]
+        return sorted(name for name, turn in turns if turn.num_common(wanted) == len(wanted))
 
     # -- rendering ----------------------------------------------------------------------------------------------------
 
@@ -193,14 +206,16 @@ class Sessions:
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
-    def _look_up(self, keys: Sequence[bytes], session: str) -> tuple[Turn | None, Turn | None, tuple[Turn, ...]]:
-        """The turn most of a conversation's messages lead to, though not all; the session's last; the last of all."""
+    def _look_up(
+        self, keys: Sequence[bytes], session: str, tenant: str
+    ) -> tuple[Turn | None, Turn | None, tuple[Turn, ...]]:
+        """The turn most of a conversation's messages lead to, though not all; the session's last; the tenant's last."""
         with self._lock:
-            own = self._session_to_turn.get(session)
+            own = self._session_to_turn.get((tenant, session))
             turn = self._longest(keys, own)
             if turn is not None:
                 self._touch(turn)
-            return turn, own, tuple(reversed(self._recent))
+            return turn, own, tuple(reversed(self._recent.get(tenant, ())))
 
     def _longest(self, keys: Sequence[bytes], own: Turn | None) -> Turn | None:
         """The longest of the session's own turns and of those with equal messages; when they are even, its own."""
@@ -224,12 +239,13 @@ class Sessions:
             if session:
                 self._name(turn, session)
             self._touch(turn)
+            recent = self._recent[turn.tenant]
             if turn.parent is not None:
-                self._recent.pop(turn.parent, None)
-            self._recent[turn] = None
-            self._recent.move_to_end(turn)
-            if len(self._recent) > _NUM_RECENT:
-                self._recent.popitem(last=False)
+                recent.pop(turn.parent, None)
+            recent[turn] = None
+            recent.move_to_end(turn)
+            if len(recent) > _NUM_RECENT:
+                recent.popitem(last=False)
             while not self._has_room():
                 self._drop(self._turns.popitem(last=False)[0])
 
@@ -239,11 +255,11 @@ class Sessions:
         return is_within and (self._memory is None or self._memory.try_resize(self.num_bytes))
 
     def _name(self, turn: Turn, session: str) -> None:
-        before = self._session_to_turn.get(session)
+        before = self._session_to_turn.get((turn.tenant, session))
         if before is not None:
             before.sessions.discard(session)
         turn.sessions.add(session)
-        self._session_to_turn[session] = turn
+        self._session_to_turn[turn.tenant, session] = turn
 
     def _touch(self, turn: Turn) -> None:
         for used in turn.lineage():  # the oldest last, so that it outlives those that followed it
@@ -254,9 +270,9 @@ class Sessions:
         if self._key_to_turn.get(turn.key) is turn:
             del self._key_to_turn[turn.key]
         for session in turn.sessions:
-            del self._session_to_turn[session]
+            del self._session_to_turn[turn.tenant, session]
         turn.sessions.clear()
-        self._recent.pop(turn, None)
+        self._recent[turn.tenant].pop(turn, None)
 
 
 def _are_in(text: str, parts: Iterable[str]) -> bool:

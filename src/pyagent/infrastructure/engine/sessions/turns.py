@@ -45,7 +45,7 @@ class RenderedText:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A conversation up to an answer: the turn it followed, and the tokens since."""
+    """A conversation up to an answer: the turn it followed, and the tokens since. `key` tells tenants apart."""
 
     key: bytes
     parent: Turn | None
@@ -53,6 +53,7 @@ class Turn:
     num_messages: int
     tools_key: bytes
     text: RenderedText
+    tenant: str = ""
     sessions: set[str] = field(default_factory=set[str])
 
     @property
@@ -88,9 +89,9 @@ class Turn:
         return [token for turn in reversed([*self.lineage()]) for token in turn.tokens]
 
 
-def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
-    """The key of each beginning of a conversation, from none of its messages to all."""
-    keys = [blake2b(msgspec.json.encode(tools), digest_size=16).digest()]
+def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool], tenant: str = "") -> list[bytes]:
+    """The key of each beginning of a tenant's conversation, from none of its messages to all."""
+    keys = [blake2b(msgspec.json.encode((tenant, tools)), digest_size=16).digest()]
     for message in messages:
         keys.append(next_key(keys[-1], message))
     return keys

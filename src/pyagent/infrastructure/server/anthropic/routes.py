@@ -9,6 +9,7 @@ from pyagent.core.errors import RequestError
 from pyagent.core.prompt_cache import ExplainPrompt, PromptCache
 from pyagent.infrastructure.server.anthropic.replies import Reply
 from pyagent.infrastructure.server.anthropic.requests import read_count, read_messages
+from pyagent.infrastructure.server.api_keys import owned
 from pyagent.infrastructure.server.service import Service, json_response
 
 
@@ -25,7 +26,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     backend = await service.backend_of(asked.model)
     if not isinstance(backend, PromptCache):
         raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
-    report = (await backend.query_cache(ExplainPrompt(asked))).report
+    report = (await backend.query_cache(ExplainPrompt(owned(asked, request)))).report
     if report is None:
         raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
     return json_response({"input_tokens": report.prompt_tokens})

@@ -1,25 +1,21 @@
 """What stands before the routes: request ids, API keys, the Host header, the size of bodies.
 
-One plain ASGI wrapper, so that nothing is added to a streamed answer's way. Keys are compared in constant time and
-never logged. Without keys only this machine may call, and only by a name of this machine: a page in a browser that
-points its own host name at 127.0.0.1 is turned away (DNS rebinding).
+One plain ASGI wrapper, so that nothing is added to a streamed answer's way. Without keys only this machine may call,
+and only by a name of this machine: a page in a browser that points its own host name at 127.0.0.1 is turned away (DNS
+rebinding).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyagent.core.errors import ConfigError
+from pyagent.infrastructure.server.api_keys import ApiKey, is_loopback, key_of
 from pyagent.infrastructure.server.errors import ANTHROPIC_PATH, SHUTTING_DOWN, HttpError, refusal
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
@@ -31,11 +27,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class AuthMiddleware:
     """The ASGI wrapper. `keys` empty means that no key is needed, and that `Host` must be a name of this machine.
 
-    Which key a client has is noted in `scope["state"]["client"]`: `key 1` is the first of them.
+    Whose key a request has is noted in `scope["state"]`: `client`, its name, and `is_admin`.
     """
 
     app: ASGIApp
-    keys: Sequence[bytes] = ()
+    keys: Sequence[ApiKey] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through to the routes, or refuse it."""
@@ -58,9 +54,10 @@ class AuthMiddleware:
                 message["headers"] = [*message.get("headers", ()), (id_header, request_id.encode())]
             await send(message)
 
-        place = self._key_place(headers)
-        scope["state"]["client"] = "" if place is None else f"key {place + 1}"
-        refused = self._refusal(scope["path"], headers, has_key=place is not None)
+        key = key_of(headers, self.keys)
+        scope["state"]["client"] = key.name if key else ""
+        scope["state"]["is_admin"] = key.is_admin if key else not self.keys
+        refused = self._refusal(scope["path"], headers, has_key=key is not None)
         try:
             if refused:
                 await send_error(scope["path"], send_with_id, refused)
@@ -81,14 +78,6 @@ class AuthMiddleware:
         words = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
         return refusal(401, words, "invalid_api_key", "authentication_error")
 
-    def _key_place(self, headers: dict[bytes, bytes]) -> int | None:
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            given = headers.get(b"x-api-key", b"")  # where Anthropic's clients have it
-        given = given.strip()
-        matches = [hmac.compare_digest(given, key) for key in self.keys]  # all of them, always
-        return matches.index(True) if any(matches) else None
-
 
 async def send_error(path: str, send: Send, error: HttpError) -> None:
     """Send an error as a whole response."""
@@ -98,39 +87,7 @@ async def send_error(path: str, send: Send, error: HttpError) -> None:
     await send({"type": "http.response.body", "body": error.body_at(path)})
 
 
-@lru_cache(64)
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost")
-
-
 def _without_port(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]
-
-
-def read_keys(file: Path | None, host: str) -> list[bytes]:
-    """The accepted keys, one a line. Raises `ConfigError` when `host` is open to others and there are none."""
-    keys: list[bytes] = []
-    if file is not None:
-        try:
-            lines = (line.strip() for line in file.read_bytes().splitlines())
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"the API keys in {file} cannot be read: {reason}", key="server.api_keys_file") from error
-        keys = [line for line in lines if line and not line.startswith(b"#")]
-        if not keys:
-            raise ConfigError(f"{file} holds no API key; write one a line", key="server.api_keys_file")
-        if min(map(len, keys)) < 16:
-            raise ConfigError(f"an API key in {file} is shorter than 16 characters", key="server.api_keys_file")
-    if not keys and not is_loopback(host):
-        raise ConfigError(
-            f"listening on {host} lets other machines in, which needs API keys; set server.api_keys_file to a file "
-            "with one key a line, or listen on 127.0.0.1",
-            key="server.api_keys_file",
-        )
-    return keys

@@ -37,7 +37,9 @@ class MetricsMiddleware:
                 is_counted = True
                 self.figures.num_running -= 1
                 seconds = time.perf_counter() - started
-                self.figures.answered(path, state.get("model", ""), state.get("outcome", status), seconds)
+                outcome = state.get("outcome", status)
+                self.figures.answered(path, state.get("model", ""), outcome, seconds)
+                self.figures.used(state.get("client", ""), outcome, state.get("num_tokens", 0))
 
         async def send_and_note(message: Message) -> None:
             nonlocal status

@@ -16,6 +16,7 @@ from pyagent.core.emulation.fulfil import EMULATED
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
 from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
+from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.errors import logged_error
 from pyagent.infrastructure.server.ollama.replies import timestamp
 from pyagent.infrastructure.server.ollama.requests import read_model
@@ -73,7 +74,8 @@ async def show(service: Service, request: Request) -> Response:
 
 
 async def pull(service: Service, request: Request) -> Response:
-    """POST /api/pull: fetch a model into the store, told as it goes on."""
+    """POST /api/pull: an administrator has a model fetched into the store, told as it goes on."""
+    check_admin(request)
     said = read_model(await service.body(request))
     if service.store is None or is_path(said.model):
         raise RequestError(f"model {said.model!r} cannot be pulled; name one of the store", param="model")

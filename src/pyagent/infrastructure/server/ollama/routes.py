@@ -14,6 +14,7 @@ from pyagent import __version__
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message, ModelInfo, SamplingParams
 from pyagent.infrastructure.server.admin_routes import engine_links
+from pyagent.infrastructure.server.api_keys import check_admin, is_admin, owned
 from pyagent.infrastructure.server.ollama.models import find_model, pull, show, show_loaded, tags
 from pyagent.infrastructure.server.ollama.replies import Reply, loaded, nanoseconds
 from pyagent.infrastructure.server.ollama.requests import (
@@ -55,26 +56,27 @@ async def _answer(service: Service, request: Request, read: Callable[[bytes], As
     name = asked.model or model.id
     if asked.request is None:
         if asked.is_unloaded:
+            check_admin(request)
             await _unload(service)
         else:
-            await unless_gone(_load(service, model), request.receive)
+            await unless_gone(_load(service, request, model), request.receive)
         return json_response(loaded(name, "unload" if asked.is_unloaded else "load", is_chat=is_chat))
     to_ask = msgspec.structs.replace(asked.request, model=asked.model and model.id)
     history = asked.request.messages if asked.keeps_context else None
     reply = Reply(name, is_chat, asked.has_thinking, history)
     response = await service.answer(request, to_ask, reply, is_streamed=asked.is_streamed)
-    if asked.is_unloaded:
+    if asked.is_unloaded and is_admin(request):  # others may be using it
         response.background = BackgroundTask(_unload, service)
     return response
 
 
-async def _load(service: Service, model: ModelInfo) -> None:
+async def _load(service: Service, request: Request, model: ModelInfo) -> None:
     """Have the model ready, which an answer of one token shows of any backend; an agent has nothing to load."""
     if not model.id.startswith(AGENT_PREFIX):
         asked = ChatRequest(
             model=model.id, messages=[Message("user", "Hello")], sampling=SamplingParams(max_tokens=1, temperature=0)
         )
-        await collect(service.backend.chat(asked))
+        await collect(service.backend.chat(owned(asked, request)))
 
 
 async def _unload(service: Service) -> None:
