@@ -128,10 +128,13 @@ pub struct KvAdmission {
 impl KvAdmission {
     /// Reserves address space for `num_pages` pages.
     pub fn new(pages: KvPages, num_pages: usize) -> Result<Self, EngineError> {
-        let bytes = pages.page_bytes().checked_mul(num_pages).ok_or(EngineError::KvAdmission {
-            bytes: usize::MAX,
-            reason: "the size overflows".to_owned(),
-        })?;
+        let bytes = pages
+            .page_bytes()
+            .checked_mul(num_pages)
+            .ok_or(EngineError::KvAdmission {
+                bytes: usize::MAX,
+                reason: "the size overflows".to_owned(),
+            })?;
         let memory = MmapMut::map_anon(bytes.max(1)).map_err(|error| EngineError::KvAdmission {
             bytes,
             reason: error.to_string(),

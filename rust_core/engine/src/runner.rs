@@ -281,7 +281,10 @@ impl CpuModel {
     ///
     /// # Panics
     /// When the rows do not rise, or one does not exist.
-    pub fn sample(&mut self, samples: &mut [SamplingRow<'_>]) -> Result<Vec<Result<Sampled, SampleError>>, EngineError> {
+    pub fn sample(
+        &mut self,
+        samples: &mut [SamplingRow<'_>],
+    ) -> Result<Vec<Result<Sampled, SampleError>>, EngineError> {
         let vocab = self.config.vocab_size;
         let mut logits = self.space.logits.first(self.num_outputs).chunks_exact_mut(vocab);
         let mut next = 0;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::forward::Segment;
 use pyagent_engine::kv::KvGroup;
-use pyagent_engine::runner::{CpuModel, SamplingRow, EngineError};
+use pyagent_engine::runner::{CpuModel, EngineError, SamplingRow};
 use pyagent_kernels::attention::BLOCK_TOKENS;
 use pyagent_kernels::sampling::{Sampled, SamplerState};
 use pyo3::exceptions::PyValueError;

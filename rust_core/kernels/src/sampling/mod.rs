@@ -8,9 +8,9 @@
 //! depends on the seed, the step and the logits alone: not on the batch, nor on which tokens were cut.
 
 mod buckets;
-mod sample;
 mod params;
 mod rank;
+mod sample;
 
 #[cfg(test)]
 mod tests;
