@@ -82,7 +82,7 @@ def test_a_request_past_its_deadline_ends_and_says_where_it_was(is_running: bool
         now += 1.0
     assert well.is_well
     assert late.request.finish_reason == "abort"
-    assert late.news[-1].error == f"its deadline passed {'with 10 tokens drawn' if is_running else 'in the queue'}"
+    assert late.news[-1].error == f"its deadline passed {'after 10 output tokens' if is_running else 'in the queue'}"
     assert runner.pool.stats().active == 0
 
 

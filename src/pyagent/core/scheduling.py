@@ -1,8 +1,8 @@
-"""What a queue policy is: the order in which the engine's waiting requests are taken, and who yields to whom.
+"""Queue policies: in which order the scheduler admits waiting requests, and which running one it preempts.
 
-A policy orders; it neither computes nor holds memory. The scheduler asks it for the next request, tells it what each
-was served, and asks it whom to put back when memory runs out. One that also lets waiting requests take the seats of
-running ones is a `PreemptingPolicy`. Policies are made by plugins, one for each queue.
+A policy orders; it neither computes nor holds memory. The scheduler asks it for the next request, reports what each was
+served, and asks it which to preempt when KV memory runs out. One that also lets waiting requests preempt running ones
+is a `PreemptingPolicy`. Plugins provide policies; each queue has its own instance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Queued(Protocol):
     def num_output_tokens(self) -> int: ...  # noqa: D102
     @property
     def num_left(self) -> int:
-        """Tokens still to compute before the next draw: the uncomputed prompt at first, 1 while decoding."""
+        """Tokens still to compute before the next is sampled: the uncomputed prompt at first, 1 while decoding."""
         ...
 
 
@@ -46,41 +46,41 @@ class QueuePolicy(Protocol):
     """The order of one queue. Called by the engine's thread alone; every call is cheap (O(log n) or better)."""
 
     def add(self, request: Queued, now: float) -> None:
-        """A request waits: new, or put back by a preemption (then it has been added before)."""
+        """Enqueue a waiting request: new, or preempted (then it has been added before)."""
         ...
 
     def remove(self, request: Queued) -> None:
-        """A waiting request is taken or gone."""
+        """Remove a waiting request that was admitted or has ended."""
         ...
 
     def ordered(self, now: float) -> Iterator[Queued]:
-        """All waiting requests, each once, first to be taken first; read only as far as needed."""
+        """Yield all waiting requests, each once, in order of admission; read only as far as needed."""
         ...
 
     def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:
-        """A running request was given so many prompt tokens and draws by a step."""
+        """Record the prompt and output tokens that a step served a running request."""
         ...
 
     def finished(self, request: Queued, now: float) -> None:
-        """A request ended."""
+        """Record that a request ended."""
         ...
 
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
-        """Of these (never empty), the one that yields first when memory runs out."""
+        """Return which of these (never empty) to preempt first when KV memory runs out."""
         ...
 
 
 @runtime_checkable
 class PreemptingPolicy(QueuePolicy, Protocol):
-    """A policy by which a waiting request may take a running one's seat, where neither memory nor the seats suffice.
+    """A policy by which a waiting request may preempt a running one, where KV memory or places in the batch are short.
 
-    The scheduler bounds how often a request loses its seat; its text does not change by it.
+    The scheduler bounds how often a request is preempted; its text does not change by it.
     """
 
     def victim_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
-        """Of the queue's running requests, the one whose seat `waiting` takes; None when it has to wait.
+        """Return which of the queue's running requests `waiting` preempts; None when it has to wait.
 
-        Asked in the order of `ordered`, until the first None. One that loses its seat must come behind `waiting`.
+        Called in the order of `ordered`, until the first None. A preempted request must come behind `waiting`.
         """
         ...
 

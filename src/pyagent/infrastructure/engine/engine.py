@@ -1,8 +1,7 @@
-"""The engine's loop: schedule, run, hand out. One thread owns it; clients talk to it through `submit` and `abort`.
+"""The engine's loop: schedule, execute, emit. One thread owns it; clients talk to it through `submit` and `abort`.
 
-A request's fault ends that request alone. When a step cannot be computed at all, the requests in it end with the
-reason, and the loop goes on. Should the loop itself fail, every request ends with the reason and the engine says so to
-those who come later: nobody waits for ever.
+A request's fault ends that request alone. When a step cannot be computed, the requests in it end with the reason, and
+the loop goes on. Should the loop itself fail, every request ends with the reason and later ones are refused with it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from pyagent.infrastructure.engine.step_executor import InFlightStep, StepThread
 logger = logging.getLogger(__name__)
 
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 60.0
-"""Seconds after which a refused caller is told to try again, at least and at most."""
+"""Bounds in seconds of the retry time given to a refused caller."""
 
 
 class Engine:
-    """Runs requests through a runner, many at a time."""
+    """Run requests through a runner by continuous batching."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Engine:
         *,
         is_async: bool = False,
     ) -> None:
-        """With `is_async`, steps are computed in a thread of their own, and the next one is planned meanwhile."""
+        """With `is_async`, compute steps in a thread of their own, and plan the next one meanwhile."""
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
         self.counts = Counts()
@@ -61,7 +60,7 @@ class Engine:
         self._last_end: float | None = None
 
     def submit(self, request: Request) -> None:
-        """Hand a request over, from any thread. Raises `CapacityError` when too many wait already."""
+        """Enqueue a request, from any thread. Raises `CapacityError` when too many wait already."""
         with self._wake:
             if self._fault is not None:
                 text = f"the engine stopped: {self._fault}; the model is loaded again by the next request"
@@ -80,7 +79,7 @@ class Engine:
             self._wake.notify()
 
     def _retry_seconds(self, num_waiting: int) -> float:
-        """When a tenth of those who wait will have been served, as requests end now."""
+        """Return the seconds until a tenth of the waiting requests are served, at the present rate."""
         return min(_LONGEST_RETRY, max(_SHORTEST_RETRY, self._seconds_per_end * num_waiting / 10))
 
     def abort(self, request: Request) -> None:
@@ -107,12 +106,12 @@ class Engine:
 
     @property
     def turn_seconds(self) -> float:
-        """How long the loop has been at its present turn, which is a step at most; 0 while it waits for requests."""
+        """Seconds that the loop has spent in its present turn, at most one step; 0 while it waits for requests."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     def stats(self) -> EngineStats:
-        """The engine's figures now; may be asked from any thread."""
+        """Return the engine's statistics now, from any thread."""
         scheduler = self.scheduler
         return self.counts.snapshot(
             num_running=scheduler.num_running,
@@ -122,7 +121,7 @@ class Engine:
         )
 
     def end(self, request: Request) -> None:
-        """End a request and its other answers early, from the thread that steps; what has ended stays as it is."""
+        """Abort a request and its parallel samples, from the engine's thread; ended ones stay as they are."""
         for answer in request.answers:
             if answer.status is not Status.FINISHED:
                 self._end(answer, answer.finish("abort"))
@@ -152,7 +151,7 @@ class Engine:
         return True
 
     def _launch(self) -> bool:
-        """Plan a step with everything known, and start it; returns whether requests were found that cannot go on."""
+        """Plan a step and launch it; return whether requests were found that cannot go on."""
         start = time.perf_counter()
         plan = self.scheduler.plan()
         planning = time.perf_counter() - start
@@ -163,13 +162,13 @@ class Engine:
         return has_failed
 
     def _plan_ahead(self) -> InFlightStep | None:
-        """Plan the step after the one on its way, when nothing has to be known of that one's draws."""
+        """Plan the step after the one in flight, when it does not depend on the tokens being sampled."""
         start = time.perf_counter()
         plan = self.scheduler.plan_ahead()
         return None if plan is None else InFlightStep(plan, time.perf_counter() - start, {}, None)
 
     def _launch_planned(self, ahead: InFlightStep, over: set[Request]) -> None:
-        """Start the step planned ahead with the tokens now drawn, without the requests that are over."""
+        """Launch the step planned ahead with the tokens now sampled, without the requests that are over."""
         start = time.perf_counter()
         ahead.plan.fill(over)
         if ahead.plan.sampled:
@@ -197,7 +196,7 @@ class Engine:
         try:
             output = self.runner.execute(plan.batch) if in_flight.future is None else in_flight.future.result()
             if len(output.tokens) != len(plan.sampled):
-                text = f"the runner drew {len(output.tokens)} tokens, asked for were {len(plan.sampled)}"
+                text = f"the runner sampled {len(output.tokens)} tokens, expected {len(plan.sampled)}"
                 raise RuntimeError(text)  # noqa: TRY301
         except Exception as error:
             requests = [request for request in plan.requests() if request.status is not Status.FINISHED]
@@ -209,9 +208,9 @@ class Engine:
         return output
 
     def _apply_output(self, in_flight: InFlightStep, output: StepOutput) -> set[Request]:
-        """A step was computed: end the requests it could not draw for, and let the logs of the others grow.
+        """End the requests that the step could not sample for, and append the tokens of the others to their logs.
 
-        Returns the requests that are over, though some of them have yet to be told.
+        Return the requests that are over, though some of their last outputs are yet to be emitted.
         """
         plan = in_flight.plan
         for row, reason in {**output.errors, **in_flight.faults}.items():
@@ -224,7 +223,7 @@ class Engine:
         return over
 
     def _emit_outputs(self, plan: Plan, output: StepOutput) -> None:
-        """Tell each request's client of its token."""
+        """Emit each request's output to its client."""
         now = time.perf_counter()
         likelihoods = output.likelihoods
         for row, (request, token) in enumerate(zip(plan.sampled, output.tokens, strict=True)):
@@ -242,10 +241,10 @@ class Engine:
                 logger.exception("request %d failed", request.id)
                 emitted = request.finish("error", error=str(error).partition("<state>")[0])
             if emitted is not None:
-                self._pass_on(request, emitted)
+                self._deliver(request, emitted)
 
     def _search(self, request: Request, search: Search, likelihood: Likelihood | None, now: float) -> None:
-        """A beam drew: when all of its search have, the search goes on by a token or ends."""
+        """Take a beam's candidates; when all beams of its search have them, go on by a token or end the search."""
         lead = search.lead
         lead.last_token = now
         lead.first_token = lead.first_token or now
@@ -264,7 +263,7 @@ class Engine:
 
     def _emit_answers(self, search: Search) -> None:
         lead, answers = search.lead, search.answers
-        lead.tokens[lead.num_prompt_tokens :] = answers[0].tokens  # what is measured of it is the best answer's
+        lead.tokens[lead.num_prompt_tokens :] = answers[0].tokens  # its statistics are those of the best answer
         lead.finish(answers[0].reason)
         self.counts.note_end(lead)
         for index, answer in enumerate(answers):
@@ -272,7 +271,7 @@ class Engine:
             self._emit(lead, Output(search.text(answer), (), answer.reason, None, answer.tokens, index, is_last))
 
     def _end_search(self, search: Search, request: Request, output: Output) -> Request:
-        """One beam was ended from outside, and so is its search; returns the request that stands for it."""
+        """End the search of a beam that was ended from outside; return the request that stands for the search."""
         for other in {*search.live, search.lead} - {request}:
             self._drop(other)
             if other.status is not Status.FINISHED:
@@ -280,7 +279,7 @@ class Engine:
         return search.lead
 
     def _drop(self, request: Request) -> None:
-        """Forget a request, and give its memory back when nothing computes with it."""
+        """Forget a request, and release its KV memory once no step computes with it."""
         if self.scheduler.remove(request):
             self._unreleased.append(request.id)
             if self._in_flight is None:
@@ -288,7 +287,7 @@ class Engine:
             else:
                 self._in_flight.plan.has_ended = True
 
-    def _pass_on(self, request: Request, emitted: Output) -> None:
+    def _deliver(self, request: Request, emitted: Output) -> None:
         if request.status is Status.FINISHED:
             self._end(request, emitted)
         elif not self._emit(request, emitted):
@@ -302,9 +301,9 @@ class Engine:
         self.counts.note_step(seconds, in_flight.planning, len(plan.batch.tokens), len(plan.sampled))
 
     def _end_overdue(self) -> None:
-        """End the requests whose callers have stopped waiting."""
+        """End the requests whose deadline has passed."""
         for request in self.scheduler.overdue():
-            where = "in the queue" if request.scheduled is None else f"with {request.num_output_tokens} tokens drawn"
+            where = "in the queue" if request.scheduled is None else f"after {request.num_output_tokens} output tokens"
             self._end(request, request.finish("abort", error=f"its deadline passed {where}"))
 
     def _end_failed(self) -> bool:
@@ -316,7 +315,7 @@ class Engine:
         return bool(failed)
 
     def _end(self, request: Request, output: Output) -> None:
-        """A request has finished: forget it, give its memory back, tell its client."""
+        """Close a finished request: forget it, release its memory, emit its last output."""
         self._drop(request)
         if request.search is not None:
             request = self._end_search(request.search, request, output)
@@ -328,7 +327,7 @@ class Engine:
         self._emit(request, output)
 
     def _release_later(self) -> None:
-        """Release what was not to be while a step computed with it."""
+        """Release the sequences that a step in flight was still computing with."""
         for sequence_id in self._unreleased:
             self.runner.release(sequence_id)
         self._unreleased.clear()
@@ -338,7 +337,7 @@ class Engine:
         try:
             request.on_output(output)
         except Exception as error:  # noqa: BLE001 - a client's fault is its own
-            logger.warning("request %d has nobody to answer to: %s", request.id, error)
+            logger.warning("the client of request %d cannot be reached: %s", request.id, error)
             return False
         return True
 
@@ -361,7 +360,7 @@ class Engine:
                 self._steps.close()
 
     def _turn(self) -> bool:
-        """Take arrivals and aborts in, then one step. False when the loop is to end."""
+        """Take in arrivals and aborts, then run one step. False when the loop must end."""
         with self._wake:
             while not (self._inbox or self._aborts or self._is_closing or self._has_work):
                 self._busy_since = None

@@ -1,7 +1,7 @@
 """One generation request inside the engine, from its arrival to its last token.
 
-The request owns its token log (append-only: prompt, then what was drawn) and everything that makes its text depend on
-nothing but itself: its sampler, its grammar, its detokenizer, its stop texts. Its states and their transitions are a
+The request owns its token log (append-only: prompt, then output tokens) and everything that makes its text depend on
+nothing but itself: its sampler, grammar, detokenizer and stop strings. Its states and their transitions are a
 table; it ends once, with one reason.
 """
 
@@ -35,15 +35,15 @@ class Status(Enum):
     """Where a request is in its life."""
 
     WAITING = "waiting"
-    """In a queue; holds no KV memory. New, or put back to be computed again."""
+    """In a queue; holds no KV memory. New, or preempted to be recomputed."""
     FOLLOWING = "following"
     """Waits until another answer's request has computed the prompt they share, to be forked from it."""
     PREFILLING = "prefilling"
     """Runs; more than one token of its log is still to be computed."""
     DECODING = "decoding"
-    """Runs; draws a token each step."""
+    """Runs; samples a token each step."""
     SWAPPED = "swapped"
-    """In a queue, put back; what was computed of it is kept outside of KV memory."""
+    """In a queue, preempted; its KV is swapped out."""
     FINISHED = "finished"
 
 
@@ -58,7 +58,7 @@ _NEXT: dict[Status, frozenset[Status]] = {
 
 
 class TransitionError(RuntimeError):
-    """A request was to go from one state to another that does not follow it: a bug of ours. It ends that request."""
+    """A request was to make a transition that its state does not allow: our bug. It ends that request."""
 
     def __init__(self, request: Request, status: Status) -> None:
         super().__init__(f"request {request.id} cannot go from {request.status.value} to {status.value}")
@@ -66,7 +66,7 @@ class TransitionError(RuntimeError):
 
 
 class TokenLog(msgspec.Struct, frozen=True):
-    """What an earlier engine made of a request, for another to go on from: its prompt and what was drawn and told.
+    """What an earlier engine computed of a request, for another to go on from: its prompt and the tokens delivered.
 
     `prompt` has 32 bits a token. The request was asked `asked_seconds` ago, and had its first token
     `first_token_seconds` after that.
@@ -82,8 +82,8 @@ class PastTurn(msgspec.Struct, frozen=True):
     """The last turn of a request's conversation, as an earlier engine computed it.
 
     Its first `num_messages` messages, the answer included, are the turn's; `prompt` has 32 bits a token, those of the
-    `assistant_prefix` that the answer began with included. `tokens` are those drawn for the rest of `answer`, after
-    those of `answer_prefix`.
+    `assistant_prefix` that the answer began with included. `tokens` are those sampled for the rest of `answer`,
+    after those of `answer_prefix`.
     """
 
     num_messages: int
@@ -95,10 +95,10 @@ class PastTurn(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
-    """News of a request: more text, and at its end why it ended. `error` goes with finish reason "error".
+    """An output of a request: more text, and at its end the finish reason. `error` goes with finish reason "error".
 
-    `tokens` are the ids drawn since the last news, in order: with the prompt, a client's own token log. `index` says
-    which of several answers it belongs to, `is_last` that no news of any of them follow.
+    `tokens` are the ids sampled since the last output, in order: with the prompt, a client's own token log. `index`
+    says which of several answers it belongs to, `is_last` that no output of any of them follows.
     """
 
     text: str = ""
@@ -171,18 +171,18 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens drawn so far."""
+        """Tokens sampled so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_left(self) -> int:
-        """Tokens still to compute before the next draw."""
+        """Tokens still to compute before the next token can be sampled."""
         return 1 if self.status is Status.DECODING else len(self.tokens) - self.num_computed
 
     def resume(self, log: TokenLog) -> Output:
-        """Go on after tokens drawn and told elsewhere, in the state that drawing them here would have led to.
+        """Go on after tokens sampled and delivered elsewhere, in the state that sampling them here would have led to.
 
-        Returns what was told of them.
+        Return what was delivered of them.
         """
         self.tokens += log.tokens
         self.num_told = len(self.tokens)
@@ -198,7 +198,7 @@ class Request:
         return Output(told, tokens=log.tokens)
 
     def become(self, status: Status) -> None:
-        """Go to another state. Raises `TransitionError` when it does not follow this one; nothing changes then."""
+        """Change the status. Raises `TransitionError`, and changes nothing, when the present one does not allow it."""
         if status not in _NEXT[self.status]:
             raise TransitionError(self, status)
         self.status = status
@@ -210,16 +210,16 @@ class Request:
 
     @property
     def mean_logprob(self) -> float:
-        """The log probability of what was drawn, a token; the end counts as one. Known where likelihoods are asked."""
+        """Mean log probability of the output tokens, the end token included. Known where likelihoods are asked for."""
         return self.logprob / max(1, self.num_likelihoods)
 
     def note(self, likelihood: Likelihood) -> None:
-        """Count a drawn token's likelihood."""
+        """Count a sampled token's likelihood."""
         self.logprob += likelihood.logprob
         self.num_likelihoods += 1
 
     def accept(self, token: int, likelihood: Likelihood | None, now: float) -> Output | None:
-        """Take a drawn token in that is no end; returns news for the client, None when there is none to tell yet.
+        """Take in a sampled token that is no end token; return an output for the client, None while there is none.
 
         The token is in the log already.
         """
@@ -238,10 +238,10 @@ class Request:
             return self.finish("stop", text + tail, logprobs)
         if len(self.tokens) - self.num_prompt_tokens >= self.max_tokens:
             return self.finish("length", text + self.stops.flush(self.detokenizer.flush()), logprobs)
-        return self._news(text, logprobs) if text or logprobs else None
+        return self._output(text, logprobs) if text or logprobs else None
 
     def stop(self, now: float) -> Output:
-        """An end token was drawn, which is no part of the log."""
+        """Finish on an end-of-sequence token, which is no part of the log."""
         self.last_token = now
         self.first_token = self.first_token or now
         return self.finish("stop", self.stops.flush(self.detokenizer.flush()))
@@ -253,13 +253,13 @@ class Request:
         logprobs: tuple[TokenLogprob, ...] = (),
         error: str | None = None,
     ) -> Output:
-        """End the request; returns its last news. Raises `TransitionError` when it has ended."""
+        """Finish the request; return its last output. Raises `TransitionError` when it has ended."""
         self.become(Status.FINISHED)
         self.finish_reason = reason
         self.finished = time.perf_counter()
-        return self._news(text, logprobs, reason, error)
+        return self._output(text, logprobs, reason, error)
 
-    def _news(
+    def _output(
         self,
         text: str,
         logprobs: tuple[TokenLogprob, ...],

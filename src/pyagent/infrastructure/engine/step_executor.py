@@ -1,7 +1,7 @@
-"""A step on its way: computed at once by the engine's own thread, or in a thread of its own while the engine goes on.
+"""Execute steps: in the engine's own thread, or in a thread of their own while the engine goes on.
 
-With a thread, the engine plans the next step and tells the last one's news while this one is computed. The runner is
-asked for one step at a time in either case.
+With a thread (asynchronous scheduling), the engine plans the next step and emits the last one's outputs while this one
+is computed. The runner executes one step at a time in either case.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ AsyncScheduling = Literal["auto", "on", "off"]
 
 
 def is_async(mode: AsyncScheduling, num_threads: int, num_cores: int) -> bool:
-    """Whether steps get a thread of their own; on `auto` where a core is left over for the engine's."""
+    """Return whether steps get a thread of their own; on `auto` where a core is left for the engine's."""
     return mode == "on" or (mode == "auto" and num_threads < num_cores)
 
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step that was started, what its plan cost in seconds, and rows that cannot be drawn from, with the reasons."""
+    """A launched step, the seconds its planning took, and the rows that cannot be sampled from, with the reasons."""
 
     plan: Plan
     planning: float
@@ -35,7 +35,7 @@ class InFlightStep:
 
 
 class StepThread:
-    """Computes steps beside the engine's thread, one after the other."""
+    """Compute steps beside the engine's thread, one after the other."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -46,5 +46,5 @@ class StepThread:
         return self._executor.submit(self._runner.execute, batch)
 
     def close(self) -> None:
-        """Wait for what is computed, and end the thread."""
+        """Wait for the step in flight, and end the thread."""
         self._executor.shutdown()

@@ -1,9 +1,9 @@
-"""Who may start, by memory: what running requests hold, what they are expected to need yet, and what is free.
+"""Admission control by KV memory: which waiting request may start, given what running ones hold and still need.
 
-A request is admitted when its prompt and the draws expected of it fit beside what the running ones are still expected
-to need, and a small reserve (the watermark) is left. The draws expected are the most it may draw or, when that is less,
-what nine in ten of the last requests of its class drew: a caller who names no limit would otherwise block a whole
-context. Guessing short costs a preemption, never a wrong text.
+A request is admitted when its prompt and its expected output fit beside the expected growth of the running requests,
+and a small reserve (the watermark) is left. The expected output is `max_tokens` or, when that is less, the p90 of the
+last outputs of its request class: a caller that sets no limit would otherwise reserve a whole context. An estimate that
+is too low costs a preemption, never a wrong text.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.batch import Runner
 
 _FIRST_GUESS = 256
-"""Draws expected of a request before any of its class has ended."""
+"""Output tokens expected of a request before any of its class has finished."""
 _MORE = 4
-"""Blocks expected yet of a request that has outgrown what was expected."""
+"""Further blocks expected of a request that has outgrown its estimate."""
 _WATERMARK = 0.01
-"""The part of the free memory that admission leaves free, at least a block."""
+"""Fraction of the free memory that admission keeps free, at least one block."""
 
 
 class OutputLengths:
-    """How much the last requests of each class drew."""
+    """Output lengths of the last requests of each class."""
 
     def __init__(self) -> None:
         self._lengths: dict[str, deque[int]] = {}
         self._guesses: dict[str, int] = {}
 
     def note(self, request: Request) -> None:
-        """A request ended by itself."""
+        """Record a request that finished by itself."""
         lengths = self._lengths.setdefault(request.request_class, deque(maxlen=64))
         lengths.append(request.num_output_tokens)
         self._guesses[request.request_class] = sorted(lengths)[len(lengths) * 9 // 10]
 
     def expected(self, request: Request) -> int:
-        """Draws to expect of a request in all."""
+        """Return the output tokens to expect of a request in all."""
         guess = self._guesses.get(request.request_class, _FIRST_GUESS)
         return min(request.max_tokens, max(guess, request.num_output_tokens + _MORE * BLOCK_TOKENS))
 
 
 class KvAdmission:
-    """Reserves memory for running requests and keeps count of the pages they are expected to need yet."""
+    """Reserve KV memory for running requests, and count the pages they are still expected to need."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -59,25 +59,25 @@ class KvAdmission:
         return self._runner.free_pages - self._growth
 
     def has_room(self, request: Request, num_cached: int = 0, num_taken: int = 0) -> bool:
-        """Whether a request may start that finds `num_cached` tokens, and takes `num_taken` free pages by that."""
+        """Return whether a request fits that finds `num_cached` tokens cached, in `num_taken` pages counted as free."""
         free = self._runner.free_pages - num_taken
         watermark = max(1, int(free * _WATERMARK))
         needed = self._expected_pages(request) - self._num_pages(num_cached)
         return max(0, needed) + self._growth + watermark <= free
 
     def pages_short(self, request: Request) -> int:
-        """Pages that a waiting request lacks to start, when none of its prefix is there."""
+        """Return the pages that a waiting request lacks to start when none of its prefix is cached."""
         watermark = max(1, int(self._runner.free_pages * _WATERMARK))
         return max(0, self._expected_pages(request) + watermark - self.spare_pages)
 
     def hold(self, request: Request) -> None:
-        """A request runs: count what it is expected to need."""
+        """Count what a request that starts is expected to need."""
         request.num_pages = self._num_pages(request.num_reserved)
         request.num_expected = max(request.num_pages, self._expected_pages(request))
         self._growth += request.num_expected - request.num_pages
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Make room for so many tokens of its log in all; False, and nothing changed, when there is none."""
+        """Reserve room for `num_tokens` of the log in all; False, and nothing changed, when memory is short."""
         if num_tokens <= request.num_reserved:
             return True
         if not self._runner.reserve(request.id, num_tokens):
@@ -92,7 +92,7 @@ class KvAdmission:
         return True
 
     def reserve_most(self, request: Request, start: int, wanted: int) -> int:
-        """Make room for up to `wanted` tokens from `start`, as many as there is memory for; returns how many."""
+        """Reserve room for up to `wanted` tokens from `start`, as many as memory allows; return how many."""
         if not self.reserve(request, start + wanted):
             free_blocks = self._runner.free_pages // self._runner.pages_per_block
             wanted = min(wanted, request.num_reserved + free_blocks * BLOCK_TOKENS - start)
@@ -101,16 +101,16 @@ class KvAdmission:
         return wanted
 
     def drop(self, request: Request) -> None:
-        """A request runs no more. Its blocks are released by the caller, when nothing computes with them."""
+        """Stop counting a request. The caller releases its blocks once no step computes with them."""
         self._growth -= request.num_expected - request.num_pages
         request.num_expected = request.num_pages = request.num_reserved = 0
 
     def _expected_pages(self, request: Request) -> int:
-        """Pages for the whole log with the draws expected."""
+        """Return the pages for the prompt and the expected output."""
         return self._num_pages(request.num_prompt_tokens + self.lengths.expected(request))
 
     def _num_pages(self, num_tokens: int) -> int:
-        """The runner's count, asked once for each number of blocks."""
+        """Return the runner's page count, cached by number of blocks."""
         blocks = -(-num_tokens // BLOCK_TOKENS)
         pages = self._block_pages.get(blocks)
         if pages is None:

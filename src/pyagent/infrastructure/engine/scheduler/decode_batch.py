@@ -1,7 +1,7 @@
-"""The requests that decode: each draws one token each step, so that a step's work is their columns as they stand.
+"""The running decode batch in columns: each request samples one token a step, and a step's work is the columns.
 
-A lane is a request's place in the columns. Nothing is done for a lane that only goes on: what comes up once in a while
-(another block of memory, the last draw) is filed under the tick, the count of steps, at which it comes up.
+A request that merely goes on costs nothing here. What comes up once in a while (another block of KV memory, the last
+token) is filed under the tick, the number of the step, at which it comes up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class DecodeBatch:
-    """Decoding requests in columns; the order changes when one leaves."""
+    """Keep decoding requests in columns; the order changes when one leaves."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -26,7 +26,7 @@ class DecodeBatch:
         self.logs: list[list[int]] = []
         self.samplers: list[SamplerState] = []
         self.steps: list[int] = []
-        """The number of each lane's next draw, draws under way counted as made."""
+        """The number of each request's next output token, tokens in flight counted as sampled."""
         self._tick = 0
         self._places: dict[int, int] = {}
         self._stamps: dict[int, int] = {}
@@ -41,7 +41,7 @@ class DecodeBatch:
         return request.id in self._places
 
     def add(self, request: Request, step: int) -> None:
-        """A request decodes from the next tick on; its next draw is its `step`-th."""
+        """Add a request that decodes from the next tick on; its next output token is its `step`-th."""
         self._places[request.id] = len(self.requests)
         self.requests.append(request)
         self.ids.append(request.id)
@@ -55,7 +55,7 @@ class DecodeBatch:
         self._last.setdefault(self._tick + request.max_tokens - step - 1, []).append((stamp, request))
 
     def remove(self, request: Request) -> None:
-        """A request leaves; the last lane takes its place."""
+        """Remove a request; the last one of the batch takes its place in the columns."""
         place = self._places.pop(request.id)
         del self._stamps[request.id]
         last = self.requests[-1]
@@ -68,7 +68,7 @@ class DecodeBatch:
             self._places[last.id] = place
 
     def need_memory(self) -> list[Request]:
-        """The lanes whose next token goes past what is reserved for them. Stays the same until `advance`."""
+        """Return the requests whose next token exceeds their reservation. Stays the same until `advance`."""
         bucket = self._due[self._tick % BLOCK_TOKENS]
         if not bucket:
             return []
@@ -76,11 +76,11 @@ class DecodeBatch:
         return [request for _, request in bucket if request.num_reserved < self.num_tokens(request)]
 
     def num_tokens(self, request: Request) -> int:
-        """Tokens of a lane's log, draws under way counted: what must be reserved for the next step."""
+        """Return the tokens of a request's log, those in flight counted: what the next step needs reserved."""
         return request.num_prompt_tokens + self.steps[self._places[request.id]]
 
     def advance(self) -> list[Request]:
-        """All lanes draw in the step now planned; returns those for whom it is the last draw, who leave."""
+        """Advance the batch by the step now planned; return the requests for which it is the last, which leave."""
         self.steps = [step + 1 for step in self.steps]
         ending = [request for stamp, request in self._last.pop(self._tick, ()) if self._stamps.get(request.id) == stamp]
         for request in ending:

@@ -1,7 +1,7 @@
-"""Which waiting requests take the seats of running ones, where a queue's policy wants that: a choice, nothing is done.
+"""Choose which running requests waiting ones preempt, where a queue's policy asks for it. Changes nothing.
 
-A seat is a place in the steps, and the memory that goes with it. Requests of one class compete; what one class has
-running another does not take. Nobody loses a seat unless whoever takes it can then start, as far as can be foreseen.
+A request preempts within its own request class only. No request is preempted unless the one that takes its place in the
+batch, and its KV memory, can then start as far as can be foreseen.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pyagent.infrastructure.engine.request import Request
 from pyagent.infrastructure.engine.scheduler.queues import ClassQueue, RequestQueues
 
 _MAX_LOOKED_AT = 64
-"""Waiting requests of a class looked at in a step."""
+"""Waiting requests of a class considered in a step."""
 
 
 class Preemption(NamedTuple):
-    """A waiting request, and those that make room for it."""
+    """A waiting request, and the running ones that make room for it."""
 
     preemptor: Request
     victims: list[Request]
@@ -32,15 +32,15 @@ def choose_preemptions(
     can_start: Callable[[Request], bool],
     pages_short: Callable[[Request], int] | None,
 ) -> Iterable[Preemption]:
-    """The changes of this step, among the running requests `open_to` it and the waiting ones that `can_start`.
+    """Yield this step's preemptions, among the running requests `open_to` it and the waiting ones that `can_start`.
 
-    Where memory is what lacks, `pages_short` says how much of it a waiting request lacks, and one takes seats in a
-    step; else as many do as there are seats of others to take.
+    When KV memory is short, `pages_short` returns how many pages a waiting request lacks, and at most one request
+    preempts in a step; otherwise as many do as there are running requests to preempt.
     """
     for queue in queues.preempting():
-        seats = [request for request in open_to if request.id in queue.running]
+        candidates = [request for request in open_to if request.id in queue.running]
         for preemptor in [request for request in islice(queue.ordered(now), _MAX_LOOKED_AT) if can_start(request)]:
-            victims = _victims(queue, preemptor, seats, now, 0 if pages_short is None else pages_short(preemptor))
+            victims = _victims(queue, preemptor, candidates, now, 0 if pages_short is None else pages_short(preemptor))
             if not victims:
                 break
             yield Preemption(preemptor, victims)
@@ -48,14 +48,16 @@ def choose_preemptions(
                 return
 
 
-def _victims(queue: ClassQueue, preemptor: Request, seats: list[Request], now: float, num_pages: int) -> list[Request]:
-    """Who of `seats` goes, so that a seat and so many pages are free, taken out of `seats`; nobody when too few can."""
+def _victims(
+    queue: ClassQueue, preemptor: Request, candidates: list[Request], now: float, num_pages: int
+) -> list[Request]:
+    """Take the requests to preempt out of `candidates`, to free a place and `num_pages`; empty when that cannot be."""
     victims: list[Request] = []
-    while seats and (not victims or num_pages > 0):
-        victim = queue.victim_for(preemptor, seats, now)
+    while candidates and (not victims or num_pages > 0):
+        victim = queue.victim_for(preemptor, candidates, now)
         if victim is None:
             return []
-        seats.remove(victim)
+        candidates.remove(victim)
         victims.append(victim)
         num_pages -= victim.num_expected
     return victims if num_pages <= 0 else []

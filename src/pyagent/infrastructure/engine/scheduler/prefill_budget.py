@@ -1,8 +1,8 @@
-"""How long steps take, measured; and from that, how many prompt tokens a step may take in while others decode.
+"""The prefill budget of a step: how many prompt tokens it may take in while other requests decode, by measured cost.
 
-A step that carries a chunk of a prompt makes every decoding request wait for it. The chunk is what fits into the wait
-they are to have at most: a time from the settings, or on `auto` ten times a step without prompts, and no less than a
-tenth of a second, so that prompts go at nine tenths of their own speed at least.
+A step that carries a prefill chunk makes every decoding request wait for it. The budget is what fits into the longest
+inter-token latency wanted: `engine.decode_latency_ms`, or on `auto` ten times a decode-only step, and no less than
+100 ms, so that prefill keeps at least nine tenths of its own throughput.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
 
 _WEIGHT = 0.2
-"""Of the newest measurement in an average."""
+"""Weight of the newest measurement in a moving average."""
 _AUTO_SECONDS = 0.1
 _AUTO_STEPS = 10
 
 
 class StepCosts:
-    """Averages of what steps took, the newest counting most."""
+    """Exponential moving averages of step times."""
 
     def __init__(self, decode_latency: float | None = None) -> None:
-        """`decode_latency`: seconds between two tokens of a decoding request, at most; None is `auto`."""
+        """Set `decode_latency`: the longest inter-token latency wanted, in seconds; None is `auto`."""
         self._wanted = decode_latency
         self.decode_seconds: float | None = None
-        """A step in which requests only decode."""
+        """Seconds of a decode-only step."""
         self.prompt_token_seconds: float | None = None
-        """What each prompt token adds to a step."""
+        """Seconds that each prefill token adds to a step."""
 
     def note(self, seconds: float, num_prompt: int, num_decoding: int) -> None:
-        """A step took so long, with so many prompt tokens and decoding requests."""
+        """Record a step's seconds, with its prefill tokens and decoding requests."""
         if num_prompt == 0:
             self.decode_seconds = _average(self.decode_seconds, seconds)
         elif num_prompt >= BLOCK_TOKENS:
@@ -35,7 +35,7 @@ class StepCosts:
             self.prompt_token_seconds = _average(self.prompt_token_seconds, max(0.0, seconds - base) / num_prompt)
 
     def prefill_budget(self, max_num_batched_tokens: int, num_decoding: int) -> int:
-        """Prompt tokens that the next step may take in, a block at least."""
+        """Return the prefill tokens that the next step may take in, at least one block."""
         if num_decoding == 0 or not self.prompt_token_seconds:
             return max_num_batched_tokens
         base = self.decode_seconds or 0.0

@@ -119,9 +119,9 @@ class ClassQueue:
         return next((request for request in running if request is chosen), running[-1])
 
     def victim_for(self, waiting: Request, running: Sequence[Request], now: float) -> Request | None:
-        """Whose seat of these the waiting request takes, if anybody's."""
+        """Return which of these the waiting request preempts; None when it has to wait."""
 
-        def ask(_: QueuePolicy) -> object:  # one that replaces it takes no seats
+        def ask(_: QueuePolicy) -> object:  # the policy that replaces it preempts none
             return None if self._preempting is None else self._preempting.victim_for(waiting, running, now)
 
         chosen = self._ask(ask, now)
@@ -133,7 +133,7 @@ class ClassQueue:
 
     @property
     def is_preempting(self) -> bool:
-        """Whether a waiting request may take a running one's seat."""
+        """Whether a waiting request may preempt a running one."""
         return self._preempting is not None
 
     def _leave(self, request: Request, now: float) -> None:
@@ -211,7 +211,7 @@ class RequestQueues:
                 yield from queue.ordered(now)
 
     def preempting(self) -> list[ClassQueue]:
-        """Classes with requests that wait and may take the seat of one that runs."""
+        """Return the classes with waiting requests that may preempt a running one."""
         return [queue for queue in self._queues.values() if queue.waiting and queue.running and queue.is_preempting]
 
     def victim(self, running: Sequence[Request], now: float) -> Request:

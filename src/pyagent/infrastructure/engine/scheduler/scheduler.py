@@ -1,13 +1,14 @@
-"""Decides what the next step computes. Pure bookkeeping: it never computes, draws or waits.
+"""Plan the next step. Pure bookkeeping: it never computes, samples or waits.
 
-One token budget holds for a step. Decoding requests come first, a token each. What is left, or what the decode latency
-allows, goes to prompts: half of it to waiting requests short enough to be done with in this step, so that a long prompt
-holds nobody up; the rest to prompts under way, then to other waiting requests, in the order of their queues. When
-memory runs out a running request, chosen by its queue's policy, is put back to wait: its token log is kept and computed
-again later, so that its text does not change. So is one whose seat its queue's policy gives to a waiting one (`seats`).
+A step takes `max_num_batched_tokens` at most. Decoding requests come first, one token each. What is left, or what the
+wanted decode latency allows, is the prefill budget: half of it goes to waiting requests short enough to finish their
+prefill in this step, so that a long prompt delays no short one; the rest to prompts in progress, then to other waiting
+requests in queue order. When KV memory runs out, a running request chosen by its queue's policy is preempted: its token
+log is kept and recomputed (or swapped in) later, so that its text does not change. A policy may also preempt a running
+request for a waiting one (see `preemption`).
 
-Invariants: no step exceeds the budget; a request is in one place (waiting, prefilling, decoding or in its last step);
-it holds memory only while it runs.
+Invariants: no step exceeds its budget; a request is in one place (waiting, prefilling, decoding or in its last step);
+it holds KV memory only while it runs.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from pyagent.infrastructure.engine.scheduler.step_plan import Chunk, Plan
 logger = logging.getLogger(__name__)
 
 _MAX_LOOKED_AT = 64
-"""Waiting requests looked at for one that need not wait for its prefix."""
+"""Waiting requests considered when looking for one that need not wait for a shared prefix."""
 _MAX_PREEMPTIONS = 4
-"""A request put back this often yields no more while others can."""
+"""A request preempted this often is preempted no more while others can be."""
 
 
 class Scheduler:
-    """Requests that wait and run, and the choice among them."""
+    """Hold the waiting and running requests, and choose among them."""
 
     def __init__(
         self,
@@ -58,44 +59,44 @@ class Scheduler:
         self.prefilling: dict[int, Request] = {}
         self.ending: dict[int, Request] = {}
         self.parked: dict[int, Request] = {}
-        """Beams that wait, with their memory, for the others of their search."""
+        """Beams that wait, holding their KV memory, for the others of their search."""
         self.failed: list[tuple[Request, str]] = []
-        """Requests that cannot go on, with the reason; the engine ends them and empties the list."""
+        """Requests that cannot go on, with the reason; the engine ends them and clears the list."""
         self._pending_prefixes = PendingPrefixes()
         self._max_running = self.limits.most_running
         self.num_preemptions = Counter[str]()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
         self._swapped: set[int] = set()
         self._preemptors: list[Request] = []
-        """Waiting requests for whom others left their seats in this step."""
+        """Waiting requests for which others were preempted in this step."""
         self._num_grammars = 0  # of running requests
         self._num_searching = 0  # running beams
         self.end_ids: frozenset[int] = frozenset()
-        """End tokens of any request so far."""
+        """End-of-sequence tokens of any request so far."""
         self._long: tuple[Request | None, int] = (None, 0)  # one not short enough last time, and its tokens
         self._shut_at: int | None = None  # spare pages when admission failed for memory; None: it may succeed
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a place."""
+        """Number of requests that hold a place in the batch."""
         return len(self.decode_batch) + len(self.prefilling) + len(self.ending) + len(self.parked)
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits or runs."""
+        """Whether any request waits or runs."""
         return self.num_running > 0 or self.queues.num_waiting > 0
 
     def requests(self) -> list[Request]:
-        """All that wait and run."""
+        """Return all waiting and running requests."""
         return [*self.queues.waiting, *self.running()]
 
     def running(self) -> list[Request]:
-        """All that run."""
+        """Return all running requests."""
         others = (self.prefilling, self.ending, self.parked)
         return [*self.decode_batch.requests, *(request for place in others for request in place.values())]
 
     def add(self, request: Request) -> None:
-        """Let a request wait its turn."""
+        """Enqueue a waiting request."""
         self._shut_at = None
         if request.deadline is not None:
             for answer in (request, *request.followers):
@@ -104,11 +105,11 @@ class Scheduler:
 
     @property
     def has_grammars(self) -> bool:
-        """Whether any running request's draws are held to a grammar."""
+        """Whether any running request is constrained by a grammar."""
         return self._num_grammars > 0
 
     def overdue(self) -> list[Request]:
-        """Requests whose deadline has passed since the last call."""
+        """Return the requests whose deadline has passed since the last call."""
         overdue: list[Request] = []
         while self._deadlines and self._deadlines[0][0] <= self._clock():
             request = heappop(self._deadlines)[2]
@@ -117,7 +118,7 @@ class Scheduler:
         return overdue
 
     def remove(self, request: Request) -> bool:
-        """Forget a request that ended, wherever it is; True when it holds blocks, which are the caller's to release."""
+        """Forget a request that ended, wherever it is; True when it holds blocks, which the caller must release."""
         was_running = self._stop_running(request)
         self._let_wait(request)
         self._forget_swapped(request)
@@ -128,7 +129,7 @@ class Scheduler:
         return was_running
 
     def plan(self) -> Plan | None:
-        """The next step; None when nothing can run."""
+        """Return the next step; None when nothing can run."""
         plan = self._plan()
         if plan is None and self.parked:
             self._put_parked_back()
@@ -145,9 +146,9 @@ class Scheduler:
         return plan if plan.batch.sequence_ids else None
 
     def plan_ahead(self) -> Plan | None:
-        """The step after the one being computed, when it is the same lanes again, whatever they draw; `fill` it then.
+        """Return the step after the one in flight if it is the same batch whatever is sampled; `fill` it later.
 
-        None when somebody waits or prefills, when a draw decides what comes next, or when memory is short.
+        None when a request waits or prefills, when a sampled token decides what comes next, or when memory is short.
         """
         others = self.prefilling or self.parked or self.queues.num_waiting
         if others or not self.decode_batch.requests or self._num_grammars or self._num_searching:
@@ -158,7 +159,7 @@ class Scheduler:
         return self._plan_decode([])
 
     def _plan_decode(self, tokens: list[int]) -> Plan:
-        """All lanes draw, after these tokens."""
+        """Plan one token for every decoding request, after these input tokens."""
         batch = Batch(
             sequence_ids=self.decode_batch.ids.copy(),
             lengths=[1] * len(self.decode_batch),
@@ -173,9 +174,9 @@ class Scheduler:
         return plan
 
     def apply_output(self, plan: Plan, tokens: list[int]) -> set[Request]:
-        """A step was computed: logs grow by what was drawn, and what others may share they find from now on.
+        """Apply a computed step: append the sampled tokens to the logs, and open what was prefilled to sharing.
 
-        Returns the requests that are over: ended meanwhile, or by the token drawn.
+        Return the requests that are over: ended meanwhile, or by an end-of-sequence token.
         """
         for chunk in plan.chunks:
             request = chunk.request
@@ -204,7 +205,7 @@ class Scheduler:
                 self._yield_memory(request, now)
 
     def _yield_memory(self, request: Request, now: float) -> None:
-        """Somebody goes back to wait, so that `request` can go on: perhaps itself."""
+        """Preempt a running request so that `request` can go on; it may be `request` itself."""
         running = [*self.decode_batch.requests, *self.prefilling.values()]
         if self.parked and len(running) == 1:
             self._put_parked_back()
@@ -214,12 +215,12 @@ class Scheduler:
             self._fail(request, text)
             return
         open_to = [other for other in running if other.num_preemptions < _MAX_PREEMPTIONS]
-        # When all were put back often, all but the oldest yield: somebody always gets done.
+        # When all were preempted often, all but the oldest yield, so that one always finishes.
         victim = self.queues.victim(open_to, now) if open_to else max(running, key=_age)
         self._preempt(victim, now)
 
     def _preempt_for_waiting(self, now: float) -> list[Request]:
-        """Put back those whose seats waiting requests take by their queue's policy; returns who takes them."""
+        """Preempt running requests for waiting ones where a queue's policy asks for it; return those waiting ones."""
         if self.queues.num_waiting == 0 or self._may_admit() or not self.queues.preempting():
             return []
         is_full = self.num_running >= self._max_running
@@ -237,9 +238,9 @@ class Scheduler:
         return [change.preemptor for change in changes]
 
     def _preempt(self, request: Request, now: float, *, is_memory_short: bool = True) -> None:
-        """Put a request back to wait: what it computed is swapped out, or computed again when that is quicker.
+        """Preempt a request: swap its KV out, or recompute it later when that is quicker.
 
-        While memory is not short it is left where it is, to be found again as a prefix.
+        While memory is not short, its blocks stay cached, to be found again as a prefix.
         """
         self.queues.settle(request, now)
         if request.status is Status.DECODING:
@@ -262,7 +263,7 @@ class Scheduler:
         return per_token is not None and self.runner.swap_seconds(num_tokens) < num_tokens * per_token
 
     def _admit_swapped(self, request: Request) -> bool:
-        """Start a swapped request where it was; False when it has to wait. One that is lost is computed again."""
+        """Swap a request in and go on; False when it has to wait. One whose swap file is lost is recomputed."""
         if self.num_running > 0 and not self.admission.has_room(request):
             self._shut_at = self.admission.spare_pages
             return False
@@ -282,7 +283,7 @@ class Scheduler:
         return False
 
     def _compute_again(self, request: Request) -> None:
-        """Give up what was swapped of a request, which waits on."""
+        """Drop the swapped KV of a waiting request, to recompute it."""
         self._forget_swapped(request)
         request.num_computed = request.num_prefilled = 0
         self._become(request, Status.WAITING)
@@ -295,7 +296,7 @@ class Scheduler:
     # -- beams --------------------------------------------------------------------------------------------------------
 
     def park(self, request: Request) -> None:
-        """A decoding request waits for others of its search; it keeps its memory."""
+        """Park a beam until the others of its search have their tokens; it keeps its KV memory."""
         if request in self.decode_batch:
             self.decode_batch.remove(request)
         else:
@@ -303,7 +304,7 @@ class Scheduler:
         self.parked[request.id] = request
 
     def fork_beam(self, parent: Request, child: Request) -> None:
-        """Start a beam where another stands; when that cannot be, it is computed again."""
+        """Fork a beam from another; when that cannot be, the child is recomputed."""
         now = self._clock()
         can_run = parent.id in self.parked and self.num_running < self._max_running
         if not can_run or not self.runner.fork(parent.id, child.id):
@@ -320,7 +321,7 @@ class Scheduler:
         self._become(child, Status.DECODING)
 
     def go_on(self, request: Request, token: int) -> None:
-        """A beam takes a token: it decodes on, or waits to be computed again when it had to yield its memory."""
+        """Continue a beam with a token: it decodes on, or is enqueued to be recomputed when it was preempted."""
         request.tokens.append(token)
         if self.parked.pop(request.id, None) is not None:
             self.decode_batch.add(request, request.num_output_tokens)
@@ -329,7 +330,7 @@ class Scheduler:
             self._shut_at = None
 
     def _put_parked_back(self) -> None:
-        """Beams that wait for others hold what somebody needs to go on: they yield it."""
+        """Preempt parked beams: they hold the memory that another request needs to go on."""
         now = self._clock()
         for request in list(self.parked.values()):
             self.queues.remove(request, now)
@@ -361,7 +362,7 @@ class Scheduler:
         plan.add_chunks()
 
     def _fork_followers(self, now: float) -> None:
-        """Start the answers whose prompt is computed, all but the token that each computes itself to draw."""
+        """Fork parallel samples from prompts prefilled up to the last token, which each computes itself."""
         for request in list(self.prefilling.values()):
             if request.followers and request.num_prefilled >= request.num_prompt_tokens - 1:
                 followers, request.followers = request.followers, []
@@ -370,7 +371,7 @@ class Scheduler:
                         self._fork(request, follower, now)
 
     def _fork(self, request: Request, follower: Request, now: float) -> None:
-        """Start an answer from another's prompt; without a place or memory it waits as others do."""
+        """Fork a parallel sample from the request that computed the prompt; enqueue it when there is no room."""
         is_first = request.num_prefilled == request.num_prompt_tokens - 1 > 0
         if not is_first or self.num_running >= self._max_running or not self.runner.fork(request.id, follower.id):
             self._wait(follower, now)
@@ -385,7 +386,7 @@ class Scheduler:
         self._become(follower, Status.PREFILLING)
 
     def _let_wait(self, request: Request) -> None:
-        """The followers of a request that ended before its prompt was computed wait in its place."""
+        """Enqueue the followers of a request that ended before its prompt was computed."""
         followers, request.followers = request.followers, []
         for follower in followers:
             if follower.status is Status.FOLLOWING:
@@ -396,7 +397,7 @@ class Scheduler:
             self.queues.add(follower, now)
 
     def _take_chunk(self, plan: Plan, request: Request, budget: int) -> int:
-        """Put the request's next tokens into the step, as many as budget and memory allow; returns how many."""
+        """Add a prefill chunk, as many tokens as budget and memory allow; return how many."""
         wanted = min(request.num_left, budget)
         if request.followers:
             wanted = min(wanted, request.num_prompt_tokens - 1 - request.num_computed)
@@ -407,7 +408,7 @@ class Scheduler:
         return num_tokens
 
     def _start_decoding(self, plan: Plan, request: Request) -> None:
-        """The step computes the last of a request's log: it draws, and from the next step on it is a lane."""
+        """Move a request whose prefill ends in this step to the decode batch."""
         if not self._become(request, Status.DECODING):
             plan.chunks = [chunk for chunk in plan.chunks if chunk.request is not request]
             return
@@ -419,11 +420,11 @@ class Scheduler:
             self.ending[request.id] = request
 
     def _admit_some(self, plan: Plan, budget: int, now: float, *, is_short: bool) -> int:
-        """Start waiting requests within the budget; with `is_short` only such as are done with in this step."""
+        """Admit waiting requests within the budget; with `is_short` only those whose prefill ends in this step."""
         used = 0
         while used < budget and self._may_admit():
-            preemptor = (one for one in self._preemptors if one.status in {Status.WAITING, Status.SWAPPED})
-            candidates = islice(chain(preemptor, self.queues.ordered(now)), _MAX_LOOKED_AT)
+            preemptors = (one for one in self._preemptors if one.status in {Status.WAITING, Status.SWAPPED})
+            candidates = islice(chain(preemptors, self.queues.ordered(now)), _MAX_LOOKED_AT)
             request = next((one for one in candidates if not self._pending_prefixes.has_more_for(one)), None)
             if request is None or (is_short and request is self._long[0] and self._long[1] > budget - used):
                 break
@@ -434,13 +435,13 @@ class Scheduler:
         return used
 
     def _may_admit(self) -> bool:
-        """Whether there is anyone waiting, a place, and memory: not when it ran short and no more is there since."""
+        """Return whether a request waits, a place is free, and memory has grown since admission last failed for it."""
         if self.queues.num_waiting == 0 or self.num_running >= self._max_running:
             return False
         return self._shut_at is None or self.num_running == 0 or self.admission.spare_pages > self._shut_at
 
     def _admit(self, plan: Plan, request: Request, budget: int, now: float, *, is_short: bool) -> int | None:
-        """Start a request if it fits; returns its tokens in this step, None when it has to wait and others with it."""
+        """Admit a request if it fits; return its tokens in this step, None when it and those behind it have to wait."""
         if request.status is Status.SWAPPED:
             if self._admit_swapped(request):
                 request.num_reserved = -(-request.num_computed // BLOCK_TOKENS) * BLOCK_TOKENS
@@ -465,7 +466,7 @@ class Scheduler:
         return self._take_chunk(plan, request, budget)
 
     def _fits(self, request: Request, budget: int, *, is_short: bool) -> bool:
-        """Whether a waiting request may start. Only looks: for the cache's policy, waiting is no use of a prefix."""
+        """Return whether a waiting request fits. A lookup only: it does not count as use for the eviction policy."""
         num_cached, num_taken = self.runner.lookup(request.tokens, request.key)
         num_left = len(request.tokens) - num_cached
         if is_short and num_left > budget:
@@ -489,7 +490,7 @@ class Scheduler:
         self._pending_prefixes.add(request)
 
     def _hold(self, request: Request) -> None:
-        """A request takes a place and memory, and computes its log."""
+        """Give a request a place and KV memory, and let it prefill."""
         self.admission.hold(request)
         self.end_ids |= request.end_ids
         self._num_grammars += request.grammar is not None
@@ -499,7 +500,7 @@ class Scheduler:
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def _stop_running(self, request: Request) -> bool:
-        """Take a request from where it runs; False when it does not. Its blocks are the caller's to release."""
+        """Take a request out of the running ones; False when it does not run. The caller releases its blocks."""
         if request in self.decode_batch:
             self.decode_batch.remove(request)
         elif not any(place.pop(request.id, None) for place in (self.prefilling, self.ending, self.parked)):
@@ -516,7 +517,7 @@ class Scheduler:
         self.failed.append((request, reason))
 
     def _become(self, request: Request, status: Status) -> bool:
-        """A change of state; one that is wrong is a bug of ours, and ends that request alone."""
+        """Change a request's status; a wrong transition is our bug, and fails that request alone."""
         try:
             request.become(status)
         except TransitionError as error:

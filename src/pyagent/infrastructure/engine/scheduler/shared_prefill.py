@@ -1,7 +1,7 @@
-"""Prompts with a common beginning: the first one computes it, the others wait for it.
+"""Shared prefill: of waiting prompts with a common prefix, the first computes it and the others wait for it.
 
-Requests that prefill are filed under their first block, so that a waiting one is compared only with those that begin
-alike, and with each of them once: logs only grow, so that what two have in common stays.
+Prefilling requests are indexed by their first block, so that a waiting one is compared only with those that begin
+alike, and with each of them once: logs only grow, so a common prefix stays common.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Head = tuple[PrefixKey, tuple[int, ...]]
 
 
 class PendingPrefixes:
-    """The prompts being computed now."""
+    """Index the prompts being prefilled now."""
 
     def __init__(self) -> None:
         self._by_head: dict[Head, dict[int, Request]] = {}
         self._common: dict[int, dict[int, int]] = {}  # of each prompt being computed, with the waiting ones
 
     def add(self, request: Request) -> None:
-        """A request's prompt is being computed."""
+        """Index a request whose prompt is being prefilled."""
         if len(request.tokens) > BLOCK_TOKENS:
             self._by_head.setdefault(_head(request), {})[request.id] = request
             self._common[request.id] = {}
 
     def discard(self, request: Request) -> None:
-        """It is computed, or its request is gone or put back."""
+        """Drop a request that is prefilled, ended or preempted."""
         if self._common.pop(request.id, None) is not None:
             head = _head(request)
             del self._by_head[head][request.id]
@@ -38,7 +38,7 @@ class PendingPrefixes:
                 del self._by_head[head]
 
     def has_more_for(self, request: Request) -> bool:
-        """Whether a block this request needs is about to be computed by another: waiting a step is cheaper."""
+        """Return whether another request is about to compute a block that this one needs: waiting a step is cheaper."""
         if not self._by_head or len(request.tokens) <= BLOCK_TOKENS:
             return False
         others = self._by_head.get(_head(request))
@@ -58,7 +58,7 @@ def _head(request: Request) -> Head:
 
 
 def common_blocks(left: list[int], right: list[int]) -> int:
-    """Tokens in the whole blocks both begin with, leaving at least one token of `left`."""
+    """Return the tokens in the whole blocks that both begin with, leaving at least one token of `left`."""
     low, high = 0, min(len(left) - 1, len(right)) // BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2

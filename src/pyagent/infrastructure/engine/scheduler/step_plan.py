@@ -1,6 +1,6 @@
-"""A step as the scheduler decided it: the batch for the runner, and whose each part is.
+"""A step as the scheduler planned it: the runner's batch, and which request each part belongs to.
 
-Decides nothing, and knows neither queues nor memory.
+Plans nothing itself, and knows neither queues nor memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyagent.infrastructure.engine.runners.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next `num_tokens` tokens of a request that prefills, up to `end`."""
+    """A prefill chunk: the next `num_tokens` tokens of a request's log, up to `end`."""
 
     request: Request
     num_tokens: int
@@ -23,7 +23,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """A step: what is computed, who draws (in the batch's order), and for whom the draw is the last there may be."""
+    """A step: the batch, the requests that get a token (in the batch's order), and those for which it is the last."""
 
     batch: Batch
     sampled: list[Request]
@@ -36,28 +36,28 @@ class Plan:
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of prompts in the step."""
+        """Prefill tokens in the step."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     def add_chunks(self) -> None:
-        """Put the chunks into the batch: those that reach the end of their log draw, and come first."""
+        """Put the prefill chunks into the batch; those that reach the end of their log get a token, and come first."""
         batch = self.batch
-        for draws in (True, False):
+        for is_sampled in (True, False):
             for chunk in self.chunks:
                 request = chunk.request
-                if (chunk.end == len(request.tokens)) is not draws:
+                if (chunk.end == len(request.tokens)) is not is_sampled:
                     continue
                 batch.sequence_ids.append(request.id)
                 batch.lengths.append(chunk.num_tokens)
                 batch.tokens += request.tokens[chunk.end - chunk.num_tokens : chunk.end]
-                if draws:
+                if is_sampled:
                     batch.samplers.append(request.sampler)
                     batch.steps.append(request.num_output_tokens)
                     self.sampled.append(request)
                     self.logs.append(request.tokens)
 
     def fill(self, ended: Collection[Request]) -> None:
-        """Give a step planned ahead its tokens, each lane's last; requests that have `ended` are left out."""
+        """Give a step planned ahead its input, each request's newest token; drop the requests that have `ended`."""
         if ended:
             places = [place for place, request in enumerate(self.sampled) if request not in ended]
             batch = self.batch
@@ -71,5 +71,5 @@ class Plan:
         self.batch.tokens = [log[-1] for log in self.logs]
 
     def requests(self) -> set[Request]:
-        """All that the step computes for."""
+        """Return every request that the step computes for."""
         return {*self.sampled, *(chunk.request for chunk in self.chunks)}

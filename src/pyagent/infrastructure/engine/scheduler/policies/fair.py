@@ -1,6 +1,6 @@
 """Fair shares between clients, runs or agents: the Virtual Token Counter (Sheng et al. 2024, arXiv 2401.00588).
 
-Each client has a counter of the tokens it was served, prompt tokens and draws weighted; the client with the lowest is
+Each client has a counter of the tokens it was served, prompt and output tokens weighted; the client with the lowest is
 next. A client that comes back after a pause is lifted to the lowest of those waiting, so that a pause earns no credit.
 While two clients both have requests waiting, what they were served differs by at most
 2 * max(prompt_weight * longest prompt, output_weight * tokens that fit in KV memory).
@@ -23,7 +23,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FairOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Between whom it is fair, and what a token of the prompt and a drawn one weigh (the paper's 1 and 2).
+    """Between whom it is fair, and the weights of prompt and output tokens (the paper's 1 and 2).
 
     `shares` gives some names more (2.0: twice) or less than the 1.0 that everybody has.
     """

@@ -3,7 +3,7 @@
 A level has a quantum of service, each `ratio` times the one before. A request joins at the first level whose quantum
 covers its prompt (skip-join); one that used up its quantum goes down a level, exactly then. Every `boost_seconds` all
 go to the first level, so that nobody waits for ever. Nothing of a level is taken while a higher one has something
-waiting, and a running request gives its seat to one waiting at a higher level.
+waiting, and a running request is preempted by one waiting at a higher level.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class MlfqOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Levels, the first one's quantum in draws, the factor to the next, a prompt token's weight, and the boost."""
+    """Levels, the first one's quantum in output tokens, the factor to the next, a prompt token's weight, the boost."""
 
     levels: Annotated[int, msgspec.Meta(ge=1, le=64)] = 6
     quantum: Positive = 32.0

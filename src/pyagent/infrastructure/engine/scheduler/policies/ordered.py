@@ -1,7 +1,7 @@
 """Policies that are an order by one fixed number: first come, priority with ageing, earliest deadline.
 
 The number of a request never changes, and of requests that come later it grows without bound, so that nobody starves.
-The last in the order yields first. With `preempts` a waiting request also takes the seat of one it outranks.
+The last in the order yields first. With `preempts` a waiting request also preempts a running one that it outranks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Ordered:
 
 
 class Urgent(Ordered):
-    """Lets a waiting request take the seat of the last by rank of those it outranks."""
+    """Let a waiting request preempt the last by rank of those it outranks."""
 
     def __init__(self, rank: Callable[[Queued], float], outranks: Callable[[Queued, Queued], bool]) -> None:
         """`outranks` says it of a waiting request and a running one, whose rank must be behind."""
