@@ -13,7 +13,7 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.messages import ChatRequest
-from pyagent.logic.agents.documents import Document
+from pyagent.logic.agents.documents import Document, short_path
 from pyagent.logic.agents.passages import find, passages_of
 from pyagent.logic.agents.reasoning import Reasoned, ReasoningAgent
 from pyagent.logic.strategies.chain_of_thought import Thought, read_thought
@@ -138,7 +138,7 @@ def test_question_about_a_file_is_answered_from_its_passages() -> None:
     assert "interest of five percent" not in request.messages[-1].text
     assert reasoned.answer == "The Tenant may keep one cat. Dogs are not allowed."
     assert reasoned.quotes[0].line == 30
-    assert f"{_LEASE}:30\n    5. ANIMALS" in str(reasoned)
+    assert f"{short_path(str(_LEASE))}:30\n    5. ANIMALS" in str(reasoned)
     assert "300 dollars" in str(reasoned)
 
 

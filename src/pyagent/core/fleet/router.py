@@ -1,12 +1,14 @@
 """Which agent a task is for, and why: the caller's word, else the agents' own scores, else a model's choice.
 
 Scores come first because they cost nothing and can be explained (`core.fleet.scores`): the highest wins, ties by the
-agents' order. When none is sure, a model chooses by description, constrained to the names, among those that did not
-score 0. An agent that declines after all is out, and the rest are asked in the same way.
+agents' order. When none is sure, the one whose name the task has gets it (`Write a haiku`); else a model chooses by
+description, constrained to the names, among those that did not score 0. An agent that declines after all is out, and
+the rest are asked in the same way.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -66,7 +68,10 @@ def route_by_scores(scores: Mapping[str, Score | None], declined: Mapping[str, s
 
 
 async def choose_route(context: Context, task: Task, candidates: Mapping[str, Agent]) -> Route:
-    """Let the model choose by the descriptions."""
+    """The one candidate that the task names; else let the model choose by the descriptions."""
+    named = [name for name in candidates if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", task.text, re.IGNORECASE)]
+    if len(named) == 1:
+        return Route(named[0], "score", "the task has its name")
     described = "\n".join(f"- {name}: {agent.description}" for name, agent in candidates.items())
     text = task.text if len(task.text) <= _MAX_SHOWN_CHARACTERS else task.text[:_MAX_SHOWN_CHARACTERS] + " ..."
     files = f"\nFiles: {', '.join(task.files[:5])}" if task.files else ""

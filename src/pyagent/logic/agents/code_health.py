@@ -21,6 +21,7 @@ from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
+from pyagent.logic.agents.documents import short_path
 
 _SKIPPED = frozenset({"__pycache__", "node_modules"})
 _MAX_UNREAD = 20
@@ -81,12 +82,14 @@ class CodeHealth(msgspec.Struct, frozen=True, kw_only=True):
         lines = [f"{head}, {self.seconds:.2g} s"]
         if self.most_complex:
             lines[0] = f"{len(self.most_complex)} most complex functions of {lines[0]}"
-            lines += [f"{row.complexity:>5}  {_short(row.path)}:{row.line}  {row.name}" for row in self.most_complex]
+            lines += [
+                f"{row.complexity:>5}  {short_path(row.path)}:{row.line}  {row.name}" for row in self.most_complex
+            ]
         elif not any(file.functions for file in known):
             lines[0] += "; no functions"
         if known:
             lines.append(_maintainability(known, len(self.most_complex)))
-        lines += [f"unreadable: {_short(file.path)}: {file.error}" for file in unread[:_MAX_UNREAD]]
+        lines += [f"unreadable: {short_path(file.path)}: {file.error}" for file in unread[:_MAX_UNREAD]]
         if len(unread) > _MAX_UNREAD:
             lines.append(f"unreadable: and {len(unread) - _MAX_UNREAD:,} more")
         return "\n".join(lines)
@@ -96,13 +99,8 @@ def _maintainability(files: Sequence[FileHealth], count: int) -> str:
     """The mean of the files, and the files that are worst, on a line each."""
     ranked = sorted(files, key=lambda file: (file.maintainability or 0.0, file.path))
     mean = sum(file.maintainability or 0.0 for file in files) / len(files)
-    rows = [f"{file.maintainability:>5.0f}  {_short(file.path)}" for file in ranked[:count]]
+    rows = [f"{file.maintainability:>5.0f}  {short_path(file.path)}" for file in ranked[:count]]
     return "\n".join([f"maintainability {mean:.0f} of 100" + (", lowest:" if rows else ""), *rows])
-
-
-def _short(path: str) -> str:
-    """The path as seen from the working folder, where that is shorter."""
-    return min(path, os.path.relpath(path), key=len)
 
 
 class HealthArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,7 +126,7 @@ class CodeHealthAgent:
         is_about_code = bool(has_code or (not task.files and (_ABOUT_CODE.search(text) or _named_path(text))))
         if is_about_code and (found := _ASKS_FOR_HEALTH.search(text)):
             return Score(0.9, f"it asks about {found[0].lower()}, of code")
-        path = _named_path(text)
+        path = _named_path(text) or (text if text.isidentifier() and Path(text).is_dir() else None)
         is_code = path is not None and (path.endswith(".py") or Path(path).is_dir())
         if is_code and not task.files and (_REVIEWS.search(text) or text == path):
             return Score(0.8, f"it names {path}")

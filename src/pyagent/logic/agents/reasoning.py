@@ -14,7 +14,7 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.hooks import hookimpl
-from pyagent.logic.agents.documents import read_documents
+from pyagent.logic.agents.documents import read_documents, short_path
 from pyagent.logic.agents.passages import Passage
 from pyagent.logic.strategies.chain_of_thought import chain_of_thought
 from pyagent.logic.strategies.reading import matching, read
@@ -52,7 +52,7 @@ class Reasoned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_votes = sum(self.votes.values())
         agreed = f"  ({max(self.votes.values())} of {num_votes} samples agree)" if num_votes else ""
         answer = f"Answer: {self.answer}{agreed}" if self.steps or agreed else self.answer
-        quotes = [f"\n{quote.file}:{quote.line}\n{_indented(quote.text)}" for quote in self.quotes]
+        quotes = [f"\n{short_path(quote.file)}:{quote.line}\n{_indented(quote.text)}" for quote in self.quotes]
         note = [f"\n({self.note})"] if self.note else []
         return "\n".join([*self.steps, answer, *quotes, *note])
 
