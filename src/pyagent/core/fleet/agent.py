@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast, get_type_hints
 import msgspec
 
 from pyagent.core.errors import AgentError, RequestError
-from pyagent.core.messages import JsonObject
+from pyagent.core.messages import JsonObject, Message
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
@@ -23,12 +23,17 @@ T = TypeVar("T")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked of an agent. `results` holds the outputs of the steps that this one comes after, by step name."""
+    """What is asked of an agent.
+
+    `results` holds the outputs of the steps that this one comes after, by step name; `history` what was said before in
+    a conversation, oldest first, for agents that can go on from it.
+    """
 
     text: str = ""
     files: tuple[str, ...] = ()
     arguments: JsonObject = {}
     results: dict[str, object] = {}
+    history: tuple[Message, ...] = ()
 
     @property
     def title(self) -> str:

@@ -111,8 +111,10 @@ def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
         raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)
     if request.n > 1 or request.best_of is not None or request.beam is not None:
         raise RequestError(f"{request.model} is an agent, which gives one answer", param="n")
-    asked = [message for message in request.messages if message.role == "user"]
-    return Task(text=asked[-1].text if asked else request.prompt or "")
+    asked = [place for place, message in enumerate(request.messages) if message.role == "user"]
+    if not asked:
+        return Task(text=request.prompt or "")
+    return Task(text=request.messages[asked[-1]].text, history=tuple(request.messages[: asked[-1]]))
 
 
 def _delta(event: Event) -> ChatDelta | None:

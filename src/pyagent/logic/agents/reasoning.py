@@ -38,6 +38,9 @@ class ReasoningArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return self.strategy or ("self-consistency" if draws else "chain-of-thought")
 
 
+_MAX_HISTORY_CHARACTERS = 3_000
+
+
 class Reasoned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer, the steps that led to it, and, where answers voted, the votes; of files, the passages it rests on."""
 
@@ -74,7 +77,7 @@ class ReasoningAgent:
         strategy = options.chosen()
         if not task.text.strip():
             raise RequestError("reasoning needs a question", param="text")
-        results = [f"{name}: {result}" for name, result in task.results.items()]
+        results = [*_conversation(task), *(f"{name}: {result}" for name, result in task.results.items())]
         documents = await read_documents(task.files)
         if documents and strategy == "chain-of-thought":
             reading = await read(context, task.text, documents, results)
@@ -88,6 +91,13 @@ class ReasoningAgent:
         consensus = await self_consistency(context, question, num_samples=num_samples, seed=options.seed or 0)
         steps = next(thought.steps for thought in consensus.samples if thought.answer == consensus.answer)
         return Reasoned(answer=consensus.answer, strategy=strategy, steps=steps, votes=consensus.votes, quotes=found)
+
+
+def _conversation(task: Task) -> list[str]:
+    """The end of what was said before, as a text, for questions that go on from it; empty when nothing was."""
+    turns = [f"{message.role}: {message.text.strip()}" for message in task.history if message.role != "system"]
+    told = "\n".join(turns)[-_MAX_HISTORY_CHARACTERS:]
+    return [f"The conversation so far:\n{told}"] if told else []
 
 
 @hookimpl

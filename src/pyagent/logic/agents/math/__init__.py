@@ -54,6 +54,21 @@ class _Rewritten(msgspec.Struct, frozen=True):
     expression: Annotated[str, msgspec.Meta(pattern=r"^[(0-9][0-9+\-*/(). ]{2,60}$")]
 
 
+_GOES_ON = re.compile(
+    r"(?:and|then|now|what about)?[\s,]*(?=(?:times|multiplied by|plus|minus|divided by|to the power of)\b|[*/^+])",
+    re.IGNORECASE,
+)
+_RESULT = re.compile(r" = ([^\n≈]+?)\s*(?:≈|  |\n|$)")
+
+
+def _going_on(task: Task) -> str:
+    """The question; one that begins with an operator, `and times 2?`, goes on from the conversation's last answer."""
+    begin = _GOES_ON.match(task.text.strip())
+    last = next((message.text for message in reversed(task.history) if message.role == "assistant"), "")
+    result = _RESULT.search(last)
+    return f"({result[1]}) {task.text.strip()[begin.end() :]}" if begin and result else task.text
+
+
 class MathAgent:
     """Exact mathematics."""
 
@@ -80,12 +95,13 @@ class MathAgent:
             action = cast("Action", task.arguments_as(cast("type[object]", Action)))
             action.check()
             return await self._sandbox.compute(action)
+        text = _going_on(task)
         try:
-            action = read_question(task.text)
+            action = read_question(text)
         except RequestError as error:
-            if not _is_story(task.text):
-                raise error if is_notation(task.text) else Decline(str(error)) from error
-            return await self._told_in_words(context, task.text)
+            if not _is_story(text):
+                raise error if is_notation(text) else Decline(str(error)) from error
+            return await self._told_in_words(context, text)
         return await self._sandbox.compute(action)
 
     async def _told_in_words(self, context: Context, text: str) -> Solved:
