@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,26 @@ def test_threads_share_the_ledger_without_losing_a_byte() -> None:
     for thread in threads:
         thread.join()
     assert (ledger.accounts(), ledger.free_bytes) == ({}, 1_000)
+
+
+class SlowTotal(int):
+    """A total whose use takes a moment, in which other threads go on."""
+
+    def __sub__(self, other: int) -> int:
+        left = int(self) - other
+        time.sleep(0.005)
+        return left
+
+
+def test_two_that_resize_at_once_cannot_both_have_the_last_bytes() -> None:
+    """Between the look at what is free and the taking of it nobody else takes it: one of eight gets the bytes."""
+    for _ in range(5):
+        ledger = Ledger(SlowTotal(100))
+        held = [ledger.reserve(f"t{number}", 0) for number in range(8)]
+        with ThreadPoolExecutor(8) as threads:
+            taken = list(threads.map(lambda reservation: reservation.try_resize(60), held))
+        assert taken.count(True) == 1
+        assert sum(ledger.accounts().values()) == 60
 
 
 def test_automatic_total_is_a_share_of_what_the_container_has(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_templates import STYLES, byte_level_tokenizer, encode_chat, sentencepiece_tokenizer
 
-from pyagent.core.messages import FunctionDefinition, Message, Tool
+from pyagent.core.messages import FunctionCall, FunctionDefinition, Message, Tool, ToolCall
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
 from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
+from pyagent.infrastructure.engine.sessions.turns import conversation_keys
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
@@ -297,3 +298,32 @@ def test_real_tokenizers_continue(model: str, request: pytest.FixtureRequest) ->
         sessions.record(prompt, answer, drawn)
         before = prompt.tokens + drawn
         messages += [Message("assistant", answer), Message("user", "And then?")]
+
+
+CALL = ToolCall(id="c", function=FunctionCall(name="search"))
+OTHERS: list[tuple[list[Message], list[Tool]]] = [
+    ([Message("system", "the user"), Message("assistant", "is")], []),
+    ([Message("user", "the user"), Message("user", "is")], []),
+    ([Message("user", "the user"), Message("assistant", "is")], TOOLS),
+    ([Message("user", "the user", name="a"), Message("assistant", "is")], []),
+    ([Message("user", "the user"), Message("assistant", "is", tool_calls=[CALL])], []),
+    ([Message("user", "the user"), Message("tool", "is", tool_call_id="c")], []),
+    ([Message("user", "the user is")], []),
+]
+
+
+@pytest.mark.parametrize(("messages", "tools"), OTHERS)
+def test_a_conversation_of_other_roles_tools_or_names_is_another(messages: list[Message], tools: list[Tool]) -> None:
+    """Equal texts are not an equal conversation: who said them, with which tools and calls, tells them apart."""
+    first = [Message("user", "the user"), Message("assistant", "is")]
+    assert conversation_keys(messages, tools)[-1] != conversation_keys(first, [])[-1]
+    tokenizer = tokenizer_of("byte level", "chatml")
+    sessions = Sessions(tokenizer, CONTEXT)
+    asked = sessions.prompt(as_it_came(first[:1]))
+    sessions.record(asked, "is", tokenizer.encode_continuation("is"))
+    question = Message("user", "and?")
+    continued = sessions.prompt(as_it_came([*first, question]))
+    assert continued.num_log_tokens > 0
+    other = sessions.prompt(as_it_came([*messages, question]), tools)
+    assert other.num_log_tokens == 0
+    assert other.tokens == encode_chat(tokenizer, [*messages, question], tools)
