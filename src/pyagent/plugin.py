@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent, Task
     from pyagent.core.fleet.context import Context
+    from pyagent.core.fleet.file_access import readable_path
     from pyagent.core.fleet.scores import Score
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
@@ -96,6 +97,7 @@ _LATER = {
     "estimated_usage": "pyagent.core.emulation.cutting",
     "fulfil": "pyagent.core.emulation.fulfil",
     "read_headers": "pyagent.core.config",
+    "readable_path": "pyagent.core.fleet.file_access",
 }
 
 __all__ = [
@@ -170,6 +172,7 @@ __all__ = [
     "fulfil",
     "hookimpl",
     "read_headers",
+    "readable_path",
     "trace_headers",
 ]
 

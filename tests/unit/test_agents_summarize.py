@@ -97,7 +97,7 @@ def test_files_and_results_are_summarized(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("missing.txt", None, "cannot be read: No such file"),
+        ("missing.txt", None, "there is no file or folder"),
         ("binary.txt", b"\xff\xfe\x00", "not text"),
         ("nul.txt", b"a\0b", "has no text"),
         ("empty.txt", b" \n", "has no text"),

@@ -231,7 +231,8 @@ def _put(tables: dict[str, object], key: str, value: object) -> None:
 def _anchored(leaves: Leaves, folder: Path) -> Leaves:
     """Relative paths of a file are relative to the file's folder, wherever the program was started."""
     anchored = dict(leaves)
-    for key in ("paths.models", "paths.data", "server.api_keys_file", "server.admin_keys_file"):
+    files = (f"server.{name}" for name in ("api_keys_file", "admin_keys_file", "files_root"))
+    for key in ("paths.models", "paths.data", *files):
         value = anchored.get(key)
         if isinstance(value, str) and value not in {"", "none"} and not value.startswith("~"):
             anchored[key] = str(folder / value)

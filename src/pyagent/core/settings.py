@@ -320,6 +320,15 @@ class Server(Section, frozen=True):
             none="none",
         ),
     ] = None
+    files_root: Annotated[
+        Path | None,
+        Setting(
+            PATH,
+            "Folder below which agents may read files for clients of the server (`agent:code-health`); `none`: they "
+            "read no file.",
+            none="none",
+        ),
+    ] = None
     requests_per_minute: Annotated[
         int | None, Setting(COUNT, "Answers each API key may ask for in a minute, or `unlimited`.", none="unlimited")
     ] = None

@@ -31,6 +31,7 @@ from pyagent.core.fleet.events import (
     StepFailure,
     StepSkipped,
 )
+from pyagent.core.fleet.file_access import ALL_FILES, FileAccess, grant
 from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
@@ -122,6 +123,7 @@ class Fleet:
         is_private: bool = False,
         client: str = "",
         tenant: str = "",
+        file_access: FileAccess = ALL_FILES,
     ) -> AsyncGenerator[Event, None]:
         """Run a task, or a graph of steps, for a client of a tenant (`Origin`); yields what happens.
 
@@ -135,7 +137,7 @@ class Fleet:
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client, tenant=tenant)
         self._watchdog.start()
-        job = asyncio.create_task(self._execute(run, steps))
+        job = asyncio.create_task(self._execute(run, steps, file_access))
         self._jobs.add(job)
         job.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -208,7 +210,8 @@ class Fleet:
             except Exception:
                 logger.exception("%s failed to take a hint", self.backend.name)
 
-    async def _execute(self, run: Run, steps: Sequence[Step]) -> object:
+    async def _execute(self, run: Run, steps: Sequence[Step], file_access: FileAccess) -> object:
+        grant(file_access)
         name_to_step = {step.name: step for step in steps}
         titles = [step.task.title if len(steps) == 1 else f"{step.name}: {step.task.title}" for step in steps]
         files = tuple(dict.fromkeys(file for step in steps for file in step.task.files))

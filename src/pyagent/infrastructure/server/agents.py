@@ -12,11 +12,13 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.messages import (
     Attempt,
     ChatDelta,
@@ -40,12 +42,13 @@ PREFIX = "agent:"
 class AgentBackend:
     """A `Backend` whose models are the fleet's agents."""
 
-    def __init__(self, make_fleet: Callable[[], Fleet]) -> None:
-        """`make_fleet` is called once; the fleet is closed with the backend."""
+    def __init__(self, make_fleet: Callable[[], Fleet], files_root: Path | None = None) -> None:
+        """`make_fleet` is called once; the fleet is closed with the backend. Agents read what is below `files_root`."""
         self.name = "agents"
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
         self._lock = threading.Lock()
+        self._file_access = FileAccess.below(files_root)
 
     def fleet(self) -> Fleet:
         """The fleet, made when it is not; from any thread."""
@@ -75,6 +78,7 @@ class AgentBackend:
             is_private=request.private,
             client=request.origin.client,
             tenant=request.origin.tenant,
+            file_access=self._file_access,
         )
         attempts: list[Attempt] = []
         async with aclosing(run) as events:

@@ -18,6 +18,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.file_access import find_path, readable_path, shown_path
 from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
@@ -126,8 +127,8 @@ class CodeHealthAgent:
         is_about_code = bool(has_code or (not task.files and (_ABOUT_CODE.search(text) or _named_path(text))))
         if is_about_code and (found := _ASKS_FOR_HEALTH.search(text)):
             return Score(0.9, f"it asks about {found[0].lower()}, of code")
-        path = _named_path(text) or (text if text.isidentifier() and Path(text).is_dir() else None)
-        is_code = path is not None and (path.endswith(".py") or Path(path).is_dir())
+        path = _named_path(text) or (text if text.isidentifier() and _is_folder(text) else None)
+        is_code = path is not None and (path.endswith(".py") or _is_folder(path))
         if is_code and not task.files and (_REVIEWS.search(text) or text == path):
             return Score(0.8, f"it names {path}")
         return 0.0
@@ -158,7 +159,7 @@ async def audit(
         batch = found[start : start + _BATCH_FILES]
         rows = await asyncio.to_thread(_rust.analyse_code, batch, os.cpu_count() or 1)
         files += [
-            FileHealth(path, maintainability, [FunctionHealth(*function) for function in functions], error)
+            FileHealth(shown_path(path), maintainability, [FunctionHealth(*function) for function in functions], error)
             for path, maintainability, functions, error in rows
         ]
     return CodeHealth(files=files, most_complex=most_complex(files, top), seconds=time.perf_counter() - started)
@@ -176,11 +177,9 @@ def most_complex(files: Sequence[FileHealth], count: int) -> list[RankedFunction
 
 def python_files(path: str) -> Iterator[str]:
     """The Python files of a folder in a fixed order, or the file itself; raises `RequestError` when there is none."""
-    root = Path(path).expanduser()
+    root = readable_path(path)
     if root.is_file():
         yield str(root)
-    elif not root.is_dir():
-        raise RequestError(f"there is no file or folder {path!r}", param="path")
     for folder, inner, names in os.walk(root, followlinks=False):
         inner[:] = sorted(name for name in inner if not _is_skipped(Path(folder, name)))
         for name in sorted(names):
@@ -204,7 +203,7 @@ def _path_asked(task: Task, path: str | None) -> str:
 
 def _path_in(text: str) -> str:
     """The path a sentence names: all of it, or the word that is one; the working folder when it names none."""
-    if Path(text.strip()).expanduser().exists():
+    if text.strip() and find_path(text.strip()) is not None:
         return text.strip()
     named = _named_path(text)
     if named is not None:
@@ -216,11 +215,16 @@ def _path_in(text: str) -> str:
     return "."
 
 
+def _is_folder(name: str) -> bool:
+    path = find_path(name)
+    return path is not None and path.is_dir()
+
+
 def _named_path(text: str) -> str | None:
     for word in text.split():
         bare = word.strip("\"'`,;:?!()")
         for candidate in (bare, bare.rstrip(".")):
-            if ("/" in candidate or candidate.endswith(".py") or candidate == ".") and Path(candidate).exists():
+            if ("/" in candidate or candidate.endswith(".py") or candidate == ".") and find_path(candidate):
                 return candidate
     return None
 

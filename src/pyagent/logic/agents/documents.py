@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.fleet.file_access import readable_path
 
 MAX_FILE_BYTES = 50_000_000
 
@@ -34,29 +35,29 @@ def short_path(path: str) -> str:
 
 
 def _read(name: str) -> str:
-    path = Path(name).expanduser()
+    path = readable_path(name)
     try:
         size = path.stat().st_size
         if path.is_dir():
-            raise RequestError(f"{path} is a folder; name files", param="files")
+            raise RequestError(f"{name} is a folder; name files", param="files")
         if size > MAX_FILE_BYTES:
-            raise RequestError(f"{path} has {size:,} bytes; the most is {MAX_FILE_BYTES:,}", param="files")
-        text = _read_pdf(path) if path.suffix.lower() == ".pdf" else path.read_text(encoding="utf-8")
+            raise RequestError(f"{name} has {size:,} bytes; the most is {MAX_FILE_BYTES:,}", param="files")
+        text = _read_pdf(path, name) if path.suffix.lower() == ".pdf" else path.read_text(encoding="utf-8")
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror or error}", param="files") from error
+        raise RequestError(f"{name} cannot be read: {error.strerror or error}", param="files") from error
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not text in UTF-8", param="files") from error
+        raise RequestError(f"{name} is not text in UTF-8", param="files") from error
     if not text.strip() or "\0" in text:
-        raise RequestError(f"{path} has no text", param="files")
+        raise RequestError(f"{name} has no text", param="files")
     return text
 
 
-def _read_pdf(path: Path) -> str:
+def _read_pdf(path: Path, name: str) -> str:
     try:
         pypdf: Any = import_module("pypdf")  # optional, so its types cannot be relied on
     except ImportError as error:
-        raise RequestError(f"reading {path} needs pypdf: pip install 'pyagent[pdf]'", param="files") from error
+        raise RequestError(f"reading {name} needs pypdf: pip install 'pyagent[pdf]'", param="files") from error
     try:
         return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
     except Exception as error:
-        raise RequestError(f"{path} is not a PDF that can be read: {error}", param="files") from error
+        raise RequestError(f"{name} is not a PDF that can be read: {error}", param="files") from error
