@@ -369,7 +369,9 @@ class PluginHost:
 
             try:
                 backend = factory(link, settings)
-                is_backend = isinstance(cast("object", backend), Backend)
+                is_backend = isinstance(cast("object", backend), Backend) and isinstance(
+                    cast("object", backend.name), str
+                )
             except (PyAgentError, KeyboardInterrupt):
                 raise
             except BaseException as error:
@@ -379,7 +381,11 @@ class PluginHost:
             if not is_backend:
                 what = f"made a {type(backend).__name__} for {link}, which is not a Backend (models, chat, health, ...)"
                 raise PluginError(f"plugin {plugin.name!r} {what}", plugin=plugin.name, hook=hook)
-            return backend
+            if plugin.is_builtin:
+                return backend
+            from pyagent.core.guarded_backend import GuardedBackend
+
+            return cast("Backend", GuardedBackend(backend))
 
         return make
 

@@ -1,0 +1,80 @@
+"""A plugin's backend, contained: whatever it raises or yields, its call fails by name, and the next link is asked.
+
+`SystemExit` in a task would end the event loop, and with it the server; a delta that is none would fail far from here.
+What the backend says of itself (`name`, `abilities`, `hint`, ...) is passed through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from inspect import iscoroutine
+from typing import TYPE_CHECKING, cast
+
+from pyagent.core.errors import BackendError
+from pyagent.core.fleet.containment import close_all, contained
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+
+if TYPE_CHECKING:
+    from pyagent.core.backends import Backend
+
+
+class GuardedBackend:
+    """Answers as the backend does, and fails as a backend may."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    async def models(self) -> list[ModelInfo]:
+        """The backend's models."""
+        with contained(self._what, self._error):
+            models = await self._backend.models()
+        if not isinstance(cast("object", models), list) or not all(isinstance(m, ModelInfo) for m in models):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise self._error(f"{self._what} gave {models!r:.80} for its models, expected a list of ModelInfo")
+        return models
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """The backend's answer."""
+        async with AsyncExitStack() as stack:
+            stack.enter_context(contained(self._what, self._error))
+            stream = cast("object", self._backend.chat(request))
+            if not hasattr(stream, "__aiter__"):
+                if iscoroutine(stream):
+                    stream.close()
+                raise self._error(f"{self._what} gave {stream!r:.80} for an answer, expected a stream of ChatDelta")
+            if isinstance(stream, AsyncGenerator):
+                stack.push_async_callback(stream.aclose)
+            async for delta in cast("AsyncGenerator[object, None]", stream):
+                if not isinstance(delta, ChatDelta) or not isinstance(cast("object", delta.content), str):
+                    raise self._error(f"{self._what} yielded {delta!r:.80}, expected a ChatDelta with text")
+                yield delta
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """The backend's vectors."""
+        with contained(self._what, self._error):
+            return await self._backend.embed(request)
+
+    async def health(self) -> Health:
+        """Whether it can answer now; one that cannot even say cannot."""
+        try:
+            with contained(self._what, self._error):
+                health = await self._backend.health()
+        except Exception as error:  # noqa: BLE001 - a plugin's bug, which this is the place to tell
+            return Health(is_ready=False, detail=f"{type(error).__name__}: {error}")
+        if isinstance(cast("object", health), Health):
+            return health
+        return Health(is_ready=False, detail=f"{self._what} gave {health!r:.80} for its health")
+
+    async def close(self) -> None:
+        """Close it; one that fails or hangs is named in a warning."""
+        await close_all({self._what: self._backend.close})
+
+    @property
+    def _what(self) -> str:
+        return f"the backend {self._backend.name}"
+
+    def _error(self, text: str) -> BackendError:
+        return BackendError(text, backend=self._backend.name)
