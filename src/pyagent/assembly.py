@@ -88,6 +88,7 @@ def make_chain(
     if broken:
         _warn_left_out(broken)
     rules = settings.rules
+    _check_private(rules.private, [*host.backends(), *(backend.name for backend in links)])
     return Chain(
         links,
         private=rules.private,
@@ -99,6 +100,20 @@ def make_chain(
         deadline_seconds=rules.deadline_seconds,
         response_cache=_make_response_cache(settings.response_cache),
     )
+
+
+_OWN_PLUGINS = ("lmstudio", "ollama", "copilot")
+"""Schemes that a file may name for machines where their plugins are."""
+
+
+def _check_private(private: Sequence[str], known: Sequence[str]) -> None:
+    """Raise `ConfigError` for a misspelt entry of rules.private, which would keep private requests from their link."""
+    names = {*known, *_OWN_PLUGINS}
+    for name in private:
+        near = get_close_matches(name, names, n=1, cutoff=0.6)
+        if name not in names and near:
+            text = f"rules.private names {name!r}, which is no scheme or link; did you mean {near[0]!r}?"
+            raise ConfigError(text, key="rules.private")
 
 
 def _refuse_itself(backend: Backend, own_address: tuple[str, int]) -> None:

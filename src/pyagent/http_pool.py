@@ -53,7 +53,9 @@ class HttpPool:
                 event_hooks={"request": [_tell_hops]},
                 timeout=httpx.Timeout(connect=connect, read=read, write=read, pool=connect),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
-                verify=self._is_secure or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # reading certificates takes 50 ms
+                verify=httpx.create_ssl_context()
+                if self._is_secure
+                else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # reading certificates takes 50 ms
                 trust_env=not self._is_loopback,  # a proxy from the environment must not see what stays on this machine
             )
             self._client = (loop, client)

@@ -16,7 +16,7 @@ from pyagent.assembly import make_chain, make_host
 from pyagent.cli.root import run as run_command
 from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
-from pyagent.core.errors import BackendError
+from pyagent.core.errors import BackendError, ConfigError
 from pyagent.core.messages import ChatRequest, Message
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import ScriptedBackend, openai_server, serve
@@ -79,9 +79,9 @@ def test_chain_test_tries_each_link(here: Path, capsys: pytest.CaptureFixture[st
     with serve(create_app(ScriptedBackend(lambda _request: "hello there"))) as url:
         links = [f"openai:{url}/v1", "openai:http://127.0.0.1:1/v1", "nothing-like-it"]
         (here / "pyagent.toml").write_text(f"chain = {json.dumps(links)}\n")
-        assert run_command(["chain", "test"]) == 0
+        assert run_command(["chain", "test"]) == 1
         shown = capsys.readouterr().out.splitlines()
-        assert run_command(["chain", "test", "--json"]) == 0
+        assert run_command(["chain", "test", "--json"]) == 1
         trials = msgspec.json.decode(capsys.readouterr().out)
     assert shown[0].startswith(f"✓ openai:{url}/v1")
     assert "first token after 0." in shown[0]
@@ -91,6 +91,38 @@ def test_chain_test_tries_each_link(here: Path, capsys: pytest.CaptureFixture[st
     assert [trial["is_well"] for trial in trials] == [True, False, False]
     (here / "pyagent.toml").write_text('chain = ["openai:http://127.0.0.1:1/v1"]\n')
     assert run_command(["chain", "test"]) == 1
+
+
+def test_chain_test_says_what_a_key_a_model_and_a_certificate_lack(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key that is not set, a model that is damaged and a server without TLS each get advice of their own."""
+    (here / "cut.gguf").write_bytes(b"GGUF" + bytes(20))
+    with serve(create_app(ScriptedBackend(lambda _request: "hello there"))) as url:
+        secure = url.replace("http:", "https:")
+        (here / "pyagent.toml").write_text(
+            f'chain = [{{ use = "openai:{url}/v1", key = "env:NOPE_NOT_SET" }}, "native:{here}/cut.gguf", '
+            f'"openai:{secure}/v1"]\n'
+        )
+        assert run_command(["chain", "test"]) == 1
+        shown = capsys.readouterr().out
+        assert run_command(["chain", "explain"]) == 0
+        explained = capsys.readouterr().out
+    assert "its key env:NOPE_NOT_SET is not set" in shown
+    assert "name its key" in shown
+    assert "pyagent models pull" in shown
+    assert "no secure connection" in shown
+    assert "https:// or http://" in shown
+    assert "its key env:NOPE_NOT_SET is not set" in explained
+
+
+def test_misspelt_private_link_is_refused(here: Path) -> None:
+    """`rules.private` that names what is nearly a scheme would refuse every private request: it is said at start."""
+    (here / "pyagent.toml").write_text('chain = ["native"]\n[rules]\nprivate = ["natve"]\n')
+    with pytest.raises(ConfigError, match="did you mean 'native'"):
+        run_command(["chain", "explain", "--private"])
+    (here / "pyagent.toml").write_text('chain = ["native"]\n[rules]\nprivate = ["native", "ollama"]\n')
+    assert run_command(["chain", "explain", "--private"]) == 0
 
 
 def test_chain_explain_shows_conditions_and_limits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,9 +82,10 @@ def test_openai_backend_is_made_from_a_chain_entry(monkeypatch: pytest.MonkeyPat
     backend = make_backend(Link.parse("openai:http://gpu-box:8000/v1/#qwen"), settings)
     assert isinstance(backend, Backend)
     assert backend.name == "openai:http://gpu-box:8000/v1#qwen"
-    assert backend._api_key == "k"  # type: ignore[attr-defined]
+    assert backend._pool._headers == {"authorization": "Bearer k"}  # type: ignore[attr-defined]
     assert pyagent_register_backends() == {"openai": make_backend, "github": make_github}
-    assert make_backend(Link.parse("openai:http://other/v1"), settings)._api_key is None  # type: ignore[attr-defined]
+    other = make_backend(Link.parse("openai:http://other/v1"), settings)
+    assert other._pool._headers == {}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("scheme", ["openai", "ollama"])
@@ -142,11 +143,11 @@ def test_github_models_is_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make_github(Link.parse("github:openai/gpt-4.1"), Settings())
     assert backend.name == "github:openai/gpt-4.1"
     health = asyncio.run(backend.health())
-    assert health.detail.endswith("needs a token; set GITHUB_TOKEN in the environment")
+    assert health.detail.startswith("its key env:GITHUB_TOKEN is not set")
     with pytest.raises(BackendError, match="GITHUB_TOKEN"):
         asyncio.run(collect(backend.chat(chat())))
     monkeypatch.setenv("GITHUB_TOKEN", "ghp_x")
-    assert make_github(Link.parse("github"), Settings())._api_key == "ghp_x"  # type: ignore[attr-defined]
+    assert make_github(Link.parse("github"), Settings())._missing_key == ""  # type: ignore[attr-defined]
 
     async def listed() -> list[tuple[str, int | None]]:
         body = [{"id": "openai/gpt-4.1", "limits": {"max_input_tokens": 8000}}]

@@ -363,3 +363,10 @@ def test_ollama_models_without_a_list_are_asked_for() -> None:
     with asked(backend) as served, ollama.Client(served) as client:
         assert client.chat("llama3.2", HI).message.content == "llama3.2"
     assert isinstance(backend.requests[0], ChatRequest)
+
+
+def test_details_say_size_and_quantization(tiny_model_path: Path) -> None:
+    """A model of a file says how many parameters it has, and of which type, in Ollama's words."""
+    with serve(create_app(Model(models=(str(tiny_model_path),)))) as url:
+        details = httpx.get(f"{url}/api/tags").json()["models"][0]["details"]
+    assert (details["parameter_size"], details["quantization_level"]) == ("0.10M", "F32")

@@ -36,7 +36,7 @@ from pyagent.infrastructure.server.ollama.requests import (
         ({"options": {"mirostat": 2}}, "options.mirostat", "use top_p"),
         ({"options": {"typical_p": 0.5}}, "options.typical_p", "use top_p"),
         ({"options": {"num_predict": 0}}, "options.num_predict", "at least 1"),
-        ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n", "the whole text"),
+        ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 32}}, "options.repeat_last_n", "the whole text"),
         ({"options": {"temprature": 1}}, "options.temprature", "unknown field"),
         ({"stram": True}, "stram", "did you mean 'stream'"),
         ({"messages": [{"role": "user", "content": "x", "images": ["YWJj"]}]}, "images", "PNG"),

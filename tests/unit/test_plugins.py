@@ -471,6 +471,30 @@ def test_backend_factory_failures_name_the_plugin() -> None:
         factories["refuses"](Link("refuses"), Settings())
 
 
+def test_backend_factory_that_breaks_gives_way_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    """Of two plugins that bring a scheme the second makes the link where the first breaks; a wrong link is told."""
+
+    def breaks(_: Link, __: Settings) -> None:
+        raise SystemExit(3)
+
+    def refuses(_: Link, __: Settings) -> None:
+        raise ConfigError("bad target", key="chain")
+
+    host = PluginHost()
+    host.register(backends_plugin(echo=breaks, strict=refuses), "first")
+    host.register(backends_plugin(echo=lambda _, __: EchoBackend(), strict=lambda _, __: EchoBackend()), "second")
+    with caplog.at_level("WARNING"):
+        assert host.backends()["echo"](Link("echo"), Settings()).name == "echo"
+    assert "plugin 'first' failed to make the backend echo: SystemExit" in caplog.text
+    with pytest.raises(ConfigError, match="bad target"):
+        host.backends()["strict"](Link("strict"), Settings())
+    host = PluginHost()
+    host.register(backends_plugin(echo=breaks), "first")
+    host.register(backends_plugin(echo=lambda _, __: 3), "second")
+    with pytest.raises(PluginError, match="'first' failed"):
+        host.backends()["echo"](Link("echo"), Settings())
+
+
 @pytest.mark.parametrize("schemes", [{"a:b": print}, {"a": 3}, {"": print}])
 def test_wrong_schemes_are_quarantined(schemes: dict[str, object]) -> None:
     """A scheme is text without a colon and comes with something to call."""

@@ -93,7 +93,10 @@ def try_links(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Ask each link one small question; say how long its first token took, or what is wrong and what to do."""
+    """Ask each link one small question; say how long its first token took, or what is wrong and what to do.
+
+    Ends with status 1 when a link does not answer.
+    """
     import asyncio
 
     settings = read_settings(config, chain, model)
@@ -102,7 +105,7 @@ def try_links(
         write_json(trials)
     else:
         _write(trials)
-    if not any(trial.is_well for trial in trials):
+    if not all(trial.is_well for trial in trials):
         raise typer.Exit(1)
 
 
@@ -174,11 +177,26 @@ def _advice(error: Exception) -> str:  # noqa: PLR0911 - a table of cases
             return f"it is busy: try again {when}, or bound it with `rate` or `concurrency` in its table"
         case BackendError() if error.status in {401, 403}:
             return "name its key: backends.api_keys, or `key` in its table"
+        case BackendError() if _is_tls(error):
+            return "trust its certificate (SSL_CERT_FILE=FILE), or correct its address: https:// or http://"
         case BackendError():
             return "start it or correct its address; until then the chain goes on to its next link"
-        case RequestError() | ModelError():
+        case ModelError():
+            return "the model cannot be had or is damaged: pyagent models pull NAME, or correct its path"
+        case RequestError():
             return "name a model it has: SCHEME:MODEL, or #MODEL after a URL"
         case ConfigError() | PluginError():
             return "correct `chain` in pyagent.toml, or install what is missing"
         case _:
             return "this is a fault of its plugin: pyagent plugins list"
+
+
+def _is_tls(error: BaseException | None) -> bool:
+    """Whether a connection failed for its certificate, or for who speaks no TLS."""
+    import ssl
+
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -125,6 +125,18 @@ def _look_at_plugins(report: _Report, settings: Settings) -> PluginHost:
     return host
 
 
+def _fault_of(path: Path) -> str:
+    """Why a model's file cannot be run, as far as its header and its length say."""
+    from pyagent.core.errors import ModelError
+    from pyagent.infrastructure.models.describe import describe
+
+    try:
+        describe(path)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
 def _look_at_models(report: _Report, settings: Settings) -> None:
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
@@ -134,7 +146,11 @@ def _look_at_models(report: _Report, settings: Settings) -> None:
         path = found.path if found else Path(name).expanduser() if is_path(name) else None
         if path and path.exists():
             size = f"{found.size_bytes / 1e6:.0f} MB, " if found else ""
-            report.add("models", name, f"{size}{path}")
+            fault = _fault_of(path)
+            advice = (
+                f"fetch it again: pyagent models rm {name} && pyagent models pull {name}" if found else "replace it"
+            )
+            report.add("models", name, f"{size}{fault or path}", is_well=not fault, advice=advice)
         else:
             advice = "correct the path in engine.models" if path else f"pyagent models pull {name}"
             report.add("models", name, "not there", is_well=False, advice=advice)

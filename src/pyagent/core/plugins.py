@@ -163,8 +163,11 @@ class PluginHost:
             self._plugins[name] = entry
 
     def backends(self) -> dict[str, BackendFactory]:
-        """Backend factories by scheme."""
-        return cast("dict[str, BackendFactory]", self._collect("backends"))
+        """Backend factories by scheme; one that fails when a link is made gives way to the next that brings it."""
+        with self._lock:
+            found = cast("dict[str, BackendFactory]", self._collect("backends"))
+            in_order = [cast("dict[str, BackendFactory]", one.items) for one in self._in_order("backends")]
+            return {scheme: _first_of([items[scheme] for items in in_order if scheme in items]) for scheme in found}
 
     def queue_policies(self) -> dict[str, QueuePolicyFactory]:
         """Makers of queue policies by name."""
@@ -405,6 +408,24 @@ class PluginHost:
             hooks=tuple(PREFIX + noun for noun in filled),
             provides={noun: tuple(name for c in found for name in c.items) for noun, found in by_noun if found},
         )
+
+
+def _first_of(factories: list[BackendFactory]) -> BackendFactory:
+    """The first of several makers of one scheme that does not break; what is wrong with the link ends it at once."""
+    if len(factories) == 1:
+        return factories[0]
+
+    def make(link: Link, settings: Settings) -> Backend:
+        broken: list[PluginError] = []
+        for factory in factories:
+            try:
+                return factory(link, settings)
+            except PluginError as error:
+                logger.warning("%s; the next plugin that brings %s is asked", error, link.scheme)
+                broken.append(error)
+        raise broken[0]
+
+    return make
 
 
 def _is_same(one: Distribution | None, other: Distribution) -> bool:

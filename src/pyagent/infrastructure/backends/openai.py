@@ -60,7 +60,10 @@ GITHUB = Preset(
 
 
 class OpenAIBackend:
-    """One OpenAI-compatible server. `read_seconds` bounds the silence between two pieces of an answer."""
+    """One OpenAI-compatible server. `read_seconds` bounds the silence between two pieces of an answer.
+
+    `missing_key` is where settings say that its key is, when it is not there: nothing is asked without it.
+    """
 
     abilities = ABILITIES - {"beam", "best_of", "choice"}
     gives_several = True
@@ -73,6 +76,7 @@ class OpenAIBackend:
         *,
         model: str = "",
         api_key: str | None = None,
+        missing_key: str = "",
         connect_seconds: float = 5.0,
         read_seconds: float = 120.0,
         unsupported: Unsupported = "emulate",
@@ -89,7 +93,7 @@ class OpenAIBackend:
         self.url = url.rstrip("/")
         self._is_openai = parts.hostname == "api.openai.com"
         self._model = model
-        self._api_key = api_key
+        self._missing_key = missing_key
         self._pool = HttpPool(
             url, api_key=api_key, headers=headers, connect_seconds=connect_seconds, read_seconds=read_seconds
         )
@@ -217,9 +221,9 @@ class OpenAIBackend:
                     yield data
 
     def _http(self) -> httpx.AsyncClient:
-        if self._preset is not None and not self._api_key:
-            text = f"{self.name} needs a token; set {self._preset.key_variable} in the environment"
-            raise BackendError(text, backend=self.name, retryable=False)
+        if self._missing_key:
+            text = f"{self.name}: its key {self._missing_key} is not set; set it in the environment, or name another"
+            raise BackendError(text, backend=self.name, retryable=False, status=401)
         return self._pool.client()
 
     @asynccontextmanager
@@ -247,6 +251,8 @@ def _why(error: Exception) -> str:
     import httpx
 
     match error:
+        case httpx.ConnectError() if any(word in str(error) for word in ("SSL", "TLS", "CERTIFICATE")):
+            return f"no secure connection ({error}); is its certificate trusted, and https:// right?"
         case httpx.ConnectTimeout() | httpx.ConnectError():
             return f"cannot connect ({str(error) or 'timed out'}); is the server running?"
         case httpx.ReadTimeout():
@@ -302,10 +308,12 @@ def _made(
     reference = references.get(parts.netloc) or references.get(parts.hostname or "")
     if reference is None and preset is not None:
         reference = f"env:{preset.key_variable}"
+    key = read_secret(reference) if reference else None
     return OpenAIBackend(
         url,
         model=model,
-        api_key=read_secret(reference) if reference else None,
+        api_key=key,
+        missing_key=reference if reference and key is None else "",
         connect_seconds=settings.backends.connect_timeout_seconds,
         read_seconds=settings.backends.timeout_seconds,
         unsupported=settings.backends.unsupported,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
+from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -13,8 +15,9 @@ from starlette.responses import Response
 from pyagent.core.backends import abilities_of
 from pyagent.core.chain.chain import Chain
 from pyagent.core.emulation.fulfil import EMULATED
-from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
+from pyagent.infrastructure.models.describe import describe
 from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
 from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.errors import logged_error
@@ -151,14 +154,26 @@ def _modified(service: Service, stored: StoredModel | None) -> str:
 
 def _details(model: ModelInfo, stored: StoredModel | None) -> JsonObject:
     family, file = model.architecture or "", str(stored.path) if stored else model.id
+    size, quantization = _facts(file, Path(file).stat().st_mtime_ns) if Path(file).exists() else ("", "")
     return {
         "parent_model": "",
         "format": "gguf" if file.endswith(".gguf") else "",
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": "",
-        "quantization_level": model.quantization or "",
+        "parameter_size": size,
+        "quantization_level": model.quantization or quantization,
     }
+
+
+@lru_cache(maxsize=256)
+def _facts(path: str, _modified_ns: int) -> tuple[str, str]:
+    """The number of parameters, as Ollama writes it (`134.52M`, `8.0B`), and the usual type of weights of a file."""
+    try:
+        found = describe(Path(path))
+    except PyAgentError:
+        return "", ""
+    number = found.num_parameters
+    return f"{number / 1e9:.1f}B" if number >= 10**9 else f"{number / 1e6:.2f}M", found.quantization.upper()
 
 
 def _window(model: ModelInfo) -> JsonObject:

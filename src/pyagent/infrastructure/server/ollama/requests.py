@@ -58,6 +58,8 @@ REFUSED: Refused = {
     "steps": ((0,), "no images are made"),
     "insecure": ((False,), "models are fetched over verified connections"),
 }
+_USUAL_REPEAT_LAST_N = 64
+"""Ollama's default, which clients send without meaning anything by it."""
 _DURATION = re.compile(r"(-?)((?:\d+(?:\.\d+)?(?:h|ms|us|µs|ns|m|s))+)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
@@ -126,7 +128,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def _repetition_penalty(self) -> float:
         penalty = 1.0 if self.repeat_penalty is None else self.repeat_penalty
-        if penalty != 1 and self.repeat_last_n is not None and self.repeat_last_n >= 0:
+        if penalty != 1 and self.repeat_last_n not in {None, -1, _USUAL_REPEAT_LAST_N}:
             text = (
                 f"options.repeat_last_n={self.repeat_last_n} is not supported: the penalty sees the whole text, as -1"
             )
