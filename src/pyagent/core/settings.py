@@ -57,66 +57,76 @@ def _auto(kind: Kind, meaning: str) -> Setting:
 
 
 class Rules(Section, frozen=True):
-    """What holds for all links of the chain: which may see what, for how long, at what cost."""
+    """Rules for all links of the chain: privacy, deadline, retries, spend limits."""
 
     private: Annotated[list[str], Setting(TEXTS, "Backend schemes that may answer requests marked private.")] = (
         msgspec.field(default_factory=lambda: ["native"])
     )
     deadline_seconds: Annotated[
         float | None,
-        Setting(NUMBER, "Longest time for a request over all links; `never` leaves it to the caller.", none="never"),
+        Setting(
+            NUMBER,
+            "Longest time in seconds for a request over all links; `never` leaves it to the caller.",
+            none="never",
+        ),
     ] = None
-    retries: Annotated[int, Setting(whole(0, 10), "How often the chain is tried again when no link answered.")] = 2
+    retries: Annotated[int, Setting(whole(0, 10), "How often the whole chain is retried when no link answered.")] = 2
     jitter: Annotated[
         Literal["full", "equal", "decorrelated"],
-        Setting(choice("full", "equal", "decorrelated"), "How waits before that are spread."),
+        Setting(
+            choice("full", "equal", "decorrelated"),
+            "Jitter of the waits between retries (full, equal or decorrelated).",
+        ),
     ] = "full"
     after_first_token: Annotated[
         Literal["continue", "restart", "error"],
         Setting(
             choice("continue", "restart", "error"),
-            "What becomes of an answer whose link breaks off: the next one goes on with it, begins it anew behind a "
-            "marker, or it ends with an error.",
+            "What happens to an answer whose link fails in mid-answer: the next link continues it, restarts it behind "
+            "a marker, or it ends with an error.",
         ),
     ] = "continue"  # noqa: S105 - a policy
     check_answers: Annotated[
         Literal["whole", "always", "never"],
         Setting(
             choice("whole", "always", "never"),
-            "Which answers with a `response_format` are checked, and where wrong asked of the next link: those not "
-            "streamed, or all (streamed ones are held back), or none.",
+            "Which structured outputs (`response_format`) are validated, with the next link as fallback when invalid: "
+            "`whole` those not streamed, `always` all (streamed ones are held back), `never` none.",
         ),
     ] = "whole"
     usd_per_request: Annotated[
         float | None,
-        Setting(NUMBER, "USD one request may cost, by the links' `price`; `unlimited` is no limit.", none="unlimited"),
+        Setting(
+            NUMBER, "Spend limit in USD for one request, by the links' `price`; `unlimited` is none.", none="unlimited"
+        ),
     ] = None
     usd_per_hour: Annotated[
-        float | None, Setting(NUMBER, "USD all requests of an hour may cost, or `unlimited`.", none="unlimited")
+        float | None,
+        Setting(NUMBER, "Spend limit in USD for all requests of an hour, or `unlimited`.", none="unlimited"),
     ] = None
 
 
 class ResponseCacheSettings(Section, frozen=True):
-    """Answers given again to equal requests."""
+    """The response cache: equal requests are answered once."""
 
     keep: Annotated[
         Literal["off", "determined", "all"],
         Setting(
             choice("off", "determined", "all"),
-            "Which answers equal requests get again, and share while they are made: none, those that are always the "
-            "same (`temperature` 0, a `seed`, beam search), or drawn ones too.",
+            "Which requests the response cache serves and coalesces: `off` none, `determined` those whose answer is "
+            "always the same (`temperature` 0, a `seed`, beam search), `all` sampled ones too.",
         ),
     ] = "off"
-    ttl_seconds: Annotated[float, Setting(NUMBER, "Longest that an answer is kept.")] = 3600.0
+    ttl_seconds: Annotated[float, Setting(NUMBER, "Seconds until a cached answer expires.")] = 3600.0
     max_bytes: Annotated[
-        int, Setting(SIZE, "Memory for them, such as `64MB`; the one not used for the longest time goes first.")
+        int, Setting(SIZE, "Memory for cached answers, such as `64MB`; the least recently used is evicted first.")
     ] = 64_000_000
     pinned: Annotated[
         list[str],
-        Setting(TEXTS, "Beginnings of system prompts; answers to requests with one of these go after all others."),
+        Setting(TEXTS, "Prefixes of system prompts whose cached answers are evicted after all others."),
     ] = []
     between_clients: Annotated[
-        bool, Setting(TRUTH, "Give an answer made for one client (API key, name) to others too.")
+        bool, Setting(TRUTH, "Serve an answer cached for one client (API key, user name) to other clients too.")
     ] = False
 
 
@@ -124,11 +134,11 @@ class RunBudget(Section, frozen=True):
     """What one run may use; each call reserves its share first."""
 
     tokens: Annotated[
-        int | None, Setting(COUNT, "Tokens in and out that one run may use, or `unlimited`.", none="unlimited")
+        int | None, Setting(COUNT, "Prompt and output tokens that one run may use, or `unlimited`.", none="unlimited")
     ] = 1_000_000
-    seconds: Annotated[float | None, Setting(NUMBER, "Time one run may take, or `unlimited`.", none="unlimited")] = (
-        3600.0
-    )
+    seconds: Annotated[
+        float | None, Setting(NUMBER, "Seconds that one run may take, or `unlimited`.", none="unlimited")
+    ] = 3600.0
     agents: Annotated[int, Setting(COUNT, "Agents that one run may start, spawned ones included.")] = 10_000
 
 
@@ -141,9 +151,9 @@ class Budget(Section, frozen=True):
 class RequestClass(Section, frozen=True):
     """How requests of one class wait for the engine."""
 
-    policy: Annotated[str, Setting(TEXT, "Its queue policy.")] = "fcfs"
-    options: Annotated[dict[str, Any], Setting(TABLE, "The policy's options.")] = {}
-    share: Annotated[float, Setting(number(10**6), "Its share of the engine.")] = 1.0
+    policy: Annotated[str, Setting(TEXT, "Queue policy of the request class.")] = "fcfs"
+    options: Annotated[dict[str, Any], Setting(TABLE, "Options of the queue policy.")] = {}
+    share: Annotated[float, Setting(number(10**6), "Share of the engine that the request class gets.")] = 1.0
 
 
 def _read_classes(value: object) -> dict[str, RequestClass]:
@@ -178,8 +188,8 @@ class Engine(Section, frozen=True):
         int | None,
         _auto(
             SIZE,
-            "One ledger for the process and all models, such as `12GB`; `auto`: the process and 70 % of what is "
-            "available.",
+            "Memory limit for the process and all models together, such as `12GB`; `auto` is the process and 70 % of "
+            "the memory available.",
         ),
     ] = None
     threads: Annotated[int | None, _auto(COUNT, "Threads that compute; `auto` is one for each core.")] = None
@@ -187,55 +197,57 @@ class Engine(Section, frozen=True):
         Literal["auto", "f32", "f16", "bf16", "int8"],
         Setting(
             choice("auto", "f32", "f16", "bf16", "int8"),
-            "Number format of the KV memory: `auto` is `bf16`, the quickest; `f16` is more exact, `int8` takes about "
-            "half of either.",
+            "Data type of the KV cache: `auto` is `bf16`, the quickest; `f16` is more exact, `int8` takes about half "
+            "the memory.",
         ),
     ] = "auto"
-    max_num_seqs: Annotated[int, Setting(COUNT, "Sequences computed in one step.")] = 64
+    max_num_seqs: Annotated[int, Setting(COUNT, "Largest number of sequences in the running batch.")] = 64
     max_num_batched_tokens: Annotated[
-        int, Setting(COUNT, "Tokens computed in one step; longer prompts go in chunks of this.")
+        int, Setting(COUNT, "Largest number of tokens in one step; longer prompts are prefilled in chunks.")
     ] = 512
     decode_latency_ms: Annotated[
         float | None,
         _auto(
             NUMBER,
-            "Time between two tokens of an answer, in milliseconds, that prompts of others may cost; `auto` is ten "
-            "times what a token takes without prompts, at least 100.",
+            "Inter-token latency in milliseconds that the prefill of other requests may cause; `auto` is ten times a "
+            "decode-only step, at least 100.",
         ),
     ] = None
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         Setting(
             choice("auto", "on", "off"),
-            "Plan a step while the one before it is computed; `auto` does where `threads` leaves a core free.",
+            "Schedule a step while the one before it is computed; `auto` does so where `threads` leaves a core free.",
         ),
     ] = "auto"
     max_model_len: Annotated[
-        int | None, _auto(COUNT, "Tokens of context for each sequence; `auto` is the model's.")
+        int | None,
+        _auto(COUNT, "Context length: the most tokens of a sequence, prompt and output; `auto` is the model's own."),
     ] = None
     idle_sleep_seconds: Annotated[
         float | None,
         Setting(
             NUMBER,
-            "Sleep after so long without a request, until the next comes; `never` stays awake.",
+            "Seconds without a request after which the engine sleeps until the next one; `never` stays awake.",
             none="never",
         ),
     ] = None
     idle_sleep_level: Annotated[
-        Literal[1, 2], Setting(choice(1, 2), "What sleep gives back: 1 the KV memory, 2 the models too.")
+        Literal[1, 2],
+        Setting(choice(1, 2), "What a sleeping engine releases: 1 the KV cache memory, 2 the models too."),
     ] = 1
     process: Annotated[
         bool,
         Setting(
             TRUTH,
-            "Run the engine in a process of its own: a crash there is mended, and answers go on where they stopped.",
+            "Run the engine in a process of its own, restarted after a crash; answers go on where they stopped.",
         ),
     ] = False
     hang_seconds: Annotated[
         float | None,
         Setting(
             NUMBER,
-            "With `process`: a step that takes longer counts as a crash; `never` waits for as long as it takes.",
+            "Seconds after which a step counts as hung, so that the engine's process is restarted; `never` waits.",
             none="never",
         ),
     ] = 60.0
@@ -252,8 +264,8 @@ class Engine(Section, frozen=True):
         str,
         Setting(
             TEXT,
-            "What of the cached KV that nobody uses goes first, after demoted and before retained prompts: `lru`, "
-            "`lfu`, `fifo`, `arc`, `slru`, `tlru`, `priority` or a plugin's.",
+            "Eviction policy of the prefix cache for blocks that no request uses, after demoted and before retained "
+            "prompts: `lru`, `lfu`, `fifo`, `arc`, `slru`, `tlru`, `priority` or a plugin's.",
         ),
     ] = "lru"
     prefix_hash: Annotated[
@@ -268,40 +280,41 @@ class Engine(Section, frozen=True):
         Literal["auto", "named", "off"],
         Setting(
             choice("auto", "named", "off"),
-            "Conversations that continue the tokens computed before: any, those with a `session`, none.",
+            "Conversations that continue the token log of their last turn: `auto` any, `named` those with a `session`, "
+            "`off` none.",
         ),
     ] = "auto"
     hints: Annotated[
         bool,
-        Setting(TRUTH, "Let the fleet say which prompts will be asked for again, and keep those rather than others."),
+        Setting(
+            TRUTH, "Let the fleet hint which prompts will be used again, so that the prefix cache evicts others first."
+        ),
     ] = True
     normalize_prompts: Annotated[
         bool,
         Setting(
             TRUTH,
-            "Take what popular clients change in their system prompts with each request (billing lines, clocks) out "
-            "of the way, so that prompts keep their common beginning.",
+            "Normalize system prompts: move what popular clients change with each request (billing lines, clocks) to "
+            "the end, so that prompts keep a common prefix.",
         ),
     ] = True
     isa: Annotated[
         Literal["auto", "scalar", "avx2", "avx512", "amx"],
-        Setting(
-            choice("auto", "scalar", "avx2", "avx512", "amx"), "Widest instruction set to use; for finding faults."
-        ),
+        Setting(choice("auto", "scalar", "avx2", "avx512", "amx"), "Widest CPU instruction set to use, for debugging."),
     ] = "auto"
 
 
 class Fleet(Section, frozen=True):
     """The fleet of agents."""
 
-    max_concurrency: Annotated[int, Setting(COUNT, "Steps of one run that may be under way at once.")] = 8
+    max_concurrency: Annotated[int, Setting(COUNT, "Steps of one run that may run at once.")] = 8
 
 
 class Server(Section, frozen=True):
     """`pyagent serve`."""
 
-    host: Annotated[str, Setting(TEXT, "Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Setting(whole(0, 65535), "Port to listen on; 0 takes a free one.")] = 8321
+    host: Annotated[str, Setting(TEXT, "Address that the server listens on.")] = "127.0.0.1"
+    port: Annotated[int, Setting(whole(0, 65535), "Port that the server listens on; 0 takes a free one.")] = 8321
     api_keys_file: Annotated[
         Path | None,
         Setting(
@@ -330,11 +343,14 @@ class Server(Section, frozen=True):
         ),
     ] = None
     requests_per_minute: Annotated[
-        int | None, Setting(COUNT, "Answers each API key may ask for in a minute, or `unlimited`.", none="unlimited")
+        int | None,
+        Setting(COUNT, "Rate limit: requests of each API key in a minute, or `unlimited`.", none="unlimited"),
     ] = None
     tokens_per_minute: Annotated[
         int | None,
-        Setting(COUNT, "Tokens in and out that each may use in a minute, or `unlimited`.", none="unlimited"),
+        Setting(
+            COUNT, "Rate limit: prompt and output tokens of each API key in a minute, or `unlimited`.", none="unlimited"
+        ),
     ] = None
     max_connections: Annotated[
         int,
@@ -344,9 +360,11 @@ class Server(Section, frozen=True):
             "is closed.",
         ),
     ] = 1000
-    max_body_bytes: Annotated[int, Setting(SIZE, "Largest request body, such as `32MB`.")] = 32_000_000
+    max_body_bytes: Annotated[int, Setting(SIZE, "Largest request body that the server reads, such as `32MB`.")] = (
+        32_000_000
+    )
     request_seconds: Annotated[
-        float, Setting(NUMBER, "Longest that a request's headers, and then its body, may take to arrive.")
+        float, Setting(NUMBER, "Seconds that a request's headers, and then its body, may take to arrive.")
     ] = 30.0
     allowed_origins: Annotated[
         list[str],
@@ -358,12 +376,14 @@ class Server(Section, frozen=True):
     ] = []
     private_images: Annotated[
         bool,
-        Setting(TRUTH, "Hand on addresses of images in private networks, which a backend could fetch for anybody."),
+        Setting(TRUTH, "Pass on image URLs of private networks, which a backend would fetch for any client."),
     ] = False
     kept_responses_bytes: Annotated[
-        int, Setting(SIZE, "Memory for responses that clients go on from (`/v1/responses`); the oldest go first.")
+        int, Setting(SIZE, "Memory for stored responses (`/v1/responses`); the oldest are evicted first.")
     ] = 64_000_000
-    kept_responses_seconds: Annotated[float, Setting(NUMBER, "Longest that such a response is kept.")] = 86_400.0
+    kept_responses_seconds: Annotated[
+        float, Setting(NUMBER, "Seconds until a stored response (`/v1/responses`) expires.")
+    ] = 86_400.0
     otlp_endpoint: Annotated[
         str | None,
         Setting(
@@ -374,17 +394,19 @@ class Server(Section, frozen=True):
         ),
     ] = None
     drain_seconds: Annotated[
-        float, Setting(NUMBER, "Longest that SIGTERM waits for running answers; Ctrl+C waits 3 s.")
+        float, Setting(NUMBER, "Seconds that SIGTERM waits for running requests to finish; Ctrl+C waits 3 s.")
     ] = 30.0
 
 
 class Plugins(Section, frozen=True):
     """Which plugins are used."""
 
-    disable: Annotated[list[str], Setting(TEXTS, "Plugins not to use, by the names `pyagent plugins list` shows.")] = []
+    disable: Annotated[
+        list[str], Setting(TEXTS, "Plugins to disable, by the names that `pyagent plugins list` shows.")
+    ] = []
     order: Annotated[
         list[str],
-        Setting(TEXTS, "Plugins that come first; the first to bring a name wins it, over built-ins too."),
+        Setting(TEXTS, "Plugins that take precedence, over built-in ones too, when several register the same name."),
     ] = []
 
 
@@ -392,18 +414,19 @@ class Paths(Section, frozen=True):
     """Where files are kept."""
 
     models: Annotated[
-        Path, Setting(PATH, "Folder of the model store.", shown="the user's data folder, `pyagent/models`")
+        Path, Setting(PATH, "Folder of the downloaded models.", shown="the user's data folder, `pyagent/models`")
     ] = platformdirs.user_data_path("pyagent", appauthor=False) / "models"
-    data: Annotated[Path, Setting(PATH, "Folder of journals and runs.", shown="the user's data folder, `pyagent`")] = (
-        platformdirs.user_data_path("pyagent", appauthor=False)
-    )
+    data: Annotated[
+        Path, Setting(PATH, "Folder of the journals of past runs.", shown="the user's data folder, `pyagent`")
+    ] = platformdirs.user_data_path("pyagent", appauthor=False)
 
 
 class Journal(Section, frozen=True):
     """How long past runs are kept (`pyagent runs list`). Private runs are not kept at all."""
 
     max_runs: Annotated[
-        int | None, Setting(COUNT, "Runs kept; the oldest go first. Or `unlimited`.", none="unlimited")
+        int | None,
+        Setting(COUNT, "Number of past runs kept, the oldest deleted first, or `unlimited`.", none="unlimited"),
     ] = 1_000
     max_age_days: Annotated[
         float | None, Setting(NUMBER, "Days after which a run is deleted, or `unlimited`.", none="unlimited")
@@ -415,11 +438,11 @@ class Log(Section, frozen=True):
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Setting(choice("debug", "info", "warning", "error"), "Least severe level that is written."),
+        Setting(choice("debug", "info", "warning", "error"), "Lowest severity of the messages that are logged."),
     ] = "warning"
     format: Annotated[
         Literal["console", "json"],
-        Setting(choice("console", "json"), "Lines for people or one JSON object a line."),
+        Setting(choice("console", "json"), "Log format: lines for people, or one JSON object a line."),
     ] = "console"
 
 
@@ -427,9 +450,11 @@ class Backends(Section, frozen=True):
     """What all remote backends share."""
 
     timeout_seconds: Annotated[
-        float, Setting(NUMBER, "Longest wait for a remote backend's next piece of an answer.")
+        float, Setting(NUMBER, "Seconds to wait for the next piece of a remote backend's answer.")
     ] = 120.0
-    connect_timeout_seconds: Annotated[float, Setting(NUMBER, "Longest wait for a connection.")] = 5.0
+    connect_timeout_seconds: Annotated[
+        float, Setting(NUMBER, "Seconds to wait for a connection to a remote backend.")
+    ] = 5.0
     allow_remote: Annotated[
         bool,
         Setting(
@@ -442,7 +467,7 @@ class Backends(Section, frozen=True):
         Unsupported,
         Setting(
             choice("emulate", "refuse"),
-            "What becomes of a request's field that a backend lacks: emulated by the prompt and checked afterwards "
+            "What happens to a request field that a backend does not support: emulated by the prompt and validated "
             "(JSON, choices, tools, several answers), or refused by name.",
         ),
     ] = "emulate"
@@ -450,7 +475,8 @@ class Backends(Section, frozen=True):
         dict[str, str],
         Setting(
             REFERENCES,
-            "Where the key of each host (`host` or `host:port`) is: `env:NAME` or `file:PATH`, never the key itself.",
+            "Where to read the API key of each host (`host` or `host:port`): `env:NAME` or `file:PATH`, never the key "
+            "itself.",
         ),
     ] = msgspec.field(default_factory=lambda: {"api.openai.com": "env:OPENAI_API_KEY"})
 
@@ -462,9 +488,9 @@ class Settings(Section, frozen=True):
         list[str | LinkSettings],
         Setting(
             Kind("list of links", read_links, "list"),
-            "Backends in the order they are tried, each `SCHEME` or `SCHEME:TARGET` (`ollama:llama3.2`), or a table "
-            "with that as `use` and conditions and limits of its own. `auto` is what is found of `lmstudio`, `native`, "
-            "`openai`, `ollama`, `copilot`, `github`.",
+            "The fallback chain: backends in the order they are tried, each `SCHEME` or `SCHEME:TARGET` "
+            "(`ollama:llama3.2`), or a table with that as `use` and conditions and limits of its own. `auto` is what "
+            "is found of `lmstudio`, `native`, `openai`, `ollama`, `copilot`, `github`.",
         ),
     ] = msgspec.field(default_factory=lambda: ["auto"])
     rules: Rules = Rules()

@@ -1,4 +1,4 @@
-"""The engine's figures: counts since it started, what it holds now, and percentiles over its last steps and requests.
+"""The engine's statistics: counts since it started, what it holds now, percentiles over its last steps and requests.
 
 A snapshot is plain numbers, so that it can cross to another process and into any exporter.
 """
@@ -20,7 +20,7 @@ _WINDOW = 1024
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Half, nineteen in twenty and 99 in 100 of the last values were at most these; zeros before there are any."""
+    """The p50, p95 and p99 of the last 1,024 values; zeros before there are any."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -28,7 +28,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages of KV memory now, prompt tokens looked up and found since the start, and pages given up by cause."""
+    """Pages of KV memory now, prompt tokens looked up and found since start, and evicted pages by cause."""
 
     num_pages: int = 0
     limit: int = 0
@@ -57,8 +57,8 @@ class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine has done and does. Seconds unless the name says otherwise.
 
-    `planning_micros` is what the scheduler and its books cost a step, in microseconds; `tokens_per_step` counts prompt
-    tokens and draws. `preemptions` are by kind, `finished` by reason, `waiting` by request class.
+    `scheduler_seconds` is the seconds of scheduling in a step; `tokens_per_step` counts prompt
+    tokens and output tokens. `preemptions` are by kind, `finished` by reason, `waiting` by request class.
     """
 
     num_running: int = 0
@@ -71,7 +71,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     finished: dict[str, int] = {}
     busy_seconds: float = 0.0
     step_seconds: Percentiles = Percentiles()
-    planning_micros: Percentiles = Percentiles()
+    scheduler_seconds: Percentiles = Percentiles()
     tokens_per_step: Percentiles = Percentiles()
     queue_seconds: Percentiles = Percentiles()
     first_token_seconds: Percentiles = Percentiles()
@@ -108,7 +108,7 @@ class Counts:
     busy_seconds: float = 0.0
     finished: Counter[str] = field(default_factory=Counter[str])
     step_seconds: Window = field(default_factory=Window)
-    planning_micros: Window = field(default_factory=Window)
+    scheduler_seconds: Window = field(default_factory=Window)
     tokens_per_step: Window = field(default_factory=Window)
     queue_seconds: Window = field(default_factory=Window)
     first_token_seconds: Window = field(default_factory=Window)
@@ -120,7 +120,7 @@ class Counts:
         self.busy_seconds += seconds
         self.generation_tokens += num_output_tokens
         self.step_seconds.add(seconds)
-        self.planning_micros.add(planning * 1e6)
+        self.scheduler_seconds.add(planning)
         self.tokens_per_step.add(num_tokens)
 
     def note_end(self, request: Request) -> None:
@@ -152,7 +152,7 @@ class Counts:
             finished=dict(self.finished),
             busy_seconds=self.busy_seconds,
             step_seconds=self.step_seconds.percentiles(),
-            planning_micros=self.planning_micros.percentiles(),
+            scheduler_seconds=self.scheduler_seconds.percentiles(),
             tokens_per_step=self.tokens_per_step.percentiles(),
             queue_seconds=self.queue_seconds.percentiles(),
             first_token_seconds=self.first_token_seconds.percentiles(),

@@ -20,9 +20,11 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     memory = {account: size for state in states for account, size in state.memory.items()}
     swap = {model: size for state in states for model, size in state.swap_bytes.items()}
     restarts = max((state.num_restarts for state in states), default=0)
-    yield _gauge("memory_bytes", "Memory by account of the ledger.", ("account",), _rows(memory))
-    yield _gauge("swap_bytes", "Files that requests are swapped to.", ("model",), _rows(swap))
-    yield _counter("restarts", "Processes of the engine that were replaced.", (), [((), restarts)])
+    yield _gauge(
+        "memory_bytes", "Bytes reserved in the engine's memory ledger, by account.", ("account",), _rows(memory)
+    )
+    yield _gauge("swap_bytes", "Bytes of files holding the KV of swapped-out requests.", ("model",), _rows(swap))
+    yield _counter("restarts", "Engine processes that were restarted after a crash or a hang.", (), [((), restarts)])
     yield from _requests(stats)
     yield from _steps(stats)
     yield from _pages(stats)
@@ -30,16 +32,16 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
 
 def _requests(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
     running = [((model,), figures.num_running) for model, figures in stats.items()]
-    yield _gauge("requests_running", "Requests that hold KV memory.", ("model",), running)
+    yield _gauge("requests_running", "Requests in the running batch, which hold KV cache blocks.", ("model",), running)
     yield _gauge(
         "requests_waiting",
-        "Requests in the queues.",
+        "Requests waiting in the engine's queues, by request class.",
         ("model", "class"),
         [row for model, figures in stats.items() for row in _rows(figures.waiting, model)],
     )
     for name, text, label, field in (
-        ("requests_finished", "Requests that ended.", "reason", "finished"),
-        ("preemptions", "Requests put back to wait.", "kind", "preemptions"),
+        ("requests_finished", "Requests that finished, by finish reason.", "reason", "finished"),
+        ("preemptions", "Running requests preempted, by kind: swap or recompute.", "kind", "preemptions"),
     ):
         rows = [row for model, figures in stats.items() for row in _rows(getattr(figures, field), model)]
         yield _counter(name, text, ("model", label), rows)
@@ -47,18 +49,26 @@ def _requests(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
 
 def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
     for name, text, field in (
-        ("steps", "Steps computed.", "num_steps"),
-        ("busy_seconds", "Time spent in steps.", "busy_seconds"),
-        ("prompt_tokens", "Prompt tokens of requests begun.", "prompt_tokens"),
-        ("cached_tokens", "Of these, those found computed.", "cached_tokens"),
-        ("generation_tokens", "Tokens drawn.", "generation_tokens"),
+        ("steps", "Engine steps computed.", "num_steps"),
+        ("busy_seconds", "Seconds the engine spent computing steps.", "busy_seconds"),
+        ("prompt_tokens", "Prompt tokens of requests that started.", "prompt_tokens"),
+        ("cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
+        ("generation_tokens", "Output tokens sampled by the engine.", "generation_tokens"),
     ):
         counts = [((model,), getattr(figures, field)) for model, figures in stats.items()]
         yield _counter(name, text, ("model",), counts)
     for name, text, field in (
-        ("step_seconds", "Time of a step, over the last thousand.", "step_seconds"),
-        ("planning_microseconds", "Of it, the scheduler's.", "planning_micros"),
-        ("step_tokens", "Tokens of a step.", "tokens_per_step"),
+        ("step_seconds", "Seconds of an engine step: p50, p95 and p99 of the last 1,024 steps.", "step_seconds"),
+        (
+            "scheduler_seconds",
+            "Seconds of scheduling in a step: p50, p95 and p99 of the last 1,024 steps.",
+            "scheduler_seconds",
+        ),
+        (
+            "step_tokens",
+            "Prompt and output tokens computed in a step: p50, p95 and p99 of the last 1,024 steps.",
+            "tokens_per_step",
+        ),
     ):
         rows = [
             ((model, quantile), getattr(getattr(figures, field), attribute))
@@ -72,11 +82,15 @@ def _pages(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
     pools = {model: figures.pool for model, figures in stats.items()}
     states = ("limit", "free", "cached", "active")
     rows = [((model, state), getattr(pool, state)) for model, pool in pools.items() for state in states]
-    yield _gauge("kv_pages", "Pages of KV memory; free ones include the cached.", ("model", "state"), rows)
+    yield _gauge(
+        "kv_pages", "Pages of KV cache memory, by state; free pages include the cached ones.", ("model", "state"), rows
+    )
     evicted = [row for model, pool in pools.items() for row in _rows(pool.evictions, model)]
-    yield _counter("kv_evictions", "Cached pages given up.", ("model", "cause"), evicted)
+    yield _counter("kv_evictions", "Cached KV pages evicted, by cause.", ("model", "cause"), evicted)
     ratios = [((model,), pool.hits_tokens / max(1, pool.queried_tokens)) for model, pool in pools.items()]
-    yield _gauge("cache_hit_ratio", "Share of prompt tokens found computed.", ("model",), ratios)
+    yield _gauge(
+        "cache_hit_ratio", "Fraction of prompt tokens found in the prefix cache, since start.", ("model",), ratios
+    )
 
 
 def _rows(named: Mapping[str, float], *first: str) -> list[_Row]:

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 _BREAKERS = {"closed": 0.0, "half-open": 1.0, "open": 2.0}
 _COUNTERS = (
-    ("requests", "Requests sent to a link.", "num_requests"),
-    ("answers", "Of these, those answered to the end.", "num_answers"),
-    ("hedges", "Requests sent because another link was late.", "num_hedges"),
-    ("hedges_won", "Of these, those that answered first.", "num_hedges_won"),
-    ("continued", "Answers that a link took over in the middle.", "num_continued"),
-    ("restarted", "Answers of others that a link began anew.", "num_restarted"),
-    ("prompt_tokens", "Prompt tokens of a link's calls.", "prompt_tokens"),
-    ("generation_tokens", "Tokens a link generated.", "completion_tokens"),
-    ("cost_usd", "What a link cost, by its price.", "usd"),
+    ("requests", "Requests sent to a link of the fallback chain.", "num_requests"),
+    ("answers", "Requests that a link answered to the end.", "num_answers"),
+    ("hedges", "Hedged requests sent to a link because another link was slow.", "num_hedges"),
+    ("hedges_won", "Hedged requests that a link answered first.", "num_hedges_won"),
+    ("continued", "Answers of failed links that a link continued in mid-answer.", "num_continued"),
+    ("restarted", "Answers of failed links that a link restarted from the beginning.", "num_restarted"),
+    ("prompt_tokens", "Prompt tokens of the requests that a link answered.", "prompt_tokens"),
+    ("generation_tokens", "Output tokens that a link generated.", "completion_tokens"),
+    ("cost_usd", "US dollars spent at a link, by its configured price.", "usd"),
 )
 
 
@@ -35,16 +35,30 @@ def collect_links(states: Sequence[LinkState]) -> Iterator[Metric]:
         for link, state in rows:
             counter.add_metric((link,), float(getattr(state, field)))
         yield counter
-    failures = CounterMetricFamily("pyagent_link_failures", "Requests a link did not answer.", labels=("link", "kind"))
+    failures = CounterMetricFamily(
+        "pyagent_link_failures", "Requests that a link did not answer, by kind of failure.", labels=("link", "kind")
+    )
     for link, state in rows:
         for kind, count in state.failures.items():
             failures.add_metric((link, kind), count)
     yield failures
     gauges: tuple[tuple[str, str, Iterable[tuple[str, float | None]]], ...] = (
-        ("breaker", "0 closed, 1 half-open, 2 open.", ((link, _BREAKERS[state.breaker]) for link, state in rows)),
-        ("requests_running", "Calls under way.", ((link, float(state.num_in_flight)) for link, state in rows)),
-        ("concurrency_limit", "Calls that may be under way.", ((link, state.limit) for link, state in rows)),
-        ("rest_seconds", "Until a link that asked for a pause is asked again.", _rests(rows)),
+        (
+            "breaker",
+            "State of a link's circuit breaker: 0 closed, 1 half-open, 2 open.",
+            ((link, _BREAKERS[state.breaker]) for link, state in rows),
+        ),
+        (
+            "requests_running",
+            "Requests in flight at a link.",
+            ((link, float(state.num_in_flight)) for link, state in rows),
+        ),
+        (
+            "concurrency_limit",
+            "Requests that may be in flight at a link at once.",
+            ((link, state.limit) for link, state in rows),
+        ),
+        ("rest_seconds", "Seconds of cooldown left until a link is asked again.", _rests(rows)),
     )
     for name, text, values in gauges:
         gauge = GaugeMetricFamily(f"pyagent_link_{name}", text, labels=("link",))
@@ -53,7 +67,9 @@ def collect_links(states: Sequence[LinkState]) -> Iterator[Metric]:
                 gauge.add_metric((link,), value)
         yield gauge
     quantiles = GaugeMetricFamily(
-        "pyagent_link_first_token_seconds", "First tokens of the last calls.", labels=("link", "quantile")
+        "pyagent_link_first_token_seconds",
+        "Time to first token of a link: p50 and p95 of its last 200 answers.",
+        labels=("link", "quantile"),
     )
     for link, state in rows:
         for quantile, value in (("0.5", state.first_token_p50), ("0.95", state.first_token_p95)):

@@ -96,15 +96,30 @@ class ServerFigures:
         """The figures as Prometheus has them; those of each API key only where they may be seen."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        running = GaugeMetricFamily("pyagent_http_requests_running", "Requests being answered.")
+        running = GaugeMetricFamily("pyagent_http_requests_running", "HTTP requests in flight.")
         running.add_metric((), self.num_running)
         yield running
         counters = (
-            ("http_requests", "Requests answered, by status.", ("path", "model", "status"), self.requests),
-            ("prompt_tokens", "Prompt tokens of whole answers.", ("model",), self.prompt_tokens),
-            ("cached_prompt_tokens", "Of these, those that needed no computing.", ("model",), self.cached_tokens),
-            ("generation_tokens", "Tokens drawn for whole answers.", ("model",), self.generation_tokens),
-            ("cache_misses", "Prompts that left what was computed.", ("model", "reason"), self.cache_misses),
+            (
+                "http_requests",
+                "HTTP requests answered, by path, model and status.",
+                ("path", "model", "status"),
+                self.requests,
+            ),
+            ("prompt_tokens", "Prompt tokens of the answered requests.", ("model",), self.prompt_tokens),
+            (
+                "cached_prompt_tokens",
+                "Prompt tokens of the answered requests that the prefix cache held.",
+                ("model",),
+                self.cached_tokens,
+            ),
+            ("generation_tokens", "Output tokens of the answered requests.", ("model",), self.generation_tokens),
+            (
+                "cache_misses",
+                "Prompts that missed the prefix cache, by reason of the first difference.",
+                ("model", "reason"),
+                self.cache_misses,
+            ),
         )
         of_keys = (
             (
@@ -121,10 +136,25 @@ class ServerFigures:
                 family.add_metric(values, count)
             yield family
         histograms = (
-            ("http_request", "From arrival to the answer's end.", ("path", "model"), self.request_seconds),
-            ("first_token", "From arrival to the first token.", ("model",), self.first_token_seconds),
-            ("queue", "From arrival at the engine to the first step.", ("model",), self.queue_seconds),
-            ("inter_token", "Between the pieces of an answer.", ("model",), self.inter_token_seconds),
+            (
+                "http_request",
+                "Seconds from a request's arrival to the end of its answer (end-to-end latency).",
+                ("path", "model"),
+                self.request_seconds,
+            ),
+            (
+                "first_token",
+                "Seconds from a request's arrival to its first token (time to first token, TTFT).",
+                ("model",),
+                self.first_token_seconds,
+            ),
+            ("queue", "Seconds that a request waited in the engine's queue.", ("model",), self.queue_seconds),
+            (
+                "inter_token",
+                "Seconds between two streamed pieces of an answer (inter-token latency).",
+                ("model",),
+                self.inter_token_seconds,
+            ),
         )
         for name, text, labels, labelled in histograms:
             family = HistogramMetricFamily(f"pyagent_{name}_seconds", text, labels=labels)

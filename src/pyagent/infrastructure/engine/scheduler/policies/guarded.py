@@ -99,14 +99,14 @@ class Guarded:
 
 
 class GuardedPreempting(Guarded):
-    """The same for a policy by which waiting requests take seats."""
+    """Guard a policy by which waiting requests preempt running ones."""
 
     def __init__(self, policy: PreemptingPolicy) -> None:
         super().__init__(policy)
         self._preempting = policy
 
     def victim_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
-        """Whose seat `waiting` takes."""
+        """Return which running request `waiting` preempts."""
         return self._ask(lambda: self._preempting.victim_for(waiting, running, now))
 
 
