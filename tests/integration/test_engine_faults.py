@@ -14,7 +14,7 @@ from support.tiny_model import write_tiny_model
 from pyagent import _rust
 from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import BackendError, CapacityError, ContextOverflowError
-from pyagent.core.messages import ChatRequest, SamplingParams
+from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions, LoadedModel
 from pyagent.infrastructure.engine.runners.batch import Batch, StepOutput
@@ -97,15 +97,18 @@ def test_logits_that_are_not_numbers_leave_others_alone(
 
 
 def test_prompt_of_ten_megabytes_is_refused_and_others_go_on(tiny_model_path: Path) -> None:
-    """Ten megabytes of prompt are tokenised off the loop and refused with their number; others go on."""
+    """Ten megabytes of prompt, words or one word, are refused before they are tokenised; others go on."""
 
     async def work() -> None:
         backend = backend_of(tiny_model_path)
         expected = await collect(backend.chat(ask("the user", max_tokens=400)))
-        requests = [ask("the user is " * (10_000_000 // 12)), ask("the user", max_tokens=400)]
-        huge, other = await at_once(backend, requests)
-        assert isinstance(huge, ContextOverflowError)
-        assert huge.num_tokens > 1_000_000
+        many = ChatRequest(messages=[Message("user", "x")] * 100_000)
+        requests = [ask("the user is " * (10_000_000 // 12)), ask("aB3/" * 2_500_000), many]
+        *huge, other = await at_once(backend, [*requests, ask("the user", max_tokens=400)])
+        for error in huge:
+            assert isinstance(error, ContextOverflowError)
+            assert error.num_tokens > error.limit
+            assert "more than" in str(error)
         assert isinstance(other, Answer)
         assert other.text == expected.text
         assert (await normalized(backend)).active == 0

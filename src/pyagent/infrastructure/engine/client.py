@@ -13,6 +13,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 # Longer texts are tokenised in a thread, so that the event loop goes on.
 _LONG_TEXT = 20_000
+_NUM_PREPARED = 2
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,13 @@ class LocalEngine(Shared):
         self.models = models
         self.life = LifeCycle()
         self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
+        # apart from asyncio's threads: what takes long here must not hold up what the server asks of those
+        self._preparing = ThreadPoolExecutor(_NUM_PREPARED, thread_name_prefix="pyagent-prepare")
+
+    async def in_thread(self, work: Callable[..., _T], *args: object) -> _T:
+        """Do what may take long beside the event loop, a few at a time."""
+        context = copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, lambda: context.run(work, *args))
 
     def hint(self, hint: Hint) -> None:
         """Take what the fleet knows of a prompt's future."""
@@ -167,7 +176,7 @@ class LocalEngine(Shared):
             self.life.enter()
             stack.callback(self.life.leave)
             model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
-            prepared = await _prepare(model, request, tell, log, past)
+            prepared = await self._prepare(model, request, tell, log, past)
             prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
             model.engine.submit(prepared)
             try:
@@ -180,6 +189,22 @@ class LocalEngine(Shared):
             finally:
                 if any(answer.finish_reason is None for answer in prepared.answers):
                     model.engine.abort(prepared)
+
+    async def _prepare(
+        self,
+        model: LoadedModel,
+        request: ChatRequest,
+        sink: Callable[[Output], None],
+        log: TokenLog | None,
+        past: PastTurn | None,
+    ) -> Request:
+        length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
+        has_form = request.response_format is not None and request.response_format.type != "text"
+        if past is not None:
+            await self.in_thread(model.remember, request, past)
+        if length > _LONG_TEXT or has_form or log is not None:  # a schema may take long to compile, a log to replay
+            return await self.in_thread(model.prepare, request, sink, log)
+        return model.prepare(request, sink)
 
     async def state(self) -> EngineState:
         """What it is doing."""
@@ -221,6 +246,7 @@ class LocalEngine(Shared):
             return
         self.life.become(State.STOPPED)
         self._hints.shutdown(wait=False, cancel_futures=True)
+        self._preparing.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.models.close)
 
 
@@ -233,22 +259,6 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
         size_bytes=model.runner.info["weight_bytes"],
         is_loaded=True,
     )
-
-
-async def _prepare(
-    model: LoadedModel,
-    request: ChatRequest,
-    sink: Callable[[Output], None],
-    log: TokenLog | None,
-    past: PastTurn | None,
-) -> Request:
-    length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
-    has_form = request.response_format is not None and request.response_format.type != "text"
-    if past is not None:
-        await asyncio.to_thread(model.remember, request, past)
-    if length > _LONG_TEXT or has_form or log is not None:  # a schema may take long to compile, a log to replay
-        return await asyncio.to_thread(model.prepare, request, sink, log)
-    return model.prepare(request, sink)
 
 
 async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _T:

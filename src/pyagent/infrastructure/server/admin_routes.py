@@ -32,6 +32,7 @@ from pyagent.core.prompt_cache import (
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.api_keys import check_admin, is_admin, owned, tenant_of
 from pyagent.infrastructure.server.body import read_body
+from pyagent.infrastructure.server.bounds import check_request
 from pyagent.infrastructure.server.endpoints import Function, route
 from pyagent.infrastructure.server.openai.messages import InputMessage
 from pyagent.infrastructure.server.openai.requests import read_chat
@@ -136,6 +137,7 @@ class EngineRoutes:
     async def explain(self, request: Request) -> Response:
         """POST /pyagent/cache/explain: how much of a chat request would be found, and why not more."""
         asked = read_chat(await read_body(request, self.settings))
+        check_request(asked.request)
         return _json((await self._ask(ExplainPrompt(owned(asked.request, request)))).report)
 
     async def pin(self, request: Request) -> Response:

@@ -22,6 +22,7 @@ from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.answer import Answer, Reply
 from pyagent.infrastructure.server.api_keys import owned, tenant_of
 from pyagent.infrastructure.server.body import read_body
+from pyagent.infrastructure.server.bounds import check_request, check_texts
 from pyagent.infrastructure.server.images import check_images
 from pyagent.infrastructure.server.streaming import EventStream, unless_gone
 
@@ -52,6 +53,7 @@ class Service:
 
     async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
         """Ask whoever has the model; the first delta is awaited before any status goes out."""
+        check_request(asked)
         backend = await self.backend_of(asked.model)
         if asked.assistant_prefix and not isinstance(backend, Chain) and not getattr(backend, "continues", False):
             raise RequestError(f"{backend.name} cannot go on from an answer's beginning", param="messages")
@@ -92,6 +94,7 @@ class Service:
         """Embed with whoever has the model."""
         if not asked.input or not all(asked.input):
             raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
+        check_texts(asked.input)
         backend = await self.backend_of(asked.model)
         _continue_trace(request)
         asked = msgspec.structs.replace(asked, tenant=tenant_of(request))

@@ -12,6 +12,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, Tool
+from pyagent.infrastructure.server.bounds import check_body
 
 DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
 """Names that mean whatever the chain's first answering link runs."""
@@ -31,6 +32,7 @@ _STEPS = re.compile(r"[^.\[\]]+")
 
 def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
     """Read a body; raises `RequestError` naming the field at fault."""
+    check_body(body)
     try:
         said = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -250,7 +250,15 @@ class LoadedModel:
             return f"the engine's KV memory holds {self.context_length}; raise engine.memory or shorten the prompt"
         return f"the model's context is {self.context_length}; shorten the prompt or use a model with a larger context"
 
+    def _check_length(self, request: ChatRequest) -> None:
+        """Raise `ContextOverflowError` for what is far too long, before anything is made of it."""
+        texts = [request.prompt or "", *(message.text for message in request.messages)]
+        if len(texts) > self.context_length + 1 or self.tokenizer.is_longer_than(self.context_length, texts):
+            text = f"the prompt has more than {self.context_length} tokens, but {self._context_reason()}"
+            raise ContextOverflowError(text, num_tokens=self.context_length + 1, limit=self.context_length)
+
     def _tokenise(self, request: ChatRequest) -> Prompt:
+        self._check_length(request)
         if request.messages:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -13,11 +13,14 @@ from pyagent.core.messages import ChatDelta, ChatRequest, Message, SamplingParam
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt, UnpinPrompt, ViewCache
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 
+T = TypeVar("T")
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class _Engine(Protocol):
     models: ModelPool
+
+    async def in_thread(self, work: Callable[..., T], *args: object) -> T: ...
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]: ...
 
@@ -31,7 +34,7 @@ async def run_cache_query(question: CacheQuery, engine: _Engine) -> CacheQueryRe
             return CacheQueryResult(models=views)
         case ExplainPrompt(request):
             async with engine.models.using(request.model) as model:
-                return CacheQueryResult(report=await asyncio.to_thread(model.explain, request))
+                return CacheQueryResult(report=await engine.in_thread(model.explain, request))
         case PinPrompt(name, request):
             return CacheQueryResult(num_tokens=await _pin(name, request, engine))
         case UnpinPrompt(name, tenant):

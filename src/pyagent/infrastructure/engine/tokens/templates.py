@@ -20,6 +20,7 @@ from pyagent.infrastructure.engine.tokens.template_sandbox import (
 )
 
 MAX_TEMPLATE_CHARS = 256 * 1024
+_MANY_VALUES = 1000
 
 
 class ChatTemplate:
@@ -50,6 +51,9 @@ class ChatTemplate:
             with spending():
                 return self._render(variables)
         except (TemplateLimitError, SecurityError) as error:
+            if isinstance(error, TemplateLimitError) and _is_large(messages, tools):
+                text = f"the conversation is too long for the model's chat template: {error}"
+                raise RequestError(text, param="messages", code="context_length_exceeded") from error
             raise ModelError(f"{self._name}: the chat template was stopped: {error}", model=self._name) from error
         except (RecursionError, MemoryError) as error:
             text = f"{self._name}: the chat template was stopped: it needs too much memory"
@@ -68,3 +72,9 @@ class ChatTemplate:
                 raise TemplateLimitError(f"it writes more than {MAX_TEXT_CHARS} characters")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _is_large(messages: Sequence[Mapping[str, object]], tools: Sequence[object]) -> bool:
+    """Whether a conversation alone can take a template to its bounds, which else is the template's fault."""
+    num_chars = sum(len(value) for message in messages for value in message.values() if isinstance(value, str))
+    return len(messages) + len(tools) > _MANY_VALUES or num_chars > MAX_TEXT_CHARS // 16

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from functools import cached_property
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -39,6 +41,11 @@ _LETTER_SPACE = re.compile(r"[A-Za-z] ")
 # With more control tokens (Gemma has 6,000) looking for them would take longer than it saves.
 _MAX_CUTS = 256
 _MAX_CUT_CHARS = 64
+# Texts longer than so many characters a token are looked at before they are read, by so much more than would fit: the
+# tokens at the end of a text that is cut may be others than those of the whole.
+_CHARS_A_TOKEN, _MARGIN = 8, 1.25
+_LONG_CHARS = 10_000
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own for one text would only cost
 # Letters put before a text that continues another one; one of them does not melt into what follows.
 _ANCHORS = "a.0"
 
@@ -177,7 +184,31 @@ class ModelTokenizer:
         yield text[start:]
 
     def _part(self, text: str) -> array[int]:
-        return array("I", self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return array("I", self._ids(text))
+
+    def _ids(self, text: str) -> list[int]:
+        """As the tokenizer encodes it. A long word takes seconds: only a batch lets other threads go on meanwhile."""
+        if len(text) < _LONG_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
+
+    def is_longer_than(self, num_tokens: int, texts: Sequence[str]) -> bool:
+        """Whether texts surely have more tokens together, by their beginning; False where it is not worth looking.
+
+        Texts are not read whole: a tokenizer takes seconds and gigabytes for one word of some megabytes.
+        """
+        num_chars, most = sum(map(len, texts)), num_tokens * _CHARS_A_TOKEN
+        if num_chars <= most:
+            return False
+        if num_chars > num_tokens * self._longest_token:
+            return True
+        begun = "".join(islice(chain.from_iterable(text[:most] for text in texts), most))
+        return len(self._ids(begun)) > num_tokens * _MARGIN
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token, or bytes, which are as many at least."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_continuation(self, rendered: str) -> list[int]:
         """The tokens of a part of such a text that follows other tokens: no space is put before it."""
@@ -187,11 +218,11 @@ class ModelTokenizer:
         """Text in the middle of a text. Where the tokenizer puts a space before texts, a letter takes it and goes."""
         if self._token_bytes.has_leading_space and not text.startswith(tuple(self.markers.texts)):
             for letter in _ANCHORS:
-                ids = self.tokenizer.encode(letter + text, add_special_tokens=False).ids
+                ids = self._ids(letter + text)
                 for num_tokens in (1, 2):
                     if b"".join(self.spoken_bytes(ids[:num_tokens])) == letter.encode():
                         return ids[num_tokens:]
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self._ids(text)
 
     def spoken_bytes(self, tokens: Iterable[int]) -> list[bytes]:
         """The bytes that each token of an answer adds to its text."""

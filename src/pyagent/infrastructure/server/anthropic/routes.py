@@ -10,6 +10,7 @@ from pyagent.core.prompt_cache import ExplainPrompt, PromptCache
 from pyagent.infrastructure.server.anthropic.replies import Reply
 from pyagent.infrastructure.server.anthropic.requests import read_count, read_messages
 from pyagent.infrastructure.server.api_keys import owned
+from pyagent.infrastructure.server.bounds import check_request
 from pyagent.infrastructure.server.service import Service, json_response
 
 
@@ -23,6 +24,7 @@ async def messages(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     """POST /v1/messages/count_tokens: as many as the embedded engine would compute or find; others cannot tell."""
     asked = read_count(await service.body(request))
+    check_request(asked)
     backend = await service.backend_of(asked.model)
     if not isinstance(backend, PromptCache):
         raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")

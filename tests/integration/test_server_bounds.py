@@ -1,0 +1,77 @@
+"""Requests that hold too much are refused before anything is computed with them, and others are answered meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.server import HI, Model, fault, post
+
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.server import bounds
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def form(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def tools(count: int, **function: Any) -> dict[str, Any]:
+    listed = [{"type": "function", "function": {"name": f"t{number}"} | function} for number in range(count)]
+    return {"tools": listed}
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        (tools(bounds.MAX_TOOLS + 1), "context_length_exceeded"),
+        ({"messages": HI * (bounds.MAX_MESSAGES + 1)}, "context_length_exceeded"),
+        ({"messages": HI * 150_000}, "context_length_exceeded"),
+        ({"metadata": [1] * 4_100_000}, "context_length_exceeded"),
+        ({"response_format": {"type": "choice", "choice": list(map(str, range(100_000)))}}, "invalid_request"),
+        (form(nested(150)), "invalid_request"),
+        (form({"enum": [str(number) for number in range(30_000)]}), "invalid_request"),
+        (tools(1, parameters=nested(150)), "invalid_request"),
+    ],
+)
+def test_request_of_too_much_is_refused_unasked(more: dict[str, Any], code: str) -> None:
+    """Too many tools, messages, values, choices, and schemas too deep or wide, are 400 before anybody is asked."""
+    backend = Model()
+    refused = post({"messages": HI} | more, backend)
+    assert (refused.status_code, fault(refused)["code"]) == (400, code)
+    assert backend.requests == []
+
+
+def test_request_of_much_is_taken() -> None:
+    """What clients do send passes: hundreds of tools, nested schemas, a thousand choices, long texts full of JSON."""
+    pasted = json.dumps({str(number): [number] for number in range(10_000)})
+    for more in (
+        tools(500, parameters=nested(20)),
+        form(nested(30)),
+        {"response_format": {"type": "choice", "choice": list(map(str, range(1000)))}},
+        {"messages": [{"role": "user", "content": pasted}] * 10},
+    ):
+        assert post({"messages": HI} | more).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "more"), [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 3}), ("/v1/responses", None)]
+)
+def test_one_huge_word_is_told_as_too_long(tiny_model_path: Path, path: str, more: dict[str, Any] | None) -> None:
+    """Ten megabytes without a space are 400 by their length in each API, not tokenised."""
+    word = "aB3/" * 2_500_000
+    body: dict[str, Any] = {"model": "default", "input": word}
+    if more is not None:
+        body = {"model": "default", "messages": [{"role": "user", "content": word}]} | more
+    refused = post(body, NativeBackend.of("tiny", lambda: tiny_model_path), path=path)
+    assert refused.status_code == 400
+    assert "more than" in refused.text
+    assert path == "/v1/messages" or fault(refused)["code"] == "context_length_exceeded"
