@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from pyagent.cli.options import AsJson, Chain, Config, Model
-from pyagent.cli.output import write_json
+from pyagent.cli.output import coloured, mark, write_json
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyagent.core.messages import Health
     from pyagent.core.plugins import PluginHost
     from pyagent.core.settings import Settings
+    from pyagent.infrastructure.models.store import ModelStore
 
 app = typer.Typer(add_completion=False)
 
@@ -41,6 +42,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     is_well: bool
     found: str
     advice: str = ""
+    is_note: bool = False
+    """Only told: nothing is wrong with it, nor right."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,9 @@ class _Report:
     def add(self, area: str, name: str, found: str, *, is_well: bool = True, advice: str = "") -> None:
         shown = "" if is_well else advice
         self.findings.append(Finding(area=area, name=name, is_well=is_well, found=found, advice=shown))
+
+    def note(self, area: str, name: str, found: str) -> None:
+        self.findings.append(Finding(area=area, name=name, is_well=True, found=found, is_note=True))
 
 
 @app.command()
@@ -77,10 +83,15 @@ def _write(findings: list[Finding]) -> None:
         if finding.area != area:
             area = finding.area
             sys.stdout.write(f"{area}\n")
-        mark = "✓" if finding.is_well else "✗"
-        sys.stdout.write(f"  {mark} {finding.name:<16} {finding.found}\n")
+        sys.stdout.write(f"  {_mark(finding)} {finding.name:<16} {finding.found}\n")
         if finding.advice:
             sys.stdout.write(f"    {'':<16} → {finding.advice}\n")
+
+
+def _mark(finding: Finding) -> str:
+    if finding.is_note:
+        return mark("–", "-")
+    return coloured(mark("✓", "+"), "green") if finding.is_well else coloured(mark("✗", "x"), "red")
 
 
 def _look_at_machine(report: _Report, settings: Settings) -> None:
@@ -125,35 +136,39 @@ def _look_at_plugins(report: _Report, settings: Settings) -> PluginHost:
     return host
 
 
-def _fault_of(path: Path) -> str:
-    """Why a model's file cannot be run, as far as its header and its length say."""
+def _look_at_models(report: _Report, settings: Settings) -> None:
+    from pyagent.core.errors import ModelError
+    from pyagent.infrastructure.models.store import ModelStore, is_path
+
+    store = ModelStore(settings.paths.models)
+    for name in settings.engine.models:
+        stored = store.find(name)
+        path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
+        if path and path.exists():
+            size = f"{stored.size_bytes / 1e6:.0f} MB, " if stored else ""
+            fault = _fault_in_model(store, name, path)
+            again = f"pyagent models rm {name}, then pyagent models pull {name}" if stored else "fetch the file again"
+            report.add("models", name, fault or f"{size}{path}", is_well=not fault, advice=again)
+            continue
+        try:
+            store.look(name)
+        except ModelError as error:
+            report.add("models", name, str(error), is_well=False, advice="correct engine.models, or --model")
+        else:
+            report.add("models", name, "not there", is_well=False, advice=f"pyagent models pull {name}")
+
+
+def _fault_in_model(store: ModelStore, name: str, path: Path) -> str:
+    """Return what is wrong with a model's file: its header, its length, its checksum; empty when nothing is."""
     from pyagent.core.errors import ModelError
     from pyagent.infrastructure.models.describe import describe
 
     try:
         describe(path)
+        store.check(name)
     except ModelError as error:
         return str(error)
     return ""
-
-
-def _look_at_models(report: _Report, settings: Settings) -> None:
-    from pyagent.infrastructure.models.store import ModelStore, is_path
-
-    store = ModelStore(settings.paths.models)
-    for name in settings.engine.models:
-        found = store.find(name)
-        path = found.path if found else Path(name).expanduser() if is_path(name) else None
-        if path and path.exists():
-            size = f"{found.size_bytes / 1e6:.0f} MB, " if found else ""
-            fault = _fault_of(path)
-            advice = (
-                f"fetch it again: pyagent models rm {name} && pyagent models pull {name}" if found else "replace it"
-            )
-            report.add("models", name, f"{size}{fault or path}", is_well=not fault, advice=advice)
-        else:
-            advice = "correct the path in engine.models" if path else f"pyagent models pull {name}"
-            report.add("models", name, "not there", is_well=False, advice=advice)
 
 
 async def _look_at_backends(report: _Report, settings: Settings, host: PluginHost) -> None:
@@ -173,12 +188,16 @@ async def _look_at_backends(report: _Report, settings: Settings, host: PluginHos
         finally:
             await backend.close()
 
-    for name, health in await asyncio.gather(*map(link, present_links(settings, host))):
+    rows = await asyncio.gather(*map(link, present_links(settings, host)))
+    ready = [name for name, health in rows if not isinstance(health, PyAgentError) and health.is_ready]
+    others = f"start it, or correct its address; {', '.join(ready)} answers meanwhile"
+    advice = others if ready else "start it, or put a link that is there into `chain`, such as `native`"
+    for name, health in rows:
         if isinstance(health, PyAgentError):
             report.add("chain", name, str(health), is_well=False, advice="correct `chain` in pyagent.toml")
         else:
             found = ("ready" if health.is_ready else "not ready") + (f": {health.detail}" if health.detail else "")
-            report.add("chain", name, found, is_well=health.is_ready, advice="the chain goes on to its next link")
+            report.add("chain", name, found, is_well=health.is_ready, advice=advice)
     await _look_at_server(report, settings)
     await _look_at_neighbours(report, host)
 
@@ -220,4 +239,4 @@ async def _look_at_neighbours(report: _Report, host: PluginHost) -> None:
             models = ", ".join(health.models[:5]) or "no model loaded"
             report.add("nearby", program, f"runs here ({models}); add {entry!r} to `chain` to use it")
         else:
-            report.add("nearby", program, f"not running at {url}")
+            report.note("nearby", program, f"not running at {url}")

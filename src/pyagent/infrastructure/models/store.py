@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -85,6 +86,17 @@ class ModelStore:
         """The model of this name, if the store has it."""
         found = self._read(self.folder / _folder_name(name))
         return found if found and found.manifest.name == name else None
+
+    def check(self, name: str) -> None:
+        """Raise `ModelError` when a model in the store is no longer the file that was fetched; reads all of it."""
+        found = self.find(name)
+        if found is None or not found.manifest.sha256 or not found.path.is_file():
+            return
+        with found.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != found.manifest.sha256:
+            what = f"{found.path} is damaged: its checksum is {digest[:12]}…, not {found.manifest.sha256[:12]}…"
+            raise ModelError(f"{what}; delete it and fetch it again", model=name)
 
     def locate(self, name: str) -> Path:
         """The file or folder to load for a name or path, fetched first when it is a known name.

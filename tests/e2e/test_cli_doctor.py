@@ -1,0 +1,51 @@
+"""`pyagent doctor`: what it ticks works, and what it advises helps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.command_line import pyagent
+
+
+def _models(env: dict[str, str], *arguments: str) -> list[dict[str, object]]:
+    found = json.loads(pyagent("doctor", "--json", *arguments, env=env).stdout)
+    return [finding for finding in found if finding["area"] == "models"]
+
+
+def test_a_model_nobody_knows_is_not_to_be_fetched(environment: dict[str, str]) -> None:
+    """The advice for a model that is not known is not to fetch it, and for a known one it is."""
+    unknown, known = _models(environment, "--model", "nosuch")[0], _models(environment)[0]
+    assert (unknown["is_well"], "pull" in str(unknown["advice"])) == (False, False)
+    assert "not known" in str(unknown["found"])
+    assert (known["is_well"], known["advice"]) == (False, "pyagent models pull smollm2:135m")
+
+
+@pytest.mark.parametrize("fault", ["none", "truncated", "overwritten"])
+def test_a_damaged_model_is_not_ticked(
+    fault: str, environment: dict[str, str], tmp_path: Path, tiny_model_path: Path
+) -> None:
+    """A model in the store is ticked when it is the file that was fetched: neither cut short nor overwritten."""
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    file = Path(shutil.copy(tiny_model_path, folder / "tiny.gguf"))
+    whole = file.read_bytes()
+    manifest = {"name": "tiny", "file": "tiny.gguf", "source": "a test", "sha256": hashlib.sha256(whole).hexdigest()}
+    (folder / "model.json").write_text(json.dumps(manifest))
+    changed = {"none": whole, "truncated": whole[: len(whole) // 2], "overwritten": whole[:-64] + bytes(64)}
+    file.write_bytes(changed[fault])
+    [finding] = _models(environment | {"PYAGENT_PATHS__MODELS": str(tmp_path / "models")}, "--model", "tiny")
+    assert finding["is_well"] == (fault == "none"), finding
+    assert ("pyagent models rm tiny" in str(finding["advice"])) == (fault != "none")
+
+
+def test_advice_names_a_link_only_where_one_answers(chain: str, environment: dict[str, str]) -> None:
+    """A link that is down is told which link answers meanwhile; alone, to be started or replaced."""
+    away = "openai:http://127.0.0.1:9/v1"
+    assert f"{chain} answers meanwhile" in pyagent("doctor", "--chain", f"{away},{chain}", env=environment).stdout
+    alone = pyagent("doctor", "--chain", away, env=environment)
+    assert (alone.returncode, "such as `native`" in alone.stdout) == (1, True)
+    assert "– LM Studio" in alone.stdout or "runs here" in alone.stdout
