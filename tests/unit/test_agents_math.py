@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -458,6 +459,23 @@ def test_what_a_model_read_is_shown_and_not_called_exact() -> None:
             assert isinstance(solved, Solved)
             assert (solved.exact, solved.is_exact, solved.reading) == ("10", False, "3*4 - 2")
             assert str(solved).startswith("3*4 - 2 = 10  (a model read the question as 3*4 - 2")
+
+    asyncio.run(main())
+
+
+def test_model_may_write_the_question_s_numbers_only() -> None:
+    """The form the model is held to has the numbers of the question, those in words too, and as many of them."""
+
+    async def main() -> None:
+        backend = ScriptedBackend(['{"expression": "3 * 4 - 2"}'])
+        async with Fleet(backend, [MathAgent(Sandbox(max_workers=1))]) as fleet:
+            await fleet.run_agent("math", "Ann has three boxes of 4 pens and loses 2. How many has she?")
+        (request,) = backend.requests
+        pattern = re.search(r'"pattern":"([^"]+)"', str(msgspec.json.encode(request.response_format), "utf-8"))
+        assert pattern is not None
+        form = re.compile(json.loads(f'"{pattern[1]}"'))
+        assert all(form.search(text) for text in ("3 * 4 - 2", "(4 + 3) * 2"))
+        assert not any(form.search(text) for text in ("3 * 4", "3 * 4 - 7", "30 * 4 - 2", "3 * 4 - 2 - 2"))
 
     asyncio.run(main())
 

@@ -22,7 +22,7 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
 from pyagent.logic.agents.math.actions import Action, Evaluate, Solved
-from pyagent.logic.agents.math.numerals import numbers_in
+from pyagent.logic.agents.math.numerals import in_digits, numbers_in
 from pyagent.logic.agents.math.phrases import is_notation, read_question, reason_to_take
 from pyagent.logic.agents.math.sandbox import Sandbox
 
@@ -32,6 +32,8 @@ _REWRITE = (
     '{{"expression": "5 * 6 - 7"}}\n'
     "Task: A car drives 120 km in 2 hours. How fast is it?\n"
     '{{"expression": "120 / 2"}}\n'
+    "Task: 9 birds sit on a fence and 4 fly away. How many are left?\n"
+    '{{"expression": "9 - 4"}}\n'
     "Task: {text}\n"
 )
 
@@ -39,6 +41,7 @@ _REWRITE = (
 _YEAR = re.compile(r"\b(?:1[5-9]|20)\d\d\b")
 _MAX_STORY_CHARACTERS = 2_000
 _MIN_STORY_WORDS = 4
+_MAX_STORY_NUMBERS = 8
 _NAMED_OPERATIONS = {"+": r"\bplus\b", "-": r"\bminus\b", "*": r"\b(?:times|multiplied)\b", "/": r"\bdivided\b"}
 _BEYOND_EXPRESSIONS = re.compile(
     r"%|!|=|\^|\b(?:per ?cent|choose|factorials?|(?:square |cube )?roots?|squared?|cubed?|power|mod(?:ulo)?|remainder"
@@ -48,10 +51,20 @@ _BEYOND_EXPRESSIONS = re.compile(
 )
 
 
-class _Rewritten(msgspec.Struct, frozen=True):
-    """What the model may write: the pattern leaves it no room for words."""
+class _Written(msgspec.Struct, frozen=True):
+    """What the model answers."""
 
-    expression: Annotated[str, msgspec.Meta(pattern=r"^[(0-9][0-9+\-*/(). ]{2,60}$")]
+    expression: str
+
+
+def _form(text: str) -> type[_Written]:
+    """The form of an expression of the question's own numbers: the pattern leaves no room for others, nor for words."""
+    numbers = re.findall(r"\d+(?:\.\d+)?", in_digits(text))
+    number = rf"\(?({'|'.join(map(re.escape, dict.fromkeys(numbers)))})\)?"
+    pattern = rf"^{number}( ?[-+*/] ?{number}){{{len(numbers) - 1}}}$"
+    kind = Annotated[str, msgspec.Meta(pattern=pattern)]
+    made = msgspec.defstruct("Written", [("expression", kind)], bases=(_Written,), frozen=True)
+    return cast("type[_Written]", made)
 
 
 _GOES_ON = re.compile(
@@ -110,7 +123,7 @@ class MathAgent:
         self._sandbox.prestart()
         sampling = SamplingParams(temperature=0.0, max_tokens=64)
         try:
-            written = await context.generate(_REWRITE.format(text=text), schema=_Rewritten, sampling=sampling)
+            written = await context.generate(_REWRITE.format(text=text), schema=_form(text), sampling=sampling)
             action = Evaluate(expression=written.expression)
             action.check()
         except (RequestError, AgentError) as error:
@@ -130,7 +143,7 @@ def _is_story(text: str) -> bool:
     num_words = len(re.findall(r"[^\W\d_]{2,}", text))
     if len(text) > _MAX_STORY_CHARACTERS or num_words < _MIN_STORY_WORDS or _BEYOND_EXPRESSIONS.search(text):
         return False
-    return len(numbers_in(text)) >= 2
+    return 2 <= len(numbers_in(text)) <= _MAX_STORY_NUMBERS
 
 
 def _asks_for_a_sum(text: str) -> bool:
