@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -144,6 +145,19 @@ def test_computing_needs_no_process_of_its_own() -> None:
             compute(read_question(question))
         except RequestError as error:
             assert str(error)  # noqa: PT017 - some of these have an answer
+
+
+def test_documented_answers_are_what_is_printed() -> None:
+    """The reference page shows what the agent prints, refusals too."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "agents.md").read_text()
+    shown = re.findall(r'^    \$ pyagent agent math "(.+)"\n    (.+)$', page, re.MULTILINE)
+    by_grammar = [(question, answer) for question, answer in shown if "a model read" not in answer]
+    assert len(by_grammar) >= 15
+    for question, answer in by_grammar:
+        try:
+            assert str(compute(read_question(question))) == answer
+        except RequestError as error:
+            assert f"error: {error}" == answer  # noqa: PT017 - the page shows both
 
 
 def test_answer_shows_exact_and_approximate(sandbox: Sandbox) -> None:
