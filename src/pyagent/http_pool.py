@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 from pyagent.core.addresses import is_loopback
 from pyagent.core.hops import hop_headers
+from pyagent.core.secrets import STRUCK
 
 if TYPE_CHECKING:
     import httpx
 
 _MAX_ERROR_BYTES = 64 * 1024
+_LEAST_SECRET = 6
+"""A header as short as `on` or `eu` is no secret, and its value may be any word."""
 
 
 class HttpPool:
@@ -38,6 +41,7 @@ class HttpPool:
         self._is_secure = url.startswith("https:")
         self._is_loopback = is_loopback(url)
         self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
+        self._secrets = [value.encode() for value in (api_key, *(headers or {}).values()) if value]
         self._seconds = (connect_seconds, read_seconds)
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
@@ -60,6 +64,13 @@ class HttpPool:
             )
             self._client = (loop, client)
         return self._client[1]
+
+    def without_secrets(self, body: bytes) -> bytes:
+        """What the server said of an error, without the key and the headers that it was sent, should it quote them."""
+        for secret in self._secrets:
+            if len(secret) >= _LEAST_SECRET:
+                body = body.replace(secret, STRUCK.encode())
+        return body
 
     async def pieces(
         self, response: httpx.Response, read: Callable[[bytes], list[bytes]]

@@ -11,7 +11,16 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from pyagent.plugin import BackendError, ConfigError, HttpPool, LineReader, LineTooLongError, error_body, trace_headers
+from pyagent.plugin import (
+    BackendError,
+    ConfigError,
+    HttpPool,
+    LineReader,
+    LineTooLongError,
+    PyAgentError,
+    error_body,
+    trace_headers,
+)
 from pyagent_ollama.wire import error_of
 
 
@@ -46,7 +55,7 @@ class Transport:
         async with self._errors_mapped():
             response = await self._pool.client().get(f"{self._url}{path}")
         if response.status_code != 200:
-            raise error_of(response.status_code, response.content, self._name)
+            raise self._error_of(response, response.content)
         return response.content
 
     async def post(self, path: str, body: bytes) -> bytes:
@@ -56,7 +65,7 @@ class Transport:
                 f"{self._url}{path}", content=body, headers=_JSON | trace_headers()
             )
         if response.status_code != 200:
-            raise error_of(response.status_code, response.content, self._name)
+            raise self._error_of(response, response.content)
         return response.content
 
     async def lines(self, path: str, body: bytes) -> AsyncGenerator[bytes]:
@@ -67,18 +76,21 @@ class Transport:
             self._pool.client().stream("POST", f"{self._url}{path}", content=body, headers=headers) as response,
         ):
             if response.status_code != 200:
-                raise error_of(response.status_code, await error_body(response), self._name)
+                raise self._error_of(response, await error_body(response))
             reader = LineReader()
             read = self._pool.pieces(response, lambda chunk: [*filter(bytes.strip, reader.feed(chunk))])
             async with aclosing(read) as lines:
                 async for line in lines:
-                    yield line
+                    yield self._pool.without_secrets(line) if b'"error"' in line else line
             if (rest := reader.rest()).strip():
                 yield rest
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""
         await self._pool.close()
+
+    def _error_of(self, response: httpx.Response, body: bytes) -> PyAgentError:
+        return error_of(response.status_code, self._pool.without_secrets(body), self._name)
 
     @asynccontextmanager
     async def _errors_mapped(self) -> AsyncGenerator[None]:

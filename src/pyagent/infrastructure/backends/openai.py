@@ -90,6 +90,8 @@ class OpenAIBackend:
             )
         if parts.username or parts.password:
             raise ConfigError("openai: the URL may hold no password; name it in backends.api_keys", key="chain")
+        if parts.query or parts.fragment:
+            raise ConfigError("openai: the URL may hold no query; name a key in backends.api_keys", key="chain")
         self.url = url.rstrip("/")
         self._is_openai = parts.hostname == "api.openai.com"
         self._model = model
@@ -218,7 +220,7 @@ class OpenAIBackend:
                 raise BackendError(f"{self.name} answered with {kind}, not a stream", backend=self.name)
             async with aclosing(self._pool.pieces(response, decoder.feed)) as events:
                 async for data in events:
-                    yield data
+                    yield self._pool.without_secrets(data) if b'"error"' in data else data
 
     def _http(self) -> httpx.AsyncClient:
         if self._missing_key:
@@ -243,7 +245,8 @@ class OpenAIBackend:
             raise BackendError(f"{self.name}: {_why(error)}", backend=self.name) from error
 
     def _mapped(self, response: httpx.Response, body: bytes) -> PyAgentError:
-        return map_error(self.name, response.status_code, body, response.headers.get("retry-after"))
+        told = self._pool.without_secrets(body)
+        return map_error(self.name, response.status_code, told, response.headers.get("retry-after"))
 
 
 def _why(error: Exception) -> str:
