@@ -17,7 +17,7 @@ from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits, Step
 from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
-from pyagent.core.messages import ChatRequest
+from pyagent.core.messages import ChatRequest, SamplingParams
 from pyagent.testing import Reply, ScriptedBackend
 
 
@@ -425,6 +425,31 @@ def test_answer_that_never_fits_is_an_agent_error() -> None:
 
     with pytest.raises(AgentError, match="asked twice"):
         asyncio.run(_fleet(Custom("write", write), script=["no", "{}"]).run_agent("write", "x"))
+
+
+def test_cut_answers_say_so() -> None:
+    """An answer that ended at its limit says so, whole and streamed, in events, and when it does not fit a form."""
+    told: list[object] = []
+
+    async def ask(context: Context, task: Task) -> object:
+        for _ in range(2):
+            answer = await context.complete("hi")
+            told.append((answer.text, answer.is_cut, answer.finish_reason))
+        stream = context.stream("hi")
+        told.append(("".join([piece async for piece in stream]), stream.is_cut, stream.finish_reason))
+        with pytest.raises(AgentError, match="it was cut after 12 tokens"):
+            await context.generate("hi", schema=Poem, sampling=SamplingParams(max_tokens=12))
+        return "done"
+
+    cut = Reply("half a", finish_reason="length")
+    script = [Reply("whole"), cut, cut, Reply('{"lines": ["a', finish_reason="length"), cut]
+    seen, error = asyncio.run(_events(_fleet(Custom("ask", ask), script=script), "x"))
+    assert error is None
+    assert told == [("whole", False, "stop"), ("half a", True, "length"), ("half a", True, "length")]
+    reasons = [event.finish_reason for event in seen if isinstance(event, ev.ModelCalled)]
+    assert reasons == ["stop", "length", "length", "length", "length"]
+    shown = [event.text for event in seen if isinstance(event, ev.Progress)]
+    assert shown[0] == "its answer was cut after 2 tokens"
 
 
 def test_retry_asks_again_with_the_answer_and_the_hint() -> None:

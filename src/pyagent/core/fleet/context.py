@@ -21,8 +21,8 @@ from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import Call, contained
 from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
-from pyagent.core.fleet.model_call import ModelCall
-from pyagent.core.messages import JsonObject, JsonSchemaFormat, Message, ResponseFormat, SamplingParams
+from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
+from pyagent.core.messages import JsonObject, JsonSchemaFormat, Message, ResponseFormat, SamplingParams, Usage
 from pyagent.core.resilience.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -95,9 +95,16 @@ class Context:
     ) -> object:
         """The model's answer: a text, one of `choice`, or an instance of `schema` (a msgspec struct).
 
-        An answer that does not fit is asked for once more with the reason; then it is an `AgentError`.
+        An answer that does not fit is asked for once more with the reason; then it is an `AgentError`. A text that was
+        cut at `max_tokens` is shown as such, and `complete` says it to the agent.
         """
         return await self._ask(as_messages(prompt, system), schema, choice, sampling or DEFAULT_SAMPLING)
+
+    async def complete(
+        self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
+    ) -> Completion:
+        """The model's answer with how it ended: `is_cut` when that was at `max_tokens`."""
+        return await self._answer(as_messages(prompt, system), None, sampling or DEFAULT_SAMPLING)
 
     async def retry(self, hint: str) -> Any:
         """Ask the last question again, with its answer and what is wrong with it."""
@@ -107,11 +114,17 @@ class Context:
         messages = [*last.messages, Message("assistant", last.answer), Message("user", hint)]
         return await self._ask(messages, last.schema, last.choice, last.sampling)
 
-    async def stream(
+    def stream(
         self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
-    ) -> AsyncGenerator[str, None]:
-        """The model's answer piece by piece; the pieces are also shown to whoever watches the run."""
+    ) -> TextStream:
+        """The model's answer piece by piece; the pieces are also shown to those who watch the run.
+
+        After the last piece the stream says by `is_cut` whether the answer ended at `max_tokens`.
+        """
         call = ModelCall(self, as_messages(prompt, system), None, sampling or DEFAULT_SAMPLING)
+        return TextStream(self._pieces(call), call)
+
+    async def _pieces(self, call: ModelCall) -> AsyncGenerator[str, None]:
         async with aclosing(call.deltas()) as deltas:
             async for delta in deltas:
                 if delta.resumed and delta.resumed.kind == "restart":
@@ -127,22 +140,26 @@ class Context:
         wanted = _response_format(schema, choice)
         fault = ""
         for _ in range(2):
-            answer = await self._answer(messages, wanted, sampling)
+            completion = await self._answer(messages, wanted, sampling)
+            answer = completion.text
             self.last_question = _Question(messages, answer, schema, choice, sampling)
             try:
                 return _read(answer, schema, choice)
             except ValueError as error:
-                fault = str(error)
+                limit = f"; it was cut after {sampling.max_tokens} tokens, be shorter" if completion.is_cut else ""
+                fault = f"{error}{limit}"
             hint = f"That does not fit: {fault}. Answer again, exactly in the form asked for."
             messages = [*messages, Message("assistant", answer), Message("user", hint)]
         raise AgentError(f"the model's answer to {self.agent} does not fit, asked twice: {fault}", agent=self.agent)
 
-    async def _answer(self, messages: list[Message], wanted: ResponseFormat | None, sampling: SamplingParams) -> str:
+    async def _answer(
+        self, messages: list[Message], wanted: ResponseFormat | None, sampling: SamplingParams
+    ) -> Completion:
         call = ModelCall(self, messages, wanted, sampling, whole=True)
         async with aclosing(call.deltas()) as deltas:
             async for _ in deltas:
                 pass
-        return "".join(call.pieces)
+        return Completion(text="".join(call.pieces), finish_reason=call.finish_reason, usage=call.usage or Usage())
 
     # -- tools and other agents ---------------------------------------------------------------------------------------
 

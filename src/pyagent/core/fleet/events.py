@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.core.messages import Attempt, Message, Usage
+from pyagent.core.messages import Attempt, FinishReason, Message, Usage
 
 
 def _kind(name: str) -> str:
@@ -79,7 +79,10 @@ class TextDelta(_Event, frozen=True):
 
 
 class ModelCalled(_Event, frozen=True):
-    """A model answered, or failed to (`error`). `attempts` are the backends that did not answer."""
+    """A model answered, or failed to (`error`). `attempts` are the backends that did not answer.
+
+    A `finish_reason` of `length` means that the answer was cut at its `max_tokens`, or at the model's context length.
+    """
 
     step: str
     agent: str
@@ -87,6 +90,7 @@ class ModelCalled(_Event, frozen=True):
     messages: list[Message]
     answer: str
     usage: Usage = Usage()
+    finish_reason: FinishReason | None = None
     attempts: list[Attempt] = []
     seconds: float = 0.0
     error: str | None = None

@@ -19,6 +19,7 @@ from pyagent.core.messages import (
     Attempt,
     ChatDelta,
     ChatRequest,
+    FinishReason,
     Message,
     Origin,
     ResponseFormat,
@@ -30,6 +31,47 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
 
 DEFAULT_MAX_TOKENS = 512
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's whole answer, how it ended, and what it used."""
+
+    text: str
+    finish_reason: FinishReason | None = None
+    usage: Usage = Usage()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended at `max_tokens` or at the model's context length, not by itself."""
+        return self.finish_reason == "length"
+
+
+@dataclass(slots=True)
+class TextStream:
+    """A model's answer in pieces: `async for` reads it, and afterwards it says how it ended."""
+
+    pieces: AsyncGenerator[str, None]
+    call: ModelCall
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        return await anext(self.pieces)
+
+    async def aclose(self) -> None:
+        """Break the answer off."""
+        await self.pieces.aclose()
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended; None until it has."""
+        return self.call.finish_reason
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended at `max_tokens` or at the model's context length, not by itself."""
+        return self.finish_reason == "length"
 
 
 @dataclass(slots=True)
@@ -44,6 +86,7 @@ class ModelCall:
     pieces: list[str] = field(default_factory=list[str])
     usage: Usage | None = None
     backend: str = ""
+    finish_reason: FinishReason | None = None
     attempts: list[Attempt] = field(default_factory=list[Attempt])
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
@@ -98,6 +141,7 @@ class ModelCall:
         self.pieces.append(delta.content)
         self.usage = delta.usage or self.usage
         self.backend = delta.backend or self.backend
+        self.finish_reason = delta.finish_reason or self.finish_reason
         self.attempts += delta.attempts
 
     def _settle(self, reservation: Reservation, num_prompt: int, seconds: float, fault: str | None) -> None:
@@ -115,6 +159,8 @@ class ModelCall:
                 model_calls=1,
             )
         )
+        if self.finish_reason == "length":
+            context.progress(f"its answer was cut after {usage.completion_tokens} tokens")
         context.run.emit(
             ModelCalled(
                 run=context.run.id,
@@ -124,6 +170,7 @@ class ModelCall:
                 messages=self.messages,
                 answer="".join(self.pieces),
                 usage=usage,
+                finish_reason=self.finish_reason,
                 attempts=self.attempts,
                 seconds=seconds,
                 error=fault,
