@@ -23,10 +23,10 @@ from typing import TypeVar, cast
 import msgspec
 import pytest
 
-from pyagent.core.abilities import ABILITIES, Abilities
+from pyagent.core.abilities import ABILITIES, SOFT, Abilities
 from pyagent.core.backends import Answer, Backend, Link, collect
 from pyagent.core.emulation.schemas import fault_of
-from pyagent.core.errors import BackendError, DeadlineError, ModelError, PyAgentError, RequestError
+from pyagent.core.errors import BackendError, DeadlineError, InvalidOutputError, ModelError, PyAgentError, RequestError
 from pyagent.core.messages import (
     BeamSearch,
     ChatDelta,
@@ -230,12 +230,14 @@ class BackendConformance:
         "field", sorted(ABILITIES - {"tools", "strict", "json_object", "json_schema", "choice", "n"})
     )
     def test_field_is_served_or_refused_by_name(self, field: str) -> None:
-        """A field is honoured, or refused by its name; nothing is dropped in silence."""
+        """A field is honoured, or refused by its name; hints are left out at most, and named in `usage.ignored`."""
         request = _REQUESTS[field]
         with self.subject() as subject:
             answer = _served(subject, request, field, mode="emulate")
+            abilities = cast("Abilities", getattr(subject.make(), "abilities", frozenset[str]())) - subject.lacks
         if answer is not None:
             _check_shape(answer)
+            assert (field in answer.usage.ignored) == (field in SOFT - abilities)
 
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])
     def test_tools_are_called_or_refused(self, mode: str) -> None:
@@ -383,7 +385,7 @@ def _served(subject: Subject, request: ChatRequest, field: str, mode: str) -> An
     except (BackendError, RequestError) as error:
         refusal = error
     assert field not in abilities, f"it says that it can do {field}, and: {refusal}"
-    if mode == "emulate" and "form asked for" in str(refusal):  # emulated, and the model would not
+    if mode == "emulate" and isinstance(refusal, InvalidOutputError):  # emulated, and the model would not
         return None
     assert field.removesuffix("s") in str(refusal), f"{field} is not named in: {refusal}"
     assert not isinstance(refusal, BackendError) or not refusal.retryable

@@ -60,7 +60,8 @@ async def fulfil(
     missing, ignored = _missing(request, abilities, backend, unsupported)
     async with aclosing(_several(without(request, ignored), answer, abilities, missing, backend)) as deltas:
         async for delta in deltas:
-            yield noting(delta, ignored) if delta.finish_reason else delta
+            is_last = delta.finish_reason and (request.n == 1 or delta.usage)  # of several, the last has the usage
+            yield noting(delta, ignored) if is_last else delta
 
 
 def first_asked(
