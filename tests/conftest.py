@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support.models import located
 from support.tiny_model import TINY_GEMMA_WINDOW, write_tiny_model
+
+settings.register_profile("busy", deadline=None)  # a machine that does other work is slow, not wrong
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

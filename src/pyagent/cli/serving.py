@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyagent.cli.plain_flags import one_of, whole_number
+from pyagent.cli.running_servers import announced
 from pyagent.cli.startup import fetch_first_model, read_settings, set_up_logging
 from pyagent.core.errors import ConfigError, PyAgentError
 
@@ -92,7 +93,8 @@ def serve(
             sys.stdout.flush()
             gc.freeze()
             gc.enable()
-            await serve_app(server, listening, settings.server)
+            with announced(settings.paths.data, *listening.getsockname()[:2]):
+                await serve_app(server, listening, settings.server)
         finally:
             await agents.close()
             await backend.close()

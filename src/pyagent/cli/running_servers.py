@@ -1,0 +1,92 @@
+"""Which servers of this user run, told by files in the data folder; `pyagent stop` reads what `pyagent serve` wrote.
+
+A server holds a lock on its file as long as it lives, so a file without one is of a server that died, and a process id
+is never somebody else's. Imports no more than a server has imported anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server: its file, its process, and where it listens."""
+
+    file: Path
+    process_id: int
+    host: str
+    port: int
+
+    def stop(self, seconds: float) -> bool:
+        """Ask it to end, as SIGTERM does: running answers may finish. Whether it ended within `seconds`."""
+        os.kill(self.process_id, signal.SIGTERM)
+        end = time.monotonic() + seconds
+        while _is_locked(self.file):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+@contextlib.contextmanager
+def announced(data: Path, host: str, port: int) -> Generator[None]:
+    """Be found by `pyagent stop` while the block runs; where the data folder cannot be written, go on without."""
+    file = data / "servers" / f"{os.getpid()}.json"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, json.dumps({"process_id": os.getpid(), "host": host, "port": port}).encode())
+    except OSError as error:
+        logger.info("`pyagent stop` will not find this server: %s", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def running_servers(data: Path) -> list[RunningServer]:
+    """Return the servers that live, by port; files of those that died are removed."""
+    found = [_read(file) for file in (data / "servers").glob("*.json")]
+    return sorted((server for server in found if server), key=lambda server: server.port)
+
+
+def _read(file: Path) -> RunningServer | None:
+    if not _is_locked(file):
+        file.unlink(missing_ok=True)
+        return None
+    try:
+        told = json.loads(file.read_bytes())
+        return RunningServer(file, int(told["process_id"]), str(told["host"]), int(told["port"]))
+    except (OSError, ValueError, KeyError, TypeError):  # it is just being written
+        return None
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether the process that wrote the file lives."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,84 @@
+"""`pyagent stop` and `pyagent bench`: a server is found and ended gracefully, and a model's speed is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from support.command_line import pyagent, started
+
+
+def _serving(env: dict[str, str], chain: str) -> tuple[subprocess.Popen[str], str, str]:
+    process = started("serve", "--port", "0", "--chain", chain, env=env)
+    assert process.stdout
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+?:(\d+)", line)
+    assert found, line
+    return process, found[0], found[1]
+
+
+def _wait_until_found(env: dict[str, str], count: int) -> None:
+    end = time.monotonic() + 60
+    while len(list(Path(env["PYAGENT_PATHS__DATA"], "servers").glob("*.json"))) < count:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_stop_lets_answers_finish(chain: str, environment: dict[str, str]) -> None:
+    """The one server that runs is ended with code 0, and the answer it was giving is whole."""
+    process, url, port = _serving(environment, chain)
+    _wait_until_found(environment, 1)
+    slowly = {"stream": True, "messages": [{"role": "user", "content": "slowly"}]}
+    with (
+        httpx.Client(verify=False, timeout=60) as http,
+        http.stream("POST", f"{url}/v1/chat/completions", json=slowly) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        stopping = started("stop", env=environment)
+        assert any('" 99"' in line for line in lines)
+    shown, errors = stopping.communicate(timeout=60)
+    assert (stopping.returncode, shown) == (0, f"stopped the server on 127.0.0.1:{port}\n"), errors
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert not list(Path(environment["PYAGENT_PATHS__DATA"], "servers").iterdir())
+
+
+def test_stop_says_which_servers_run(chain: str, environment: dict[str, str]) -> None:
+    """None is an error, several want --port, and one that was killed is none."""
+    none = pyagent("stop", env=environment)
+    assert (none.returncode, "no server of yours runs" in none.stderr) == (1, True)
+    first, _, first_port = _serving(environment, chain)
+    second, _, second_port = _serving(environment, chain)
+    _wait_until_found(environment, 2)
+    several = pyagent("stop", env=environment)
+    assert several.returncode == 1
+    assert first_port in several.stderr
+    assert second_port in several.stderr
+    first.send_signal(signal.SIGKILL)
+    first.communicate(timeout=60)
+    assert pyagent("stop", "--port", first_port, env=environment).returncode == 1
+    assert pyagent("stop", env=environment).stdout == f"stopped the server on 127.0.0.1:{second_port}\n"
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bench_measures_prefill_and_decode(as_json: bool, environment: dict[str, str], tiny_model_path: Path) -> None:
+    """The embedded engine's tokens per second are told for people and as JSON, from prompts of the size asked for."""
+    arguments = ["--model", str(tiny_model_path), "--rounds", "2", "--prompt-words", "20", "--tokens", "8"]
+    done = pyagent("bench", *arguments, *(["--json"] if as_json else []), env=environment)
+    assert done.returncode == 0, done.stderr
+    if not as_json:
+        assert re.search(r"prefill +[\d,.]+ tok/s .*TTFT [\d.]+ s", done.stdout)
+        assert "decode " in done.stdout
+        return
+    rounds = json.loads(done.stdout)
+    assert len(rounds) == 2
+    assert all(each["prompt_tokens"] > 20 and each["prefill_tokens_per_second"] > 0 for each in rounds)
