@@ -59,6 +59,7 @@ _RANKS: dict[bool | None, int] = {True: 0, None: 1, False: 2}
 """Links known to have the model a request names go first, those known to lack it last."""
 _READY_SECONDS = 0.9
 """Health checks usually allow a second."""
+_READY_STEP_SECONDS = 0.05
 _READY = {True: "ready", False: "not ready"}
 
 
@@ -274,19 +275,26 @@ class Chain:
         return Health(is_ready=any(state.is_ready for state in states), detail=detail or "no links", models=models)
 
     async def is_ready(self) -> bool:
-        """Whether a link says in time that it can answer: the first is enough, and none is waited for after it."""
-        asked = [asyncio.ensure_future(self._health(member)) for member in self._present()]
+        """Whether a link says in time that it can answer: the first is enough, and none is waited for after it.
+
+        A link is asked when those before it have not said so at once: that is asked often, and most chains begin near.
+        """
+        deadline = Deadline.after(_READY_SECONDS, self.clock)
+        asked: set[asyncio.Task[Health]] = set()
+        left = self._present()
         try:
-            for answer in asyncio.as_completed(asked, timeout=_READY_SECONDS):
-                if (await answer).is_ready:
+            while (left or asked) and not deadline.is_past:
+                asked |= {asyncio.create_task(self._health(member)) for member in left[:1]}
+                left = left[1:]
+                patience = min(_READY_STEP_SECONDS, deadline.remaining_seconds) if left else deadline.remaining_seconds
+                done, asked = await asyncio.wait(asked, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if any(task.result().is_ready for task in done):
                     return True
-        except TimeoutError:
             return False
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        return False
 
     async def explain(self, request: ChatRequest) -> list[LinkView]:
         """What would be tried for `request`, in order, and why the rest would not. Sends no request."""

@@ -170,6 +170,7 @@ class AnswerWatch:
     figures: ServerFigures
     model: str = ""
     started: float = field(default_factory=time.perf_counter)
+    first_token_seconds: float | None = None
     _last_token: float | None = None
 
     def saw(self, delta: ChatDelta) -> None:
@@ -178,6 +179,7 @@ class AnswerWatch:
         self.model = self.model or figures.label(delta.model or delta.backend)
         if delta.content or delta.reasoning or delta.tool_calls:
             if self._last_token is None:
+                self.first_token_seconds = round(now - self.started, 4)
                 figures.first_token_seconds[self.model,].observe(now - self.started)
             else:
                 figures.inter_token_seconds[self.model,].observe(now - self._last_token)

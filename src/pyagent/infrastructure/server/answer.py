@@ -68,8 +68,10 @@ class Answer:
         self.watch.saw(delta)
         if self.trace is not None:
             self.trace.saw(delta)
+        self.state.backend = delta.backend or self.backend
+        self.state.first_token_seconds = self.watch.first_token_seconds
         if delta.usage is not None:
-            self.state.num_tokens = delta.usage.total_tokens
+            self.state.num_tokens, self.state.usage = delta.usage.total_tokens, delta.usage
 
     async def rest(self) -> AsyncGenerator[ChatDelta, None]:
         """The other deltas."""

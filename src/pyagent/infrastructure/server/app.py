@@ -28,6 +28,7 @@ from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.api_keys import ApiKey, is_admin
 from pyagent.infrastructure.server.endpoints import Routed, route
+from pyagent.infrastructure.server.errors import without_folders
 from pyagent.infrastructure.server.middleware.auth import AuthMiddleware
 from pyagent.infrastructure.server.middleware.metrics import MetricsMiddleware
 from pyagent.infrastructure.server.route_table import APIS, Api
@@ -54,11 +55,11 @@ def _api_route(service: Service, api: Api) -> Route:
 
 async def _health(service: Service, _request: Request) -> Response:
     """GET /health: what the backend itself says."""
-    health = await service.backend.health()
+    health = await service.health()
     body = {
         "status": "ok" if health.is_ready else "unavailable",
         "backend": service.backend.name,
-        "detail": health.detail,
+        "detail": without_folders(health.detail),
         "models": health.models,
         "version": __version__,
     }
@@ -101,6 +102,7 @@ async def _home(_service: Service, request: Request) -> Response:
 
 _OWN: dict[str, _Endpoint] = {
     "/health": _health,
+    "/v1/health": _health,
     "/ready": _ready,
     "/metrics": _metrics,
     "/pyagent/chain": _chain,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -19,6 +21,7 @@ from pyagent.core.errors import (
 from pyagent.core.messages import JsonObject
 
 logger = logging.getLogger("pyagent.server")
+_FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"]+/)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,13 @@ def http_error(error: Exception) -> HttpError:
         status = 429
     param: str | None = getattr(error, "param", None)
     backend = error.backend if isinstance(error, BackendError) else None
-    return HttpError(status, str(error), code, kind, param, backend, retry_after)
+    text = str(error) if status < 500 or status == 508 else without_folders(str(error))
+    return HttpError(status, text, code, kind, param, backend, retry_after)
+
+
+def without_folders(text: str) -> str:
+    """An error's text with files of this machine by their names alone: where they lie is nobody's business."""
+    return _FOLDERS.sub(lambda found: "" if Path(found[0]).is_dir() else found[0], text)
 
 
 def refusal(status: int, message: str, code: str, kind: str = "invalid_request_error") -> HttpError:
@@ -119,10 +128,20 @@ def refusal(status: int, message: str, code: str, kind: str = "invalid_request_e
 
 
 def logged_error(error: Exception, request_id: str) -> HttpError:
-    """The error as a client sees it; one that is not ours is logged, under the request's id."""
+    """The error as a client sees it; one that is our side's is logged, under the request's id.
+
+    Of failures of links and of full queues only the kind is logged: their texts may quote what was asked.
+    """
+    told = http_error(error)
+    facts: dict[str, object] = {"request_id": request_id, "status": told.status, "code": told.code}
     if not isinstance(error, PyAgentError):
-        logger.error("request %s failed", request_id, exc_info=error)
-    return http_error(error)
+        logger.error("request %s failed", request_id, exc_info=error, extra=facts)
+    elif told.status == 500:
+        logger.error("request %s failed: %s", request_id, error, extra=facts)
+    elif told.status > 500:
+        facts |= {"error": type(error).__name__} | ({"backend": told.backend} if told.backend else {})
+        logger.warning("request %s failed", request_id, extra=facts)
+    return told
 
 
 SHUTTING_DOWN = refusal(503, "the server is shutting down", "shutdown", "server_error")

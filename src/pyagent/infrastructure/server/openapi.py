@@ -45,6 +45,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 """What is sent to each path that takes something."""
 _OWN = {
     "/health": "what the backend itself says",
+    "/v1/health": "the same",
     "/ready": "whether to send requests here",
     "/metrics": "figures for Prometheus",
     "/pyagent/chain": "the state of each link of the chain",

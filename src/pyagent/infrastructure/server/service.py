@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,10 +12,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyagent import _rust
 from pyagent.core.backends import Backend
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, ModelInfo
+from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
 from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.server.responses.kept import KeptResponses
 
 AGENT_PREFIX = "agent:"
+_LARGE_BYTES, _TRIM_SECONDS = 1_000_000, 2.0
 
 
 @dataclass(slots=True)
@@ -46,10 +49,21 @@ class Service:
     figures: ServerFigures = field(default_factory=ServerFigures)
     kept_responses: KeptResponses | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    _asking: asyncio.Task[Health] | None = None
+    _is_trimming: bool = False
 
     async def body(self, request: Request) -> bytes:
         """The body of a JSON request."""
-        return await read_body(request, self.settings)
+        body = await read_body(request, self.settings)
+        if len(body) > _LARGE_BYTES and not self._is_trimming:
+            self._is_trimming = True
+            asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
+        return body
+
+    def _trim(self) -> None:
+        """Give memory back that large requests took: the C library would keep it for the next ones."""
+        self._is_trimming = False
+        asyncio.get_running_loop().run_in_executor(None, _rust.trim_memory)
 
     async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
         """Ask whoever has the model; the first delta is awaited before any status goes out."""
@@ -99,8 +113,15 @@ class Service:
         _continue_trace(request)
         asked = msgspec.structs.replace(asked, tenant=tenant_of(request))
         found = await unless_gone(backend.embed(asked), request.receive)
-        request.state.num_tokens = found.usage.prompt_tokens
+        request.state.num_tokens, request.state.usage = found.usage.prompt_tokens, found.usage
+        request.state.model, request.state.backend = self.figures.label(found.model or asked.model), backend.name
         return found
+
+    async def health(self) -> Health:
+        """What the backend says of itself; asked once at a time, since each link behind it may be asked for that."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self.backend.health())
+        return await asyncio.shield(self._asking)
 
     async def models(self) -> list[ModelInfo]:
         """The models of the chain, as far as its links say in time, and the agents."""

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyagent.infrastructure.server.api_keys import ApiKey, is_loopback, key_of
 from pyagent.infrastructure.server.errors import ANTHROPIC_PATH, SHUTTING_DOWN, HttpError, refusal
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready"})
 """Paths that need no key: they tell nothing a port scan does not."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

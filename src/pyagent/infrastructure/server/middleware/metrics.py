@@ -1,4 +1,4 @@
-"""Counts every request: its path, model, status and time. A plain ASGI wrapper around everything else."""
+"""Counts and logs every request: its path, model, status and time. A plain ASGI wrapper around everything else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyagent.infrastructure.observability.metrics import ServerFigures
+from pyagent.infrastructure.server.middleware.request_log import log_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class MetricsMiddleware:
                 outcome = state.get("outcome", status)
                 self.figures.answered(path, state.get("model", ""), outcome, seconds)
                 self.figures.used(state.get("client", ""), outcome, state.get("num_tokens", 0))
+                log_request(scope["method"], path, outcome, seconds, state)
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
