@@ -125,6 +125,16 @@ ANSWERS = [
     ("the difference between 10 and 3", "7"),
     ("subtract 3 from 10", "7"),
     ("gcd of 12 and 18", "6"),
+    ("half a million plus 1", "500001"),
+    ("20% off 50", "40"),
+    ("log base 2 of 8", "3"),
+    ("sin 30°", "1/2"),
+    ("cos(60 degrees)", "1/2"),
+    ("5 factorial", "120"),
+    ("7 less than 10", "3"),
+    ("remainder when 17 is divided by 5", "2"),
+    ("sqrt(5+2*sqrt(6)) = sqrt(2)+sqrt(3)", "true"),
+    ("e^2 = 7.389", "false"),
 ]
 
 
@@ -166,6 +176,17 @@ def test_answer_shows_exact_and_approximate(sandbox: Sandbox) -> None:
         "17*23 + sqrt(2) = 391 + sqrt(2) ≈ 392.414"
     )
     assert str(asyncio.run(sandbox.compute(read_question("2+2")))) == "2+2 = 4"
+
+
+def test_functions_used_in_two_ways_say_in_which(sandbox: Sandbox) -> None:
+    """Natural logarithms and angles in radians are named as such, where the question leaves it open."""
+    notes = {
+        question: asyncio.run(sandbox.compute(read_question(question))).note
+        for question in ("log(100)", "sin(30)", "log10(100)", "sin(pi/6)", "sin(30°)", "2+2")
+    }
+    assert "log10" in notes.pop("log(100)")
+    assert "radians" in notes.pop("sin(30)")
+    assert not any(notes.values())
 
 
 def test_equation_without_closed_form_is_solved_numerically_and_says_so(sandbox: Sandbox) -> None:
@@ -374,6 +395,9 @@ def test_unknown_function_names_the_nearest() -> None:
         ("divide 10 by 2 plus 3", "two ways"),
         ("max(1,000, 2)", "one number or several"),
         ("2026-11-22", "date"),
+        ("1-800-555-1234", "telephone"),
+        ("6/2(1+2)", "two ways"),
+        ("sum of 5 and 3 squared", "two ways"),
         ("1.000.000 + 1", "operator"),
         ("12 34 + 1", "operator"),
         ("5 % of", "two ways|expected"),

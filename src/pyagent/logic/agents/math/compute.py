@@ -11,7 +11,7 @@ from typing import Any
 from pyagent.core.errors import RequestError
 from pyagent.logic.agents.math import actions as act
 from pyagent.logic.agents.math.equations import solve
-from pyagent.logic.agents.math.grammar import parse
+from pyagent.logic.agents.math.grammar import Node, parse
 from pyagent.logic.agents.math.showing import has_numeric_roots, is_plain, listed, number, solved, text_of
 from pyagent.logic.agents.math.trees import (
     MAX_ORDER,
@@ -21,11 +21,14 @@ from pyagent.logic.agents.math.trees import (
     expression_of,
     inverse,
     is_matrix,
+    is_zero,
     matrix_of,
     not_square,
     sp,
     variable_of,
 )
+
+_OF_ANGLES = ("sin", "cos", "tan", "cot", "sec", "csc")
 
 
 def compute(action: act.Action) -> act.Solved:
@@ -39,9 +42,21 @@ def _evaluate(action: act.Evaluate) -> act.Solved:
         if node.symbols():
             return solve(act.Solve(equations=[action.expression]))
         left, right = (build(part) for part in node.parts)
-        return act.Solved(action.expression, "true" if sp.simplify(left - right) == 0 else "false")
+        return act.Solved(action.expression, "true" if is_zero(left - right) else "false")
     value = build(node)
-    return solved(action.expression, value if is_matrix(value) or value.free_symbols else _neat(value))
+    return solved(
+        action.expression, value if is_matrix(value) or value.free_symbols else _neat(value), _conventions(node)
+    )
+
+
+def _conventions(node: Node) -> str:
+    """What is to be known of functions that people use in two ways."""
+    notes: list[str] = []
+    if node.calls("log", num_arguments=1):
+        notes.append("log is the natural logarithm; log10 is to base 10")
+    if any(node.calls(name) for name in _OF_ANGLES) and not (node.has_constant("pi") or node.symbols()):
+        notes.append("angles are in radians; write 30° for degrees")
+    return "; ".join(notes)
 
 
 def _neat(value: Expr) -> Expr:

@@ -15,7 +15,7 @@ from pyagent.core.errors import RequestError
 from pyagent.logic.agents.math import actions as act
 from pyagent.logic.agents.math.grammar import parse
 from pyagent.logic.agents.math.showing import has_numeric_roots, is_plain, number, text_of
-from pyagent.logic.agents.math.trees import Expr, as_zero, sp
+from pyagent.logic.agents.math.trees import Expr, as_zero, is_zero, sp
 
 _MAY_BE_MORE = "there may be more solutions"
 _REPEATS = "and others: sin, cos and tan repeat"
@@ -31,7 +31,7 @@ def solve(action: act.Solve) -> act.Solved:
     unknown: list[Expr] = sorted({symbol for equation in equations for symbol in equation.free_symbols}, key=str)
     variables: list[Expr] = [sp.Symbol(parse(name).text) for name in action.variables] or unknown
     has_unknowns = any(parse(text).symbols() for text in action.equations)
-    if all(sp.simplify(equation) == 0 for equation in equations):
+    if all(_is_always_true(equation) for equation in equations):
         return act.Solved(question, "true for every value" if has_unknowns else "true")
     if not unknown:
         return act.Solved(question, "no solution" if has_unknowns else "false")
@@ -48,6 +48,10 @@ def solve(action: act.Solve) -> act.Solved:
     if not solutions:
         return _unsolved(question, equations, variables)
     return _shown(question, equations, variables, solutions)
+
+
+def _is_always_true(equation: Expr) -> bool:
+    return bool(sp.simplify(equation) == 0) if equation.free_symbols else is_zero(equation)
 
 
 def _shown(

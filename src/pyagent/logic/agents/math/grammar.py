@@ -5,13 +5,13 @@
     product   = unary {("*" | "/" | "%" | "mod" | nothing) unary | "%"}      2x, 3 sin(x), (a)(b), 20%
     unary     = ("-" | "+") unary | power
     power     = postfix [("^" | "**") unary]                   2^3^2 = 2^9, -2^2 = -4
-    postfix   = atom ["!" | "!!"] {"choose" atom}              5!! = 5*3*1, 6 choose 2 = 15
+    postfix   = atom ["!" | "!!" | "°"] {"choose" atom}        5!! = 5*3*1, 6 choose 2 = 15, 180° = pi
     atom      = number | name | function "(" [sum {"," sum}] ")" | "(" sum ")" | matrix
     matrix    = "[" sum {"," sum} "]" | "[" row {"," row} "]"
 
 Names are one letter, a letter with digits (`x1`), a Greek letter or a constant. Texts, numbers, nesting and matrices
 are bounded here, before anything is computed. What people read in two ways is refused with both ways to write it:
-`2 + 3 mod 2`, `200 + 10%`, `10% - 3`.
+`2 + 3 mod 2`, `200 + 10%`, `10% - 3`, `6/2(1 + 2)`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _WRITTEN_OTHERWISE = str.maketrans(
     | {"√": " sqrt ", "π": " pi ", "∞": " oo "}
 )
 _TOKEN = re.compile(
-    r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z]+\d*)|(\*\*|[-+*/%^!=(),\[\]]))"
+    r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z]+\d*)|(\*\*|[-+*/%^!=(),°\[\]]))"
 )
 
 NodeKind = Literal[
@@ -87,6 +87,16 @@ class Node:
         """The unknowns in it."""
         found = {self.text} if self.kind == "symbol" else set[str]()
         return found.union(*(part.symbols() for part in self.parts)) if self.parts else found
+
+    def calls(self, name: str, num_arguments: int | None = None) -> bool:
+        """Whether a function of that name is called in it, with that many arguments."""
+        is_called = self.kind == "call" and self.text == name and num_arguments in (None, len(self.parts))
+        return is_called or any(part.calls(name, num_arguments) for part in self.parts)
+
+    def has_constant(self, name: str) -> bool:
+        """Whether a constant stands in it."""
+        is_here = self.kind == "constant" and self.text == name
+        return is_here or any(part.has_constant(name) for part in self.parts)
 
 
 def parse(text: str) -> Node:
@@ -187,6 +197,8 @@ class _Parser:
                 parts = [Node("mod", parts=(_product(parts), self.unary()))]
                 continue
             elif self._is_factor_next():
+                if parts[-1].kind == "reciprocal" and self.peek("("):
+                    raise self.ambiguous("/")
                 parts.append(self.power())
             else:
                 self.ending = ending
@@ -195,7 +207,11 @@ class _Parser:
 
     def ambiguous(self, ending: str) -> RequestError:
         """What is read in two ways is not computed in one of them."""
-        ways = "(7 + 5) mod 3 or 7 + (5 mod 3)" if ending == "mod" else "10% of 200, 10/100 + 5 or (10 mod 5)"
+        ways = {
+            "mod": "(7 + 5) mod 3 or 7 + (5 mod 3)",
+            "%": "10% of 200, 10/100 + 5 or (10 mod 5)",
+            "/": "6/2*(1 + 2) or 6/(2*(1 + 2))",
+        }[ending]
         return RequestError(f"{self.text.strip()[:80]!r} can be read in two ways; write it as {ways}", param="text")
 
     def checked_depth(self, depth: int) -> int:
@@ -229,6 +245,8 @@ class _Parser:
 
     def factorial(self) -> Node:
         base = self.atom()
+        if self.take("°"):
+            return Node("*", parts=(base, Node("constant", "pi"), Node("reciprocal", parts=(Node("number", "180"),))))
         if not self.take("!"):
             return base
         name = "factorial2" if self.take("!") else "factorial"

@@ -50,7 +50,7 @@ _RUN = re.compile(
 _POINT = re.compile(r"(?<![\w.])(\d+) point (\d+(?: \d)*)(?!\w)", re.IGNORECASE)
 _FRACTION = re.compile(
     rf"(?<![\w.])(?:(?P<whole>\d+) and )?(?:(?P<count>\d+|an?)[ -])?(?P<part>{'|'.join(_PARTS)})\b"
-    r"(?!\s+(?:derivative|root|power|order|degree|integral))(?P<of>\s+of\b)?",
+    r"(?!\s+(?:derivative|root|power|order|degree|integral))(?P<of>\s+of\b|(?<=half)\s+(?=\d))?",
     re.IGNORECASE,
 )
 

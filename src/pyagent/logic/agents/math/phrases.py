@@ -37,6 +37,9 @@ _OPERATORS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b(?:the )?cube root of\b", " cbrt "),
         (r"\b(?:the )?double factorial of\b", " factorial2 "),
         (r"\b(?:the )?factorial of\b", " factorial "),
+        (r"(?<=[\d)])\s+factorial\b", "!"),
+        (r"(?<=\d)\s*degrees?\b", "°"),
+        (r"\blog(?:arithm)? base (\S+) of (\S+)", r"log(\2, \1)"),
         (r"\b(?:twice|double)\b", " 2 *"),
         (r"\b(?:triple|thrice)\b", " 3 *"),
         (r"\bper ?cent\b", "%"),
@@ -44,7 +47,10 @@ _OPERATORS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=\d)\s+(?=%\s*(?:$|[-+*/)=]))", ""),
     )
 )
-_DATE = re.compile(r"(?:\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4})")
+_LABEL = re.compile(
+    r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}|(?:\d{1,3}-)?\d{3}-\d{3}-\d{4}|97[89]-\d+-\d+-\d+-\d"
+)
+"""Dates, telephone numbers, ISBNs: no subtractions."""
 _MAX_CHARACTERS = 10_000
 _MAX_QUESTION_CHARACTERS = 500
 _ORDERS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "2nd": 2, "3rd": 3, "4th": 4}
@@ -167,7 +173,10 @@ def _operand(text: str) -> str:
 
 def _last_operand(text: str) -> str:
     """The operand; raises `RequestError` when the operation may end within it, as in `divide 10 by 2 plus 3`."""
-    if parse(text).kind in {"+", "*", "%", "mod"} and not re.fullmatch(r"\(.*\)", text.strip()):
+    is_open = parse(text).kind in {"+", "*", "%", "mod"} or re.search(
+        r"\s\^", text
+    )  # `3 ^2` is what `3 squared` became
+    if is_open and not re.fullmatch(r"\(.*\)", text.strip()):
         raise RequestError(f"{text!r} can be read in two ways here; write it with signs and brackets", param="text")
     return _operand(text)
 
@@ -220,6 +229,13 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Maker], ...] = tuple(
         (r"add (?P<one>.+?) (?:and|to) (?P<other>.+)", _in_order("{} + {}")),
         (r"(?P<one>.+?) added to (?P<other>.+)", _in_order("{} + {}")),
         (r"subtract (?P<one>.+?) from (?P<other>.+)", _in_order("{1} - {0}")),
+        (r"(?P<one>[^-+*/]+?) (?:less|fewer) than (?P<other>.+)", _in_order("{1} - {0}")),
+        (r"(?P<one>[^-+*/]+?) more than (?P<other>.+)", _in_order("{1} + {0}")),
+        (
+            r"(?:the )?remainder (?:of|when|if) (?P<one>.+?)(?: is)? ?(?:divided by|/) ?(?P<other>.+?)",
+            _in_order("{} mod {}"),
+        ),
+        (r"(?P<other>[\d.]+)\s*% off (?:of )?(?P<one>(?P<what>.+))", _changed("-")),
         (r"(?P<one>.+?) subtracted from (?P<other>.+)", _in_order("{1} - {0}")),
         (r"multiply (?P<one>.+?) (?:by|and|with) (?P<other>.+)", _in_order("{} * {}")),
         (r"divide (?P<one>.+?) by (?P<other>.+)", _in_order("{} / {}")),
@@ -239,8 +255,8 @@ def read_question(text: str) -> act.Action:
     text = text.strip().rstrip("?. ").removesuffix("=").strip()
     while (shorter := _OPENING.sub("", text, count=1)) != text:
         text = shorter
-    if _DATE.fullmatch(text):
-        raise RequestError(f"{text} looks like a date; as a sum it has spaces: 2026 - 11 - 22", param="text")
+    if _LABEL.fullmatch(text):
+        raise RequestError(f"{text} looks like a date or a telephone number; write sums with spaces", param="text")
     text = in_digits(text)
     for pattern, sign in _OPERATORS:
         text = pattern.sub(sign, text)
@@ -256,7 +272,7 @@ def read_question(text: str) -> act.Action:
 
 def reason_to_take(text: str) -> str | None:
     """Why a text is plainly mathematics; None when it is not, or only might be."""
-    if len(text) > _MAX_QUESTION_CHARACTERS or _DATE.fullmatch(text.strip()):
+    if len(text) > _MAX_QUESTION_CHARACTERS or _LABEL.fullmatch(text.strip()):
         return None
     try:
         action = read_question(text)
@@ -270,7 +286,7 @@ def reason_to_take(text: str) -> str | None:
 
 def is_notation(text: str) -> bool:
     """Whether a text that cannot be read is a formula all the same: numbers and signs, and no other words."""
-    if len(text) > _MAX_CHARACTERS or _DATE.fullmatch(text.strip()):
+    if len(text) > _MAX_CHARACTERS or _LABEL.fullmatch(text.strip()):
         return False
     while (shorter := _OPENING.sub("", text, count=1)) != text:
         text = shorter

@@ -220,6 +220,16 @@ def as_zero(node: Node) -> Expr:
     return build(node)
 
 
+def is_zero(value: Expr) -> bool:
+    """Whether a value is zero for all its unknowns; raises `RequestError` where that is not known."""
+    if sp.simplify(value) == 0:
+        return True
+    known: bool | None = value.equals(0)
+    if known is None:
+        raise RequestError("whether both sides are equal is not known here", param="expression")
+    return known
+
+
 def variable_of(value: Expr, name: str | None) -> Expr:
     """The variable named, or the only one; x among several."""
     if name is not None:
