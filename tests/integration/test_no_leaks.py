@@ -37,6 +37,7 @@ keep = "determined"
 models = ["{model}"]
 memory = "1GB"
 threads = 1
+process = {process}
 eviction = "priority"
 [paths]
 data = "{data}"
@@ -197,14 +198,16 @@ STEPS: list[Callable[[Actor], None]] = [
 
 
 @contextmanager
-def _server(model: Path, folder: Path) -> Iterator[tuple[str, str]]:
+def _server(model: Path, folder: Path, process: str) -> Iterator[tuple[str, str]]:
     routes = [Route("/v1/models", _listed)]
     routes += [
         Route(f"/v1/{path}", _upstream, methods=["POST"]) for path in ("chat/completions", "completions", "embeddings")
     ]
     with serve(Starlette(routes=routes)) as upstream:
         file = folder / "pyagent.toml"
-        text = SETTINGS.format(upstream=upstream, upstream_key=UPSTREAM_KEY, model=model, data=folder / "data")
+        text = SETTINGS.format(
+            upstream=upstream, upstream_key=UPSTREAM_KEY, model=model, data=folder / "data", process=process
+        )
         file.write_text(text, encoding="utf-8")
         settings = load_settings(file).settings
         host = make_host(settings)
@@ -219,9 +222,9 @@ def _server(model: Path, folder: Path) -> Iterator[tuple[str, str]]:
             asyncio.run(chain.close())
 
 
-def _leaks(model: Path, folder: Path, num_requests: int, seed: int) -> list[str]:
+def _leaks(model: Path, folder: Path, num_requests: int, seed: int, process: str = "false") -> list[str]:
     """What one actor was told of another's secrets, or the log of anybody's, after so many requests."""
-    with logged() as log, _server(model, folder) as (url, upstream):
+    with logged() as log, _server(model, folder, process) as (url, upstream):
         actors = [
             Actor(name, httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=120),
                   random.Random(f"{seed} {name}"), upstream=upstream)
@@ -263,8 +266,11 @@ def test_no_key_reads_anothers_secret(tiny_model_path: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_no_key_reads_anothers_secret_in_a_thousand_requests(tiny_model_path: Path, tmp_path: Path) -> None:
-    """As above, with 1,000 requests and another seed each time, which is printed."""
+@pytest.mark.parametrize("process", ["false", "true"])
+def test_no_key_reads_anothers_secret_in_a_thousand_requests(
+    tiny_model_path: Path, tmp_path: Path, process: str
+) -> None:
+    """As above, with 1,000 requests, the engine in a process of its own too, and another seed each time (printed)."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    assert _leaks(tiny_model_path, tmp_path, 1000, seed) == []
+    assert _leaks(tiny_model_path, tmp_path, 1000, seed, process) == []

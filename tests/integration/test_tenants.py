@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pyagent.infrastructure.engine.memory.evictions import BUILT_IN
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.server.app import create_app
+from pyagent.infrastructure.server.uvicorn_server import Complaints
 from pyagent.testing import serve
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-9876543210"
@@ -214,3 +216,23 @@ def test_priority_decides_what_the_cache_keeps(tiny_model_path: Path) -> None:
         assert evicted > 0
         assert cached(chat(http, "x", system=urgent)) == found
     asyncio.run(backend.close())
+
+
+def test_the_event_loop_complains_without_the_texts_of_exceptions() -> None:
+    """A task whose exception nobody asked for is logged by type and place; asyncio's own line would quote it."""
+
+    async def fail() -> None:
+        raise ValueError("".join(("the launch ", "code")))
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(Complaints())
+        task = asyncio.create_task(fail())
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+
+    with logged() as log:
+        asyncio.run(work())
+    assert "ValueError" in log.getvalue()
+    assert "exception was never retrieved" in log.getvalue()
+    assert "the launch code" not in log.getvalue()

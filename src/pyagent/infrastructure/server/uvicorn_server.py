@@ -89,17 +89,18 @@ def max_connections(wanted: int) -> int:
     return max(8, min(wanted, soft - min(4 * _NUM_ACCEPTED + _NUM_OTHER_DESCRIPTORS, soft // 2)))
 
 
-class _Complaints:
+class Complaints:
     """The event loop's complaints; that there are no descriptors left comes a thousand times a second, said seldom."""
 
     def __init__(self) -> None:
         self._said_at = float("-inf")
 
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    def __call__(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """Log one."""
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
-            loop.default_exception_handler(context)
+            failed = error if isinstance(error, BaseException) else None  # its own words stay out, as `logging` says
+            logger.error("the event loop: %s", str(context.get("message")).partition("(")[0], exc_info=failed)
         elif time.monotonic() - self._said_at > _QUIET_SECONDS:
             self._said_at = time.monotonic()
             logger.error(
@@ -152,7 +153,7 @@ async def serve(app: ASGIApp, listening: socket.socket, settings: Server) -> Non
     from pyagent.infrastructure.server.header_timeout import bounded  # uvicorn reads h11 only now, too
 
     draining = DrainMiddleware(app)
-    asyncio.get_running_loop().set_exception_handler(_Complaints())
+    asyncio.get_running_loop().set_exception_handler(Complaints())
     config = uvicorn.Config(
         draining,
         http=bounded(settings.request_seconds, max_connections(settings.max_connections)),
