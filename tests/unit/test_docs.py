@@ -30,7 +30,7 @@ PLUGIN_EXAMPLES = ("pyagent-haiku", "pyagent-words", "pyagent-command", "pyagent
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-_SNIPPET = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
+_RENDERED = re.compile(r"<!-- (?:include|api) .*?<!-- end -->", re.DOTALL)
 _PATH = re.compile(
     r"[\w.-]+(/[\w.-]+)+\.(py|rs|md|toml|txt)|(src|rust_core|docs|tests|examples|benchmarks|plugins)/[\w./-]+"
 )
@@ -44,14 +44,19 @@ def page_id(page: Path) -> str:
 each_page = pytest.mark.parametrize("page", PAGES, ids=page_id)
 
 
+def written(page: Path) -> str:
+    """A page without what is rendered into it."""
+    return _RENDERED.sub("", page.read_text())
+
+
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a language, without those that include a file."""
-    found = [body for name, body in _FENCE.findall(page.read_text()) if name == language]
-    return [body for body in found if not _SNIPPET.search(body)]
+    """The fenced blocks of a language, without those that show a file or the code."""
+    return [body for name, body in _FENCE.findall(written(page)) if name == language]
 
 
-def cli_reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cli_reference", DOCS / "cli_reference.py")
+def script(name: str) -> ModuleType:
+    """A script of the documentation's, as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +67,7 @@ def cli_reference() -> ModuleType:
 @pytest.fixture(scope="module")
 def command_of() -> Callable[[list[str]], tuple[Any, list[str]]]:
     """Finds the command that words begin with, and the words that are left."""
-    reference = cli_reference()
+    reference = script("cli_reference")
     known = dict(cast("Iterator[tuple[str, Any]]", reference.commands()))
 
     def find(words: list[str]) -> tuple[Any, list[str]]:
@@ -88,7 +93,7 @@ def test_links_resolve(page: Path):
 @each_page
 def test_paths_exist(page: Path):
     """Every path of this repository that a page names exists."""
-    named = [text for text in _INLINE.findall(page.read_text()) if _PATH.fullmatch(text)]
+    named = [text for text in _INLINE.findall(written(page)) if _PATH.fullmatch(text)]
     missing = [text for text in named if not is_path_here(text)]
     assert not missing
 
@@ -118,7 +123,7 @@ def shown_commands(text: str) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=page_id)
 def test_shown_commands_parse(page: Path, command_of: Callable[[list[str]], tuple[Any, list[str]]]):
     """Every command line a page shows is one the program takes."""
-    for line in shown_commands(page.read_text()):
+    for line in shown_commands(written(page)):
         command, rest = command_of(shlex.split(line, comments=True)[1:])
         command.make_context(command.name, rest)  # raises what the user would be told
 
@@ -126,7 +131,7 @@ def test_shown_commands_parse(page: Path, command_of: Callable[[list[str]], tupl
 @each_page
 def test_mentioned_commands_exist(page: Path, command_of: Callable[[list[str]], tuple[Any, list[str]]]):
     """Every command mentioned in a sentence exists, with the flags it is mentioned with."""
-    for text in _INLINE.findall(_FENCE.sub("", page.read_text())):
+    for text in _INLINE.findall(_FENCE.sub("", written(page))):
         words = text.split()
         if words[0] != "pyagent" or len(words) < 2 or words[1].startswith("-") or "config reference" in text:
             continue
@@ -138,7 +143,7 @@ def test_mentioned_commands_exist(page: Path, command_of: Callable[[list[str]], 
 
 def test_command_line_page_is_current():
     """docs/reference/cli.md is what docs/cli_reference.py prints."""
-    assert (DOCS / "reference/cli.md").read_text() == cli_reference().render()
+    assert (DOCS / "reference/cli.md").read_text() == script("cli_reference").render()
 
 
 # -- settings and code ------------------------------------------------------------------------------------------------
@@ -162,12 +167,11 @@ def test_python_is_valid(page: Path):
             assert any(body in file.read_text() for file in EXAMPLES.rglob("*.py")), f"not in examples/:\n{body}"
 
 
-@each_page
-def test_included_files_exist(page: Path):
-    """Every file a page includes is one of the examples."""
-    for name in _SNIPPET.findall(page.read_text()):
-        assert (ROOT / name).is_file()
-        assert name.startswith("examples/")
+@pytest.mark.parametrize("page", [page for page in PAGES if page.is_relative_to(DOCS)], ids=page_id)
+def test_page_shows_the_code_as_it_is(page: Path):
+    """What a page includes of examples and of the code's own documentation is rendered (`docs/render.py`), and now."""
+    text = page.read_text()
+    assert script("render").rendered(text) == text, "run .venv/bin/python docs/render.py"
 
 
 # -- examples ---------------------------------------------------------------------------------------------------------
