@@ -272,7 +272,7 @@ def test_circle_between_plugins_spares_the_built_ins(install: Install) -> None:
     """Plugins whose agents need each other are out, by name, and the built-in agents stay."""
     for name, other in (("rhyme", "metre"), ("metre", "rhyme")):
         install(name, AGENT.replace('"odd"', f'"{name}"').format(f"needs = ('{other}',)\n        " + RUN))
-    host = discover()
+    host = PluginHost.discover(Plugins())
     agents = host.agents()
     assert any("circle: " in info_of(host, name).reason for name in ("rhyme", "metre"))
     assert {"summarize", "reasoning"} <= set(agents)
