@@ -5,6 +5,7 @@ What is given by hand is used as it is; what is not comes from the settings.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.journal import Journal
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.fleet.tracing import Tracer
     from pyagent.core.plugins import PluginHost
     from pyagent.core.settings import Settings
 
 __all__ = ["Fleet"]
+
+logger = logging.getLogger(__name__)
 
 
 class Fleet(orchestrator.Fleet):
@@ -57,6 +61,7 @@ class Fleet(orchestrator.Fleet):
             host.tools().values() if tools is None else tools,
             journal=make_journal(settings) if journal is None else journal,
             limits=limits,
+            tracer=_make_tracer(settings.server.otlp_endpoint),
         )
         self.settings = settings
         self.host = host
@@ -66,3 +71,14 @@ class Fleet(orchestrator.Fleet):
         await super().close()
         if self._is_backend_owned:
             await close_all({f"the backend {self.backend.name}": self.backend.close})
+
+
+def _make_tracer(endpoint: str | None) -> Tracer | None:
+    if endpoint is None:
+        return None
+    try:
+        from pyagent.infrastructure.observability.tracing import FleetTracer
+    except ImportError as error:  # the variable may be meant for other programs
+        logger.warning("runs are not traced: traces need an extra: pip install 'pyagent-fleet[otel]' (%s)", error)
+        return None
+    return FleetTracer(endpoint)

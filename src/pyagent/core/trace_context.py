@@ -6,7 +6,8 @@ A context variable: a request's tasks inherit it, so the chain need not know of 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
 
@@ -23,10 +24,24 @@ def trace_headers() -> dict[str, str]:
 
 def continue_trace(said: Mapping[str, str]) -> None:
     """Take the trace from headers for what is done now and in tasks begun from here; one that is malformed is none."""
+    _headers.set(_checked(said))
+
+
+@contextmanager
+def continued_trace(said: Mapping[str, str]) -> Generator[None]:
+    """Take the trace from headers inside; afterwards that of before holds again."""
+    token = _headers.set(_checked(said))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a generator that another task closes
+            _headers.reset(token)
+
+
+def _checked(said: Mapping[str, str]) -> Mapping[str, str]:
     parent, state = said.get("traceparent", ""), said.get("tracestate", "")
     if not _PARENT.fullmatch(parent):
-        _headers.set(_NONE)
-    elif state and state.isascii() and state.isprintable() and len(state) <= _MAX_STATE_CHARS:
-        _headers.set({"traceparent": parent, "tracestate": state})
-    else:
-        _headers.set({"traceparent": parent})
+        return _NONE
+    if state and state.isascii() and state.isprintable() and len(state) <= _MAX_STATE_CHARS:
+        return {"traceparent": parent, "tracestate": state}
+    return {"traceparent": parent}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -66,6 +66,7 @@ class Context:
     usage: list[Totals] = field(default_factory=list[Totals])
     last_question: _Question | None = None
     is_over: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +177,11 @@ class Context:
             raise unknown_name("tool", name, list(self.run.tools))
         started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
         try:
-            with self.run.hints.away(self.session, f"tool {name}"):
+            attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "pyagent.step": self.step}
+            with (
+                self.run.hints.away(self.session, f"tool {name}"),
+                self.run.tracer.span(f"execute_tool {name}", attributes, self.trace),
+            ):
                 async with self.run.slots.slot():
                     output = await self._tool_call(tool, arguments).result()
             fault = None

@@ -86,11 +86,40 @@ class ModelCall:
     pieces: list[str] = field(default_factory=list[str])
     usage: Usage | None = None
     backend: str = ""
+    model: str = ""
     finish_reason: FinishReason | None = None
     attempts: list[Attempt] = field(default_factory=list[Attempt])
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer as the backend streams it."""
+        asked: dict[str, str | int | float | list[str]] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.agent.name": self.context.agent,
+            "gen_ai.request.max_tokens": self.sampling.max_tokens or DEFAULT_MAX_TOKENS,
+            "gen_ai.request.temperature": self.sampling.temperature,
+        }
+        with self.context.run.tracer.span("chat", asked, self.context.trace) as note:
+            async with aclosing(self._counted()) as deltas:
+                async for delta in deltas:
+                    yield delta
+            note(self._answered())
+
+    def _answered(self) -> dict[str, str | int | float | list[str]]:
+        """What the answer's span tells of it."""
+        usage, backend = self.usage or Usage(), self.backend or self.context.run.backend.name
+        return {
+            "gen_ai.response.model": self.model,
+            "gen_ai.provider.name": backend.partition(":")[0],
+            "pyagent.backend": backend,
+            "gen_ai.response.finish_reasons": [self.finish_reason] if self.finish_reason else [],
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.prompt_tokens_details.cached_tokens,
+            "pyagent.failed_links": [attempt.backend for attempt in self.attempts],
+        }
+
+    async def _counted(self) -> AsyncGenerator[ChatDelta, None]:
+        """The answer, reserved before and settled after, in one of the run's slots."""
         await self.context.check_open()
         num_prompt = estimate_tokens(self.messages)
         max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
@@ -141,6 +170,7 @@ class ModelCall:
         self.pieces.append(delta.content)
         self.usage = delta.usage or self.usage
         self.backend = delta.backend or self.backend
+        self.model = delta.model or self.model
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.attempts += delta.attempts
 

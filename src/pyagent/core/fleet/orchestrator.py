@@ -39,6 +39,7 @@ from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.fleet.tracing import NoTracer, Tracer
 from pyagent.core.fleet.watchdog import Watchdog
 from pyagent.core.messages import Hint
 from pyagent.core.resilience.deadline import Deadline
@@ -70,7 +71,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """Agents that share a backend, tools, a journal and limits. Use it with `async with`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is another thing the agents share
         self,
         backend: Backend,
         agents: Iterable[Agent],
@@ -78,6 +79,7 @@ class Fleet:
         *,
         journal: Journal | None = None,
         limits: FleetLimits | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Raises `RequestError` for two of one name, and for agents that need each other in a circle."""
         self.backend = backend
@@ -86,6 +88,7 @@ class Fleet:
         self.journal: Journal = journal or MemoryJournal()
         self.limits = limits or FleetLimits()
         self.budget = Budget("the fleet", self.limits.fleet_tokens)
+        self._tracer = tracer or NoTracer()
         self._durations = Durations()
         self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
@@ -112,6 +115,7 @@ class Fleet:
         await asyncio.gather(*self._jobs, return_exceptions=True)
         closers = {name: getattr(self.agents[name], "close", None) for name in reversed(self._start_order)}
         await close_all({f"the agent {name}": close for name, close in closers.items() if callable(close)})
+        await close_all({"the tracer": self._tracer.close})
 
     async def run(  # noqa: PLR0913 - each says another thing of the run
         self,
@@ -195,6 +199,7 @@ class Fleet:
             deadline=deadline,
             max_concurrency=limits.max_concurrency,
             max_agents=limits.run_agents,
+            tracer=self._tracer,
             listener=listener,
             hints=RunHints(run_id, self._hint, self._durations, tenant),
             client=client,
@@ -211,6 +216,10 @@ class Fleet:
                 logger.exception("%s failed to take a hint", self.backend.name)
 
     async def _execute(self, run: Run, steps: Sequence[Step], file_access: FileAccess) -> object:
+        with run.tracer.span("run", {"pyagent.run": run.id}, {}):
+            return await self._run_steps(run, steps, file_access)
+
+    async def _run_steps(self, run: Run, steps: Sequence[Step], file_access: FileAccess) -> object:
         grant(file_access)
         name_to_step = {step.name: step for step in steps}
         titles = [step.task.title if len(steps) == 1 else f"{step.name}: {step.task.title}" for step in steps]
@@ -220,7 +229,8 @@ class Fleet:
         outputs: dict[str, object] = {}
 
         async def work(name: str, results: Mapping[str, object]) -> object:
-            outputs[name] = await self._run_step(run, name_to_step[name], results)
+            with run.tracer.span(f"step {name}", {"pyagent.step": name}, {}):
+                outputs[name] = await self._run_step(run, name_to_step[name], results)
             return outputs[name]
 
         def skip(name: str, cause: str) -> None:

@@ -22,7 +22,9 @@ from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.fleet.tracing import NoTracer, Tracer
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.trace_context import trace_headers
 
 MAX_DEPTH = 16
 """How deep agents may spawn agents."""
@@ -46,6 +48,7 @@ class Run:
     client: str = ""
     tenant: str = ""
     is_private: bool = False
+    tracer: Tracer = field(default_factory=NoTracer)
     slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
     num_records: int = 0
@@ -78,6 +81,14 @@ class Run:
 
     async def run_agent(self, context: Context, task: Task) -> object:
         """The checked result of the context's agent. What it raises that is not ours becomes an `AgentError`."""
+        attributes = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": context.agent}
+        attributes["pyagent.step"] = context.step
+        parent: Mapping[str, str] = context.parent.trace if context.parent else {}
+        with self.tracer.span(f"invoke_agent {context.agent}", attributes, parent):
+            context.trace = trace_headers()
+            return await self._run_agent(context, task)
+
+    async def _run_agent(self, context: Context, task: Task) -> object:
         name, parent = context.agent, context.parent
         agent = self.agent(name)
         task = checked_task(agent, task)

@@ -13,25 +13,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyagent import __version__
 from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, Resumption, Timings, Usage
+from pyagent.infrastructure.observability.tracing import headers_of, make_provider, tracer_of
 
 
 def make_tracer(endpoint: str) -> Tracer:
-    """A tracer that sends to `endpoint`, a collector's base URL; other `OTEL_` variables hold as they are."""
-    resource = Resource({"service.name": "pyagent", "service.version": __version__})
-    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()))
-    exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces")
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider.get_tracer("pyagent", __version__)
+    """A tracer that sends to `endpoint`, a collector's base URL."""
+    return tracer_of(make_provider(endpoint))
 
 
 @dataclass(slots=True)
@@ -83,7 +75,7 @@ class TracingMiddleware:
         span = self.tracer.start_span(name, caller, SpanKind.SERVER, attributes)
         answer = AnswerTrace()
         state = scope.setdefault("state", {})
-        state["trace"], state["trace_headers"] = answer, _headers_of(span)
+        state["trace"], state["trace_headers"] = answer, headers_of(span)
 
         async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -142,13 +134,6 @@ class TracingMiddleware:
         for name, start, end in phases:
             self.tracer.start_span(name, set_span_in_context(engine), start_time=start).end(end)
         engine.end(ended)
-
-
-def _headers_of(span: Span) -> dict[str, str]:
-    """What tells a backend that it works for the span."""
-    headers: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(headers, set_span_in_context(span))
-    return headers
 
 
 def _note_status(span: Span, status: int) -> None:
