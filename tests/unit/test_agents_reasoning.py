@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.messages import ChatRequest
@@ -18,7 +18,7 @@ from pyagent.logic.agents.passages import find, passages_of
 from pyagent.logic.agents.reasoning import Reasoned, ReasoningAgent
 from pyagent.logic.strategies.chain_of_thought import Thought, read_thought
 from pyagent.logic.strategies.self_consistency import normal_form, vote
-from pyagent.testing import ScriptedBackend
+from pyagent.testing import Reply, ScriptedBackend
 
 _LEASE = Path(__file__).parents[2] / "examples" / "lease.txt"
 _ABOUT_PETS = "What does this contract say about pets?"
@@ -230,3 +230,18 @@ def test_free_text_keeps_its_layout() -> None:
     poem = "Autumn moonlight,\na worm digs silently\n\ninto the chestnut."
     backend = ScriptedBackend([poem])
     assert str(_run(backend, "Write a haiku")) == poem
+
+
+@pytest.mark.parametrize("text", ["Once upon a time there", "1. think\n2. think more"])
+def test_cut_answer_is_told_as_cut(text: str) -> None:
+    """An answer that ended at its limit says that there was more."""
+    backend = ScriptedBackend([Reply(text=text, finish_reason="length"), "Paris."])
+    assert "cut off" in str(_run(backend, "Tell me a story"))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"samples": 2}])
+@pytest.mark.parametrize("files", [[], [str(_LEASE)]])
+def test_empty_answer_is_an_error(arguments: dict[str, object], files: list[str]) -> None:
+    """A model that says nothing has not answered."""
+    with pytest.raises(AgentError):
+        _run(ScriptedBackend(lambda _: " "), Task(text="Translate this", arguments=arguments), files=files)

@@ -86,7 +86,8 @@ class ReasoningAgent:
         question = "\n\n".join([*results, *(passage.text for passage in found), task.text])
         if strategy == "chain-of-thought":
             thought = await chain_of_thought(context, question)
-            return Reasoned(answer=thought.answer, strategy=strategy, steps=thought.steps)
+            note = "the model was cut off: it had more to say" if thought.is_cut else ""
+            return Reasoned(answer=thought.answer, strategy=strategy, steps=thought.steps, note=note)
         num_samples = _DEFAULT_SAMPLES if options.samples is None else options.samples
         consensus = await self_consistency(context, question, num_samples=num_samples, seed=options.seed or 0)
         steps = next(thought.steps for thought in consensus.samples if thought.answer == consensus.answer)

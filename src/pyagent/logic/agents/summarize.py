@@ -35,7 +35,6 @@ _SYSTEM = (
 _PART_SENTENCES = 3
 _PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=72, repetition_penalty=1.1)
 _TOKENS_PER_SENTENCE = 48
-_CHARACTERS_PER_TOKEN = 4
 _ASKS = re.compile(r"\b(summar(y|i[sz]e\w*|ies)|tl;?dr|key points|shorten|sum up|gist)\b", re.IGNORECASE)
 _INSTRUCTION = re.compile(
     r"^[^\n:]{0,120}\b(?:summar\w+|tl;?dr|shorten|sum up)\b[^\n:]{0,120}(?::|\n)\s*", re.IGNORECASE
@@ -105,9 +104,12 @@ class SummarizeAgent:
         max_tokens = _TOKENS_PER_SENTENCE * (num_sentences + 1)
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_penalty=1.1)
         prompt = "\n".join(parts) if parts else text
-        pieces = [piece async for piece in context.stream(prompt, system=system, sampling=sampling)]
-        summary = _counted("".join(pieces), num_sentences)
-        is_cut = not is_finished(summary) and 2 * weight(summary) > _CHARACTERS_PER_TOKEN * max_tokens
+        stream = context.stream(prompt, system=system, sampling=sampling)
+        said = "".join([piece async for piece in stream])
+        if not said.strip():
+            raise AgentError("the model's summary is empty", agent=self.name)
+        summary = _counted(said, num_sentences, is_cut=stream.is_cut)
+        is_cut = stream.is_cut and not is_finished(summary)
         return Summary(text=summary, parts=parts, num_words=len(text.split()), is_cut=is_cut)
 
     async def _text(self, task: Task) -> str:
@@ -137,13 +139,15 @@ class SummarizeAgent:
         """A part's summary; a part that is too long for the model after all is cut in two."""
         system = _SYSTEM.format(num_sentences=_PART_SENTENCES, focus=focus)
         try:
-            summary = await context.generate(part, system=system, sampling=_PART_SAMPLING)
+            summary = await context.complete(part, system=system, sampling=_PART_SAMPLING)
         except ContextOverflowError:
             halves = split_text(part, max(1, -(-weight(part) // 2)))
             if len(halves) < 2:
                 raise
             return "\n".join([await self._part(context, half, focus) for half in halves])
-        return _counted(summary, _PART_SENTENCES)
+        if not summary.text.strip():
+            raise AgentError("the model says nothing of a part of the text", agent=self.name)
+        return _counted(summary.text, _PART_SENTENCES, is_cut=summary.is_cut)
 
 
 def _focus(task: Task) -> str:
@@ -154,10 +158,11 @@ def _focus(task: Task) -> str:
     return f"; above all on what it says to this: {' '.join(task.text.split())[:300]}" if is_named else ""
 
 
-def _counted(text: str, num_sentences: int) -> str:
-    """The first sentences, without one that was cut off unless there is no other."""
-    found = sentences(text)[:num_sentences]
-    return " ".join(found[:-1] or found if found and not is_finished(found[-1]) else found)
+def _counted(text: str, num_sentences: int, *, is_cut: bool) -> str:
+    """The first sentences, without the one an answer was cut in, unless there is no other."""
+    found = sentences(text)
+    is_last_broken = is_cut and len(found) > 1 and not is_finished(found[-1])
+    return " ".join((found[:-1] if is_last_broken else found)[:num_sentences])
 
 
 @hookimpl

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pyagent.core.errors import AgentError
 from pyagent.core.fleet.context import Context
 from pyagent.core.messages import Message, SamplingParams
 
@@ -18,10 +19,11 @@ _STEP = re.compile(r"^\W*(?:step\s+)?\d{1,2}\W", re.IGNORECASE)
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """The steps written down, and the answer they came to."""
+    """The steps written down, and the answer they came to; `is_cut` when the model had more to say."""
 
     steps: list[str]
     answer: str
+    is_cut: bool = False
 
 
 async def chain_of_thought(
@@ -29,14 +31,18 @@ async def chain_of_thought(
 ) -> Thought:
     """One line of thought. `is_shown` streams it to whoever watches."""
     if is_shown:
-        text = "".join([piece async for piece in context.stream(question, system=SYSTEM, sampling=sampling)])
+        stream = context.stream(question, system=SYSTEM, sampling=sampling)
+        text, is_cut = "".join([piece async for piece in stream]), stream.is_cut
     else:
-        text = await context.generate(question, system=SYSTEM, sampling=sampling)
+        completion = await context.complete(question, system=SYSTEM, sampling=sampling)
+        text, is_cut = completion.text, completion.is_cut
+    if not text.strip():
+        raise AgentError("the model's answer is empty", agent=context.agent)
     thought = read_thought(text)
     if thought.answer:
         return thought
     if not _are_steps(thought.steps):  # a model that answers at once has answered, in the layout it chose
-        return Thought([], text.strip())
+        return Thought([], text.strip(), is_cut=is_cut)
     short = msgspec.structs.replace(sampling, max_tokens=_ANSWER_TOKENS)
     messages = [
         Message("system", SYSTEM),
@@ -45,7 +51,7 @@ async def chain_of_thought(
         Message("user", "Give only the final answer, without steps."),
     ]
     answer = await context.generate(messages, sampling=short)
-    return Thought(thought.steps, read_thought(answer).answer or answer.strip().splitlines()[0])
+    return Thought(thought.steps, read_thought(answer).answer or answer.strip().splitlines()[0], is_cut=is_cut)
 
 
 def _are_steps(lines: Sequence[str]) -> bool:

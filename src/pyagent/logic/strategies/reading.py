@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pyagent.core.errors import AgentError
 from pyagent.core.fleet.context import Context
 from pyagent.core.messages import SamplingParams
 from pyagent.logic.agents.documents import Document
@@ -54,8 +55,12 @@ async def read(context: Context, text: str, documents: Sequence[Document], backg
     if _QUESTION.search(text.strip()):
         answer = await context.generate(prompt, system=_ANSWER, sampling=_ANSWER_SAMPLING)
         return _checked(answer, text, [*background, *(passage.text for passage in shown)], _quotes(found), note)
-    answer = "".join([piece async for piece in context.stream(prompt, system=_TASK, sampling=_TASK_SAMPLING)]).strip()
-    return Reading(answer, _quotes(found), note)
+    stream = context.stream(prompt, system=_TASK, sampling=_TASK_SAMPLING)
+    answer = "".join([piece async for piece in stream]).strip()
+    if not answer:
+        raise AgentError("the model's answer is empty", agent=context.agent)
+    cut = "the model was cut off: it had more to say" if stream.is_cut else ""
+    return Reading(answer, _quotes(found), "; ".join(filter(None, [note, cut])))
 
 
 async def matching(text: str, documents: Sequence[Document]) -> list[Passage]:
