@@ -155,9 +155,12 @@ def test_absent_program_is_one_sentence() -> None:
 
 
 def test_what_it_has_no_way_to_do_is_refused(copilot: str) -> None:
-    """Sampling parameters are refused by name, as is a model that is not the link's."""
-    with pytest.raises(BackendError, match="cannot do temperature, top_p"):
-        ask(copilot, ChatRequest(messages=HELLO.messages, sampling=SamplingParams(temperature=0, top_p=0.5)))
+    """Hints about sampling are left out by name; what changes an answer is refused, as is a model of another link."""
+    hints = SamplingParams(temperature=0, top_p=0.5)
+    answer = ask(copilot, ChatRequest(messages=HELLO.messages, sampling=hints))
+    assert answer.usage.ignored == ("temperature", "top_p")
+    with pytest.raises(BackendError, match="cannot do logit_bias"):
+        ask(copilot, ChatRequest(messages=HELLO.messages, sampling=SamplingParams(logit_bias={1: 1.0})))
     with pytest.raises(RequestError, match="serves 'a', not 'b'"):
         ask(copilot, ChatRequest(model="b", messages=HELLO.messages), model="a")
 

@@ -130,7 +130,7 @@ def test_choice_is_given_without_quotes() -> None:
     with ollama_server(answer='"yes"') as server:
         assert ask(server, request).text == "yes"
         server.answer = "perhaps"
-        with pytest.raises(BackendError, match="none of the choices"):
+        with pytest.raises(RequestError, match="none of the choices"):
             ask(server, request)
 
 

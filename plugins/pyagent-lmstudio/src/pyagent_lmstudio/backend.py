@@ -36,6 +36,7 @@ from pyagent.plugin import (
     fulfil,
 )
 from pyagent_lmstudio.options import LinkOptions
+from pyagent_lmstudio.own_models import OwnModels
 from pyagent_lmstudio.prediction import (
     config_of,
     delta_of,
@@ -90,7 +91,7 @@ class LMStudioBackend:
         self.name = name
         self._options = options
         self._unsupported: Unsupported = unsupported
-        self._own: list[str] = []
+        self._own = OwnModels()
         self._host = _host_of(url) if url else None
         self._model = model
         self._connect_seconds = connect_seconds
@@ -129,18 +130,19 @@ class LMStudioBackend:
             client = await deadline.bound(self._connected(), self.name)
             key = await deadline.bound(self._pick_model(client, request.model), self.name)
             model = await deadline.bound(self._load(client, client.llm, key), self.name)
-            stream = await deadline.bound(self._start(client, model, request), self.name)
-            # the SDK hands tool calls out in `act` alone, which would run them here
-            events = stream._iter_events()  # pyright: ignore[reportPrivateUsage]
-            try:
-                while (event := await deadline.bound(self._next(events), self.name)) is not None:
-                    delta = delta_of(event, model.identifier, self.name)
-                    if delta is not None:
-                        has_calls = has_calls or bool(delta.tool_calls)
-                        yield delta
-                stats = self._stats(stream)
-            finally:
-                await _finish(stream, events)
+            with self._own.in_use(model.identifier):
+                stream = await deadline.bound(self._start(client, model, request), self.name)
+                # the SDK hands tool calls out in `act` alone, which would run them here
+                events = stream._iter_events()  # pyright: ignore[reportPrivateUsage]
+                try:
+                    while (event := await deadline.bound(self._next(events), self.name)) is not None:
+                        delta = delta_of(event, model.identifier, self.name)
+                        if delta is not None:
+                            has_calls = has_calls or bool(delta.tool_calls)
+                            yield delta
+                    stats = self._stats(stream)
+                finally:
+                    await _finish(stream, events)
         yield last_delta(stats, model.identifier, self.name, has_calls=has_calls)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
@@ -178,13 +180,13 @@ class LMStudioBackend:
         held, self._client = self._client, None
         if held and held[0] is asyncio.get_running_loop():
             if self._options.unloads:
-                await self._unload(held[1])
+                await self._unload(held[1], self._own.keys())
             await _close(held[1])
 
-    async def _unload(self, client: lmstudio.AsyncClient) -> None:
-        """Unload the models that were loaded here; one that is gone already is no loss."""
-        own, self._own = self._own, []
-        for key in own:
+    async def _unload(self, client: lmstudio.AsyncClient, keys: list[str]) -> None:
+        """Unload models that were loaded here; one that is gone already is no loss."""
+        for key in keys:
+            self._own.discard(key)
             with suppress(lmstudio.LMStudioError, OSError, RuntimeError):
                 async with asyncio.timeout(self._connect_seconds):
                     await client.llm.unload(key)
@@ -257,6 +259,8 @@ class LMStudioBackend:
         if not is_loaded and not self._options.loads:
             text = f"{self.name}: {key!r} is not loaded, and the link says jit=no; load it with: lms load {key}"
             raise BackendError(text, backend=self.name)
+        if not is_loaded and self._options.keeps and session is client.llm:
+            await self._unload(client, self._own.surplus(self._options.keeps - 1))
         config = {"contextLength": self._options.context} if self._options.context else None
         ttl = {"ttl": self._options.ttl} if self._options.ttl else {}
         async with asyncio.timeout(self._read_seconds) as timer:
@@ -271,7 +275,7 @@ class LMStudioBackend:
                 **ttl,
             )
         if not is_loaded and session is client.llm:
-            self._own.append(model.identifier)
+            self._own.add(model.identifier)
         return model
 
     async def _any_model(self, session: Any, seconds: float) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyagent.plugin import ConfigError, Link
 
-_KNOWN = ("ttl", "context", "jit", "unload")
+_KNOWN = ("ttl", "context", "keep", "jit", "unload")
 _TRUTHS = {"yes": True, "no": False}
 
 
@@ -14,22 +14,24 @@ _TRUTHS = {"yes": True, "no": False}
 class LinkOptions:
     """How a link uses LM Studio.
 
-    Seconds that a model it loaded stays after its last answer, the context to load it with, whether it loads models at
-    all, whether those it loaded go when the backend is closed.
+    Seconds that a model it loaded stays after its last answer, the context to load it with, how many of those it loaded
+    stay at once, whether it loads models at all, whether those it loaded go when the backend is closed.
     """
 
     ttl: int | None = None
     context: int | None = None
+    keeps: int | None = None
     loads: bool = True
     unloads: bool = False
 
 
 def read_options(link: Link) -> LinkOptions:
-    """`ttl=600&context=8192&jit=no&unload=yes`. Raises `ConfigError` naming what it does not know."""
+    """`ttl=600&context=8192&keep=2&jit=no&unload=yes`. Raises `ConfigError` naming what it does not know."""
     given = link.options(_KNOWN)
     return LinkOptions(
         ttl=_count("ttl", given.get("ttl")),
         context=_count("context", given.get("context")),
+        keeps=_count("keep", given.get("keep")),
         loads=_truth("jit", given.get("jit", "yes")),
         unloads=_truth("unload", given.get("unload", "no")),
     )
