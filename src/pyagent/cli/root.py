@@ -1,10 +1,14 @@
-"""Every sub-command by name: the one that is asked for is imported, and `pyagent --help` imports none of them."""
+"""Every sub-command by name: the one that is asked for is imported, and `pyagent --help` imports none of ours.
+
+Plugins bring more by the hook `pyagent_register_commands`; a built-in name is always the built-in command.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, Literal
@@ -14,6 +18,7 @@ from typer import TyperException
 from typer.core import TyperCommand, TyperGroup
 
 from pyagent import __version__
+from pyagent.core.errors import PyAgentError
 
 COMMANDS = {
     "run": "Give a task to the fleet and watch it work.",
@@ -47,31 +52,57 @@ class _LazyCommand(TyperCommand):
 
 def real_command(name: str) -> Any:
     """Import a command; its help is plain text, as that of the group is."""
-    command: Any = typer.main.get_command(import_module(f"pyagent.cli.{name}").app)
+    return _plain(typer.main.get_command(import_module(f"pyagent.cli.{name}").app), name)
+
+
+def _plain(command: Any, name: str) -> Any:
+    """Name the command, and show its help as plain text."""
     command.name = name
     for each in (command, *getattr(command, "commands", {}).values()):
         each.rich_markup_mode = None
     return command
 
 
+def _plugin_commands() -> Mapping[str, Callable[..., object]]:
+    """The commands that plugins bring; only plugins that say so in their metadata are imported."""
+    from pyagent.assembly import make_host
+    from pyagent.core.config import load_settings
+
+    return make_host(load_settings().settings).commands()
+
+
+def _command_of_plugin(name: str, brought: Callable[..., object]) -> Any:
+    """A plugin's function, or its `typer.Typer`, as a command like our own."""
+    if isinstance(brought, typer.Typer):
+        command: Any = typer.main.get_command(brought)
+    else:
+        made = typer.Typer(add_completion=False)
+        made.command(name)(brought)
+        command = typer.main.get_command(made)
+    return _plain(command, name)
+
+
 class _LazyGroup(TyperGroup):
-    """Lists the commands without importing their modules."""
+    """Lists the commands without importing the modules of the built-in ones."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the names, in the order people meet them."""
+        """Return the names, in the order people meet them; those of plugins last."""
+        with suppress(PyAgentError):  # help is shown whatever the settings are
+            return [*COMMANDS, *(name for name in _plugin_commands() if name not in COMMANDS)]
         return list(COMMANDS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return a stand-in for the command."""
-        if cmd_name not in COMMANDS:
-            return None
-        return self.commands.get(cmd_name) or _LazyCommand(cmd_name, callback=None, help=COMMANDS[cmd_name])
+        """Return a stand-in for a built-in command, or the command that a plugin brings."""
+        if cmd_name in COMMANDS:
+            return self.commands.get(cmd_name) or _LazyCommand(cmd_name, callback=None, help=COMMANDS[cmd_name])
+        brought = _plugin_commands().get(cmd_name)
+        return None if brought is None else _command_of_plugin(cmd_name, brought)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the first word names; an unknown one fails with the nearest name."""
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            nearest = get_close_matches(name, COMMANDS, n=1)
+        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            nearest = get_close_matches(name, self.list_commands(ctx), n=1)
             ctx.fail(f"there is no command {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
         return super().resolve_command(ctx, args)
 

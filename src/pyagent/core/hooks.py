@@ -8,7 +8,7 @@ per token: the loop holds what they returned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import pluggy
@@ -66,4 +66,13 @@ class HookSpecs:
     @hookspec
     def pyagent_register_eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
         """Orders in which cached KV blocks are given up: `{"lru": make_policy}`; settings name them."""
+        ...
+
+    @hookspec
+    def pyagent_register_commands(self) -> Mapping[str, Callable[..., object]]:
+        """Sub-commands of the command line: `{"greet": greet}` is `pyagent greet`.
+
+        A function's parameters become its arguments and options (typer reads their annotations), the first line of its
+        docstring its help; a `typer.Typer` is a group of commands. Built-in names cannot be taken.
+        """
         ...

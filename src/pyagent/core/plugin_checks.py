@@ -20,7 +20,12 @@ PREFIX = "pyagent_register_"
 NOUNS: tuple[str, ...] = tuple(name.removeprefix(PREFIX) for name in vars(HookSpecs) if name.startswith(PREFIX))
 """What a plugin can bring: the last words of the hooks."""
 
-_MAKERS: dict[str, str] = {"backends": "scheme", "queue_policies": "name", "eviction_policies": "name"}
+_MAKERS: dict[str, str] = {
+    "backends": "scheme",
+    "queue_policies": "name",
+    "eviction_policies": "name",
+    "commands": "name",
+}
 """What comes as a mapping to factories, and what the keys are."""
 
 _MEMBERS: dict[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -193,6 +193,10 @@ class PluginHost:
     def tools(self) -> dict[str, FleetTool]:
         """Tools by name."""
         return cast("dict[str, FleetTool]", self._collect("tools"))
+
+    def commands(self) -> dict[str, Callable[..., object]]:
+        """Sub-commands of the command line by name."""
+        return cast("dict[str, Callable[..., object]]", self._collect("commands"))
 
     def load_all(self) -> None:
         """Load every plugin and ask every hook, so that `plugins` shows all there is to know."""
