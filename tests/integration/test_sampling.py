@@ -75,7 +75,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 1.0, "top_p": 0.6},
     "small_top_p": {"temperature": 1.0, "top_p": 0.2},
     "min_p": {"temperature": 1.0, "min_p": 0.3},
-    "repetition": {"temperature": 0.6, "repetition_penalty": 2.0},
+    "repetition": {"temperature": 1.0, "repetition_penalty": 0.5},
     "bias": {"temperature": 1.0, "top_k": 20},
     "frequency": {"temperature": 1.0, "frequency_penalty": 2.0, "presence_penalty": 2.0},
     "all": {"temperature": 0.8, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.3},

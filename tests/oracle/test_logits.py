@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.reference_decoder import FAMILIES, reference_logits, write_family
 
 from pyagent import _rust
 
@@ -85,6 +86,23 @@ def test_tiny_float32_models_agree_with_transformers_to_1e_4(family: str, tmp_pa
     model = _rust.CpuModel.load(tmp_path, threads=2, kv_bytes=1 << 24, kv_type="f32")
     got = our_logits(model, [tokens])
     assert np.abs(got - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windows_and_rotary_scalings_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    """Every family of the plain decoder that `make test` compares with is what transformers makes of its files."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config, tensors = write_family(tmp_path, family)
+    tokens = [(7 * place + place * place) % config["vocab_size"] for place in range(60)]
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    assert np.abs(np.array(reference_logits(config, tensors, tokens)) - expected).max() < 5e-4  # of logits up to 60
+    model = _rust.CpuModel.load(tmp_path, threads=1, kv_bytes=1 << 24, kv_type="f32")
+    assert np.abs(our_logits(model, [tokens]) - expected).max() < 5e-4
 
 
 def load_dequantised(path: Path):

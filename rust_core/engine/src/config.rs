@@ -2,12 +2,16 @@
 //!
 //! One structure describes every family here: Llama, SmolLM, Mistral, Qwen2 and Qwen3 differ in biases, norms and the
 //! layout of rotary pairs, Gemma 3 in its extra norms, its scaled embedding and its sliding-window layers.
+//!
+//! A field that is not known is refused by name: it may change every number, and an answer would not show it.
+
+mod gguf;
+mod hugging_face;
 
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
 
-use crate::gguf::GgufFile;
 use crate::weights::ModelFileError;
 
 /// A model's architecture, as its file names it.
@@ -22,6 +26,9 @@ pub enum Architecture {
     /// Gemma 3, text only.
     Gemma3,
 }
+
+/// Decoder layers at most.
+const MOST_LAYERS: usize = 1_000;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma3";
@@ -91,24 +98,26 @@ pub struct ModelConfig {
     pub rope_scaling: RopeScaling,
     /// Rotary base of sliding-window layers.
     pub local_rope_base: f64,
+    /// Rotary scaling of sliding-window layers.
+    pub local_rope_scaling: RopeScaling,
     /// Positions a sliding-window layer sees, its own included.
     pub sliding_window: Option<usize>,
-    /// Every n-th layer sees everything; 0 when all layers are alike.
-    pub global_every: usize,
+    /// Of each layer, whether it is a sliding-window layer.
+    pub sliding_layers: Vec<bool>,
     /// The gate's activation.
     pub activation: Activation,
     /// Factor on query-key products.
     pub attention_scale: f32,
     /// Factor on embedding rows.
     pub embedding_scale: f32,
+    /// Whether the embedding is the output matrix too; `None` when the file's tensors say.
+    pub is_output_tied: Option<bool>,
 }
 
 impl ModelConfig {
     /// How many positions layer `layer` sees, its own included; `None` means all.
     pub fn window(&self, layer: usize) -> Option<usize> {
-        let window = self.sliding_window?;
-        let is_global = self.global_every > 0 && (layer + 1).is_multiple_of(self.global_every);
-        (!is_global).then_some(window)
+        self.sliding_window.filter(|_| self.sliding_layers[layer])
     }
 
     /// Values in one token's queries.
@@ -130,162 +139,10 @@ impl ModelConfig {
         }
     }
 
-    /// Reads a GGUF's metadata.
-    pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
-        let name = file.metadata_str("general.architecture")?;
-        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
-        let key = |suffix: &str| format!("{name}.{suffix}");
-        let size = |suffix: &str| file.metadata_u64(&key(suffix)).map(|value| value as usize);
-        let optional = |suffix: &str| file.find(&key(suffix)).is_some();
-        let hidden_size = size("embedding_length")?;
-        let num_heads = size("attention.head_count")?;
-        let num_layers = size("block_count")?;
-        let head_dim = if optional("attention.key_length") {
-            size("attention.key_length")?
-        } else {
-            hidden_size / num_heads.max(1)
-        };
-        let rope_base = if optional("rope.freq_base") {
-            f64::from(file.metadata_f32(&key("rope.freq_base"))?)
-        } else {
-            10_000.0
-        };
-        let is_gemma = architecture == Architecture::Gemma3;
-        let scaling_type = file
-            .metadata_str(&key("rope.scaling.type"))
-            .unwrap_or("none")
-            .to_owned();
-        let rope_scaling = match scaling_type.as_str() {
-            "none" => RopeScaling::None,
-            "linear" => RopeScaling::Linear {
-                factor: file.metadata_f32(&key("rope.scaling.factor"))?,
-            },
-            other => {
-                return Err(invalid(format!(
-                    "rope scaling '{other}' is not supported; expected none or linear"
-                )));
-            }
-        };
-        let config = Self {
-            architecture,
-            vocab_size: 0,
-            hidden_size,
-            num_layers,
-            num_heads,
-            num_kv_heads: if optional("attention.head_count_kv") {
-                size("attention.head_count_kv")?
-            } else {
-                num_heads
-            },
-            head_dim,
-            ffn_size: size("feed_forward_length")?,
-            context_length: size("context_length")?,
-            norm_epsilon: file.metadata_f32(&key("attention.layer_norm_rms_epsilon"))?,
-            norm_weight_offset: 0.0,
-            rope_style: if architecture == Architecture::Llama {
-                RopeStyle::Interleaved
-            } else {
-                RopeStyle::Neox
-            },
-            rope_base,
-            rope_scaling,
-            local_rope_base: if is_gemma { 10_000.0 } else { rope_base },
-            sliding_window: optional("attention.sliding_window")
-                .then(|| size("attention.sliding_window"))
-                .transpose()?,
-            global_every: if is_gemma { 6 } else { 0 },
-            activation: if is_gemma {
-                Activation::GeluTanh
-            } else {
-                Activation::Silu
-            },
-            // The 27B model scales by its mean head width, all others by the head's.
-            attention_scale: if is_gemma && num_layers == 62 {
-                ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
-            } else {
-                (head_dim as f32).powf(-0.5)
-            },
-            embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
-        };
-        config.check()
-    }
-
-    /// Reads a Hugging Face `config.json`.
-    pub fn from_hugging_face(config: &serde_json::Map<String, serde_json::Value>) -> Result<Self, ModelFileError> {
-        let name = config
-            .get("model_type")
-            .and_then(|value| value.as_str())
-            .unwrap_or("(no model_type)");
-        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
-        let json = JsonConfig(config);
-        let is_gemma = architecture == Architecture::Gemma3;
-        let hidden_size = json.size("hidden_size")?;
-        let num_heads = json.size("num_attention_heads")?;
-        let head_dim = json
-            .optional_size("head_dim")?
-            .unwrap_or(hidden_size / num_heads.max(1));
-        let query_scalar = json
-            .number("query_pre_attn_scalar")
-            .filter(|_| is_gemma)
-            .unwrap_or(head_dim as f64);
-        let rope = json.rope(if is_gemma { "full_attention" } else { "" })?;
-        let local = json.rope(if is_gemma { "sliding_attention" } else { "" })?;
-        let uses_window = is_gemma
-            || json
-                .0
-                .get("use_sliding_window")
-                .is_none_or(|value| value.as_bool() == Some(true));
-        let activation = match json
-            .0
-            .get("hidden_activation")
-            .or_else(|| json.0.get("hidden_act"))
-            .and_then(|value| value.as_str())
-        {
-            Some("silu") => Activation::Silu,
-            Some("gelu_pytorch_tanh") => Activation::GeluTanh,
-            other => {
-                return Err(invalid(format!(
-                    "activation {other:?} is not supported; expected silu or gelu_pytorch_tanh"
-                )));
-            }
-        };
-        let config = Self {
-            architecture,
-            vocab_size: json.size("vocab_size")?,
-            hidden_size,
-            num_layers: json.size("num_hidden_layers")?,
-            num_heads,
-            num_kv_heads: json.optional_size("num_key_value_heads")?.unwrap_or(num_heads),
-            head_dim,
-            ffn_size: json.size("intermediate_size")?,
-            context_length: json.size("max_position_embeddings")?,
-            norm_epsilon: json.number("rms_norm_eps").unwrap_or(1e-6) as f32,
-            norm_weight_offset: if is_gemma { 1.0 } else { 0.0 },
-            rope_style: RopeStyle::Neox,
-            rope_base: rope.0,
-            rope_scaling: rope.1,
-            local_rope_base: if is_gemma {
-                json.number("rope_local_base_freq").unwrap_or(local.0)
-            } else {
-                local.0
-            },
-            sliding_window: if uses_window {
-                json.optional_size("sliding_window")?
-            } else {
-                None
-            },
-            global_every: if is_gemma { json.global_every()? } else { 0 },
-            activation,
-            attention_scale: (query_scalar as f32).powf(-0.5),
-            embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
-        };
-        config.check()
-    }
-
     /// Refuses shapes no real model has, before anything is multiplied or allocated.
     fn check(self) -> Result<Self, ModelFileError> {
         let limits = [
-            ("layers", self.num_layers, 1, 1_000),
+            ("layers", self.num_layers, 1, MOST_LAYERS),
             ("hidden size", self.hidden_size, 1, 1 << 20),
             ("attention heads", self.num_heads, 1, 4_096),
             ("key/value heads", self.num_kv_heads, 1, 4_096),
@@ -310,6 +167,13 @@ impl ModelConfig {
                 self.head_dim
             )));
         }
+        if self.sliding_layers.len() != self.num_layers {
+            let kinds = self.sliding_layers.len();
+            return Err(invalid(format!(
+                "the kinds of {kinds} layers are told, of {}",
+                self.num_layers
+            )));
+        }
         if !(self.norm_epsilon.is_finite() && self.rope_base.is_finite() && self.rope_base > 0.0) {
             return Err(invalid("norm epsilon or rotary base is not a number".to_owned()));
         }
@@ -328,88 +192,4 @@ fn unsupported(name: &str) -> ModelFileError {
 
 pub(crate) fn invalid(reason: String) -> ModelFileError {
     ModelFileError::Config { reason }
-}
-
-/// A `config.json` with typed, checked access.
-struct JsonConfig<'a>(&'a serde_json::Map<String, serde_json::Value>);
-
-impl JsonConfig<'_> {
-    fn size(&self, key: &str) -> Result<usize, ModelFileError> {
-        self.optional_size(key)?
-            .ok_or_else(|| invalid(format!("config.json lacks '{key}'")))
-    }
-
-    fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelFileError> {
-        match self.0.get(key) {
-            None | Some(serde_json::Value::Null) => Ok(None),
-            Some(value) => value
-                .as_u64()
-                .and_then(|value| usize::try_from(value).ok())
-                .map(Some)
-                .ok_or_else(|| invalid(format!("config.json: '{key}' must be a whole number, got {value}"))),
-        }
-    }
-
-    fn number(&self, key: &str) -> Option<f64> {
-        self.0.get(key).and_then(serde_json::Value::as_f64)
-    }
-
-    /// Base and scaling, from `rope_parameters` (transformers 5, there also per layer type) or the older keys.
-    fn rope(&self, layer_type: &str) -> Result<(f64, RopeScaling), ModelFileError> {
-        let parameters = self.0.get("rope_parameters").and_then(|value| value.as_object());
-        let parameters =
-            parameters.and_then(|all| all.get(layer_type).and_then(|value| value.as_object()).or(Some(all)));
-        let scaling = parameters.or_else(|| self.0.get("rope_scaling").and_then(|value| value.as_object()));
-        let field = |key: &str| scaling.and_then(|map| map.get(key)).and_then(serde_json::Value::as_f64);
-        let base = field("rope_theta")
-            .or_else(|| self.number("rope_theta"))
-            .unwrap_or(10_000.0);
-        let kind = scaling
-            .and_then(|map| map.get("rope_type").or_else(|| map.get("type")))
-            .and_then(|value| value.as_str());
-        let need = |key: &str| {
-            field(key)
-                .map(|value| value as f32)
-                .ok_or_else(|| invalid(format!("rope scaling lacks '{key}'")))
-        };
-        let scaling = match kind {
-            None | Some("default") => RopeScaling::None,
-            Some("linear") => RopeScaling::Linear {
-                factor: need("factor")?,
-            },
-            Some("llama3") => RopeScaling::Llama3 {
-                factor: need("factor")?,
-                low_freq_factor: need("low_freq_factor")?,
-                high_freq_factor: need("high_freq_factor")?,
-                original_max_position: need("original_max_position_embeddings")? as usize,
-            },
-            Some(other) => {
-                return Err(invalid(format!(
-                    "rope scaling '{other}' is not supported; expected default, linear or llama3"
-                )));
-            }
-        };
-        Ok((base, scaling))
-    }
-
-    /// The period of Gemma's full-attention layers, from `layer_types` or `sliding_window_pattern`.
-    fn global_every(&self) -> Result<usize, ModelFileError> {
-        let Some(types) = self.0.get("layer_types").and_then(|value| value.as_array()) else {
-            return Ok(self.optional_size("sliding_window_pattern")?.unwrap_or(6));
-        };
-        let is_full = |value: &serde_json::Value| value.as_str() == Some("full_attention");
-        let Some(first) = types.iter().position(is_full) else {
-            return Ok(0);
-        };
-        let every = first + 1;
-        let is_periodic = types
-            .iter()
-            .enumerate()
-            .all(|(layer, kind)| is_full(kind) == (layer + 1).is_multiple_of(every));
-        if is_periodic {
-            Ok(every)
-        } else {
-            Err(invalid("config.json: 'layer_types' is not periodic".to_owned()))
-        }
-    }
 }

@@ -10,7 +10,7 @@ use pyagent_kernels::ggml::GgmlType;
 use pyagent_kernels::pack::{PackError, PackedMatrix};
 use pyagent_kernels::pool::Pool;
 
-use crate::config::{ModelConfig, invalid};
+use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 /// Row groups one thread packs at a time.
@@ -103,6 +103,9 @@ fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
     config.vocab_size = rows;
     if let Some(factors) = file.find_tensor("rope_freqs.weight")? {
         config.rope_scaling = RopeScaling::Factors(vector(&factors, config.head_dim / 2)?);
+        if config.architecture != Architecture::Gemma3 {
+            config.local_rope_scaling = config.rope_scaling.clone();
+        }
     }
     Ok(config)
 }
@@ -124,12 +127,15 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &Pool) -> Result<Weight
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
     let output_name = loader.names.output();
-    let output = file.find_tensor(&output_name)?.is_some();
+    let has_output = match config.is_output_tied {
+        Some(is_tied) => !is_tied,
+        None => file.find_tensor(&output_name)?.is_some(),
+    };
     Ok(Weights {
         embedding: loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?,
         layers,
         final_norm: loader.norm(&loader.names.final_norm(), config.hidden_size)?,
-        output: output
+        output: has_output
             .then(|| loader.matrix(&output_name, config.vocab_size, config.hidden_size))
             .transpose()?,
     })
@@ -292,7 +298,7 @@ impl Names {
 
     /// The name of a layer's tensor: whole for norms, without `.weight` for matrices.
     fn layer(&self, layer: usize, part: Part, config: &ModelConfig) -> String {
-        let has_four_norms = config.architecture == crate::config::Architecture::Gemma3;
+        let has_four_norms = config.architecture == Architecture::Gemma3;
         match self {
             Self::Gguf => format!("blk.{layer}.{}", gguf_part(part)),
             Self::HuggingFace => format!("model.layers.{layer}.{}", hugging_face_part(part, has_four_norms)),

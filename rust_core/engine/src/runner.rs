@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
-use pyagent_kernels::elementwise::{self, RopeError, RopeScaling, RopeTable};
+use pyagent_kernels::elementwise::{self, RopeError, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pool::{Pool, PoolError, Worker};
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
@@ -121,7 +121,7 @@ impl CpuModel {
             RopeTable::new(
                 config.head_dim,
                 config.local_rope_base as f32,
-                &RopeScaling::None,
+                &config.local_rope_scaling,
                 config.context_length,
             )?,
         ];

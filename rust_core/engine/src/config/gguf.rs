@@ -1,0 +1,232 @@
+//! A GGUF's metadata as a configuration.
+
+use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
+
+use super::{Activation, Architecture, ModelConfig, invalid, unsupported};
+use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
+use crate::weights::ModelFileError;
+
+/// What is read here of the keys that begin with the architecture's name.
+const READ: [&str; 16] = [
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scaling.factor",
+    "rope.scaling.type",
+];
+
+/// What changes no number of the forward pass.
+const IRRELEVANT: [&str; 6] = [
+    "attention.layer_norm_epsilon",
+    "mm.tokens_per_image",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "tensor_data_layout",
+    "vocab_size",
+];
+
+/// What changes nothing with this value, and is not implemented with another.
+const NEUTRAL: [(&str, f64); 10] = [
+    ("attention.causal", 1.0),
+    ("attn_logit_softcapping", 0.0),
+    ("embedding_scale", 1.0),
+    ("expert_count", 0.0),
+    ("expert_used_count", 0.0),
+    ("final_logit_softcapping", 0.0),
+    ("logit_scale", 1.0),
+    ("residual_scale", 1.0),
+    ("rope.scale_linear", 1.0),
+    ("rope.scaling.attn_factor", 1.0),
+];
+
+/// The period of Gemma 3's layers that see everything.
+const GEMMA_PERIOD: usize = 6;
+
+impl ModelConfig {
+    /// Reads a GGUF's metadata.
+    pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
+        let name = file.metadata_str("general.architecture")?;
+        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
+        let keys = Keys { file, name };
+        keys.refuse_unknown()?;
+        let hidden_size = keys.size("embedding_length")?;
+        let num_heads = keys.size("attention.head_count")?;
+        let num_layers = keys.size("block_count")?;
+        let head_dim = keys
+            .optional_size("attention.key_length")?
+            .unwrap_or(hidden_size / num_heads.max(1));
+        keys.expect_size("attention.value_length", head_dim)?;
+        keys.expect_size("rope.dimension_count", head_dim)?;
+        let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
+        let is_gemma = architecture == Architecture::Gemma3;
+        let rope_scaling = keys.rope_scaling()?;
+        let sliding_window = keys.optional_size("attention.sliding_window")?;
+        let config = Self {
+            architecture,
+            vocab_size: 0,
+            hidden_size,
+            num_layers,
+            num_heads,
+            num_kv_heads: keys.optional_size("attention.head_count_kv")?.unwrap_or(num_heads),
+            head_dim,
+            ffn_size: keys.size("feed_forward_length")?,
+            context_length: keys.size("context_length")?,
+            norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
+            norm_weight_offset: 0.0,
+            rope_style: if architecture == Architecture::Llama {
+                RopeStyle::Interleaved
+            } else {
+                RopeStyle::Neox
+            },
+            rope_base,
+            local_rope_base: keys.number_or("rope.freq_base_swa", if is_gemma { 10_000.0 } else { rope_base })?,
+            local_rope_scaling: if is_gemma {
+                RopeScaling::None
+            } else {
+                rope_scaling.clone()
+            },
+            rope_scaling,
+            sliding_window,
+            sliding_layers: keys.sliding_layers(architecture, num_layers, sliding_window.is_some())?,
+            activation: if is_gemma {
+                Activation::GeluTanh
+            } else {
+                Activation::Silu
+            },
+            // The 27B model scales by its mean head width, all others by the head's.
+            attention_scale: if is_gemma && num_layers == 62 {
+                ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
+            } else {
+                (head_dim as f32).powf(-0.5)
+            },
+            embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
+            is_output_tied: None,
+        };
+        config.check()
+    }
+}
+
+/// The keys that begin with the architecture's name.
+struct Keys<'a> {
+    file: &'a GgufFile,
+    name: &'a str,
+}
+
+impl Keys<'_> {
+    fn key(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.name)
+    }
+
+    fn size(&self, suffix: &str) -> Result<usize, ModelFileError> {
+        self.file.metadata_u64(&self.key(suffix)).map(|value| value as usize)
+    }
+
+    fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelFileError> {
+        let is_there = self.file.find(&self.key(suffix)).is_some();
+        is_there.then(|| self.size(suffix)).transpose()
+    }
+
+    fn number_or(&self, suffix: &str, default: f64) -> Result<f64, ModelFileError> {
+        match self.file.find(&self.key(suffix)) {
+            None => Ok(default),
+            Some(_) => self.file.metadata_f32(&self.key(suffix)).map(f64::from),
+        }
+    }
+
+    /// Refuses a size that is not the one all layers have.
+    fn expect_size(&self, suffix: &str, expected: usize) -> Result<(), ModelFileError> {
+        match self.optional_size(suffix)? {
+            Some(size) if size != expected => {
+                let key = self.key(suffix);
+                Err(invalid(format!(
+                    "'{key}' is {size}, which is not supported; expected {expected}"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse_unknown(&self) -> Result<(), ModelFileError> {
+        let prefix = self.key("");
+        for (key, value) in self.file.metadata() {
+            let Some(suffix) = key.strip_prefix(&prefix) else {
+                continue;
+            };
+            if READ.contains(&suffix) || IRRELEVANT.contains(&suffix) {
+                continue;
+            }
+            let neutral = NEUTRAL
+                .iter()
+                .find(|(name, _)| *name == suffix)
+                .map(|(_, value)| *value);
+            if neutral.is_none() || number(value) != neutral {
+                return Err(invalid(format!(
+                    "'{key}' is not implemented, and ignoring it would change the model's answers; use another model or \
+                     another engine"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn rope_scaling(&self) -> Result<RopeScaling, ModelFileError> {
+        let kind = self.file.metadata_str(&self.key("rope.scaling.type")).unwrap_or("none");
+        match kind {
+            "none" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear {
+                factor: self.file.metadata_f32(&self.key("rope.scaling.factor"))?,
+            }),
+            other => Err(invalid(format!(
+                "rope scaling '{other}' is not supported; expected none or linear"
+            ))),
+        }
+    }
+
+    /// Which layers have the window: those the file says (by a period, or one by one), else those the family has.
+    fn sliding_layers(
+        &self,
+        architecture: Architecture,
+        num_layers: usize,
+        has_window: bool,
+    ) -> Result<Vec<bool>, ModelFileError> {
+        let key = self.key("attention.sliding_window_pattern");
+        let every = match self.file.find(&key) {
+            Some(MetadataValue::Array(MetadataArray::Bool(layers))) => return Ok(layers.clone()),
+            Some(_) => self.size("attention.sliding_window_pattern")?,
+            None if architecture == Architecture::Gemma3 => GEMMA_PERIOD,
+            None if architecture == Architecture::Llama || !has_window => 0,
+            None => {
+                return Err(invalid(format!(
+                    "'{}' without '{key}' does not say which layers have the window",
+                    self.key("attention.sliding_window")
+                )));
+            }
+        };
+        Ok(periodic(num_layers, every))
+    }
+}
+
+/// Layers with a window: all but every `every`-th; all when that is 0.
+pub(super) fn periodic(num_layers: usize, every: usize) -> Vec<bool> {
+    (1..=num_layers.min(super::MOST_LAYERS))
+        .map(|layer| every == 0 || !layer.is_multiple_of(every))
+        .collect()
+}
+
+fn number(value: &MetadataValue) -> Option<f64> {
+    match value {
+        MetadataValue::Bool(truth) => Some(f64::from(u8::from(*truth))),
+        value => value.as_f64().or_else(|| value.as_u64().map(|number| number as f64)),
+    }
+}

@@ -1,0 +1,296 @@
+//! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
+
+use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
+use serde_json::{Map, Value};
+
+use super::gguf::periodic;
+use super::{Activation, Architecture, ModelConfig, invalid, unsupported};
+use crate::weights::ModelFileError;
+
+/// What is read here; biases are where the file has such tensors.
+const READ: &str = "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads \
+    num_key_value_heads head_dim max_position_embeddings rms_norm_eps hidden_act hidden_activation rope_theta \
+    rope_scaling rope_parameters rope_local_base_freq sliding_window use_sliding_window max_window_layers layer_types \
+    sliding_window_pattern _sliding_window_pattern query_pre_attn_scalar tie_word_embeddings attention_bias mlp_bias \
+    use_bias qkv_bias";
+
+/// What changes no number of the forward pass: where the file comes from, training, text generation's own defaults.
+const IRRELEVANT: &str = "_name_or_path architectures transformers_version torch_dtype dtype use_cache \
+    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id tokenizer_class \
+    initializer_range attention_dropout hidden_dropout resid_dropout embd_dropout dropout pretraining_tp \
+    _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation is_llama_config \
+    return_dict output_attentions output_hidden_states torchscript use_return_dict id2label label2id num_labels \
+    problem_type finetuning_task task_specific_params chunk_size_feed_forward gradient_checkpointing \
+    max_length min_length max_new_tokens do_sample num_beams num_beam_groups num_return_sequences temperature top_k \
+    top_p typical_p repetition_penalty length_penalty diversity_penalty no_repeat_ngram_size bad_words_ids \
+    early_stopping forced_bos_token_id forced_eos_token_id begin_suppress_tokens suppress_tokens \
+    exponential_decay_length_penalty remove_invalid_values return_dict_in_generate output_scores prefix \
+    decoder_start_token_id encoder_no_repeat_ngram_size transformers.js_config unsloth_fixed unsloth_version \
+    rope_type original_max_position_embeddings model_max_length boi_token_index eoi_token_index image_token_index \
+    mm_tokens_per_image";
+
+/// What changes nothing with this value, and is not implemented with another.
+const NEUTRAL: &[(&str, &str)] = &[
+    ("add_cross_attention", "false"),
+    ("cross_attention_hidden_size", "null"),
+    ("is_decoder", "false"),
+    ("is_encoder_decoder", "false"),
+    ("partial_rotary_factor", "1.0"),
+    ("pruned_heads", "{}"),
+    ("rope_interleaved", "false"),
+    ("tf_legacy_loss", "false"),
+    ("tie_encoder_decoder", "false"),
+    ("use_bfloat16", "false"),
+    ("use_bidirectional_attention", "false"),
+    ("use_mrope", "false"),
+    ("use_qk_norm", "false"),
+];
+
+/// What is read of rotary parameters.
+const ROPE: &str = "rope_theta rope_type type factor low_freq_factor high_freq_factor original_max_position_embeddings \
+    full_attention sliding_attention";
+
+/// The families' defaults where they differ from what the file's other fields say.
+const GEMMA_HEAD_DIM: usize = 256;
+const QWEN3_HEAD_DIM: usize = 128;
+const DEFAULT_WINDOW: usize = 4096;
+const QWEN_MAX_WINDOW_LAYERS: usize = 28;
+const GEMMA_PERIOD: usize = 6;
+const GEMMA_ROPE_BASE: f64 = 1_000_000.0;
+
+impl ModelConfig {
+    /// Reads a Hugging Face `config.json`.
+    pub fn from_hugging_face(config: &Map<String, Value>) -> Result<Self, ModelFileError> {
+        let json = JsonConfig(config);
+        let name = json.text("model_type").unwrap_or("(no model_type)");
+        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
+        refuse_unknown(config, &[READ, IRRELEVANT], "")?;
+        let is_gemma = architecture == Architecture::Gemma3;
+        let hidden_size = json.size("hidden_size")?;
+        let num_heads = json.size("num_attention_heads")?;
+        let num_layers = json.size("num_hidden_layers")?;
+        let head_dim = json.optional_size("head_dim")?.unwrap_or(match architecture {
+            Architecture::Gemma3 => GEMMA_HEAD_DIM,
+            Architecture::Qwen3 => QWEN3_HEAD_DIM,
+            _ => hidden_size / num_heads.max(1),
+        });
+        let query_size = if is_gemma {
+            json.number("query_pre_attn_scalar").unwrap_or(GEMMA_HEAD_DIM as f64)
+        } else {
+            head_dim as f64
+        };
+        let (rope_base, rope_scaling) = json.global_rope(is_gemma)?;
+        let (local_rope_base, local_rope_scaling) = if is_gemma {
+            json.local_rope()?
+        } else {
+            (rope_base, rope_scaling.clone())
+        };
+        let config = Self {
+            architecture,
+            vocab_size: json.size("vocab_size")?,
+            hidden_size,
+            num_layers,
+            num_heads,
+            num_kv_heads: json.num_kv_heads(name, num_heads)?,
+            head_dim,
+            ffn_size: json.size("intermediate_size")?,
+            context_length: json.size("max_position_embeddings")?,
+            norm_epsilon: json.number("rms_norm_eps").unwrap_or(1e-6) as f32,
+            norm_weight_offset: if is_gemma { 1.0 } else { 0.0 },
+            rope_style: RopeStyle::Neox,
+            rope_base,
+            rope_scaling,
+            local_rope_base,
+            local_rope_scaling,
+            sliding_window: json.sliding_window(name)?,
+            sliding_layers: json.sliding_layers(name, num_layers)?,
+            activation: json.activation()?,
+            attention_scale: (query_size as f32).powf(-0.5),
+            embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
+            is_output_tied: json.truth("tie_word_embeddings").or(is_gemma.then_some(true)),
+        };
+        config.check()
+    }
+}
+
+/// Refuses a field that is in none of the lists of names, unless it says nothing.
+fn refuse_unknown(fields: &Map<String, Value>, known: &[&str], place: &str) -> Result<(), ModelFileError> {
+    for (field, value) in fields {
+        let is_known = known
+            .iter()
+            .any(|names| names.split_whitespace().any(|name| name == field));
+        if !is_known && !value.is_null() && !is_neutral(field, value) {
+            return Err(invalid(format!(
+                "config.json: '{place}{field}' is not implemented, and ignoring it would change the model's answers; use \
+                 another model or another engine"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn is_neutral(field: &str, value: &Value) -> bool {
+    let neutral = NEUTRAL.iter().find(|(name, _)| *name == field);
+    let neutral = neutral.and_then(|(_, text)| serde_json::from_str::<Value>(text).ok());
+    neutral.is_some_and(|neutral| neutral == *value || (neutral.is_number() && neutral.as_f64() == value.as_f64()))
+}
+
+/// A `config.json` with typed, checked access.
+struct JsonConfig<'a>(&'a Map<String, Value>);
+
+impl JsonConfig<'_> {
+    fn size(&self, key: &str) -> Result<usize, ModelFileError> {
+        self.optional_size(key)?
+            .ok_or_else(|| invalid(format!("config.json lacks '{key}'")))
+    }
+
+    fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelFileError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value
+                .as_u64()
+                .and_then(|value| usize::try_from(value).ok())
+                .map(Some)
+                .ok_or_else(|| invalid(format!("config.json: '{key}' must be a whole number, got {value}"))),
+        }
+    }
+
+    fn number(&self, key: &str) -> Option<f64> {
+        self.0.get(key).and_then(Value::as_f64)
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.0.get(key).and_then(Value::as_str)
+    }
+
+    fn truth(&self, key: &str) -> Option<bool> {
+        self.0.get(key).and_then(Value::as_bool)
+    }
+
+    fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
+        // Only Llama has as many as query heads when nothing is said; the others' defaults are single models' numbers.
+        if name != "llama" && !self.0.contains_key("num_key_value_heads") {
+            return self.size("num_key_value_heads");
+        }
+        Ok(self.optional_size("num_key_value_heads")?.unwrap_or(num_heads))
+    }
+
+    fn activation(&self) -> Result<Activation, ModelFileError> {
+        match self.text("hidden_activation").or_else(|| self.text("hidden_act")) {
+            Some("silu") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+            other => Err(invalid(format!(
+                "activation {other:?} is not supported; expected silu or gelu_pytorch_tanh"
+            ))),
+        }
+    }
+
+    /// The window of those layers that have one.
+    fn sliding_window(&self, name: &str) -> Result<Option<usize>, ModelFileError> {
+        let window = self.optional_size("sliding_window")?;
+        let is_said = self.0.contains_key("sliding_window");
+        match name {
+            "llama" if window.is_some() => Err(invalid(
+                "config.json: 'sliding_window' is not implemented for llama; is the model a mistral?".to_owned(),
+            )),
+            "qwen2" | "qwen3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
+            "llama" => Ok(None),
+            _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
+        }
+    }
+
+    /// Which layers have the window: what `layer_types` says, else what the family has.
+    fn sliding_layers(&self, name: &str, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+        let by_family = match name {
+            "llama" => vec![false; num_layers.min(super::MOST_LAYERS)],
+            "mistral" => periodic(num_layers, 0),
+            "qwen2" | "qwen3" => {
+                let first = self
+                    .optional_size("max_window_layers")?
+                    .unwrap_or(QWEN_MAX_WINDOW_LAYERS);
+                (0..num_layers.min(super::MOST_LAYERS))
+                    .map(|layer| layer >= first)
+                    .collect()
+            }
+            _ => {
+                let period = self.optional_size("sliding_window_pattern")?;
+                let period = period.or(self.optional_size("_sliding_window_pattern")?);
+                periodic(num_layers, period.unwrap_or(GEMMA_PERIOD))
+            }
+        };
+        let Some(types) = self.0.get("layer_types").filter(|value| !value.is_null()) else {
+            return Ok(by_family);
+        };
+        let kind = |value: &Value| match value.as_str() {
+            Some("sliding_attention") => Some(true),
+            Some("full_attention") => Some(false),
+            _ => None,
+        };
+        let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
+        let is_fixed = matches!(name, "llama" | "mistral");
+        match layers {
+            Some(layers) if !is_fixed || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
+            _ => Err(invalid(format!(
+                "config.json: 'layer_types' is not implemented as it is for {name}; expected full_attention and \
+                 sliding_attention as the family has them"
+            ))),
+        }
+    }
+
+    fn object(&self, key: &str) -> Option<&Map<String, Value>> {
+        self.0.get(key).and_then(Value::as_object)
+    }
+
+    /// Base and scaling of layers that see everything: `rope_parameters` (transformers 5, in Gemma by layer type) or the
+    /// older keys.
+    fn global_rope(&self, is_gemma: bool) -> Result<(f64, RopeScaling), ModelFileError> {
+        let of_layers = self.object("rope_parameters").and_then(|all| all.get("full_attention"));
+        let parameters = of_layers
+            .and_then(Value::as_object)
+            .or_else(|| self.object("rope_parameters"))
+            .or_else(|| self.object("rope_scaling"));
+        let default = if is_gemma { GEMMA_ROPE_BASE } else { 10_000.0 };
+        rope(parameters, self.number("rope_theta").unwrap_or(default))
+    }
+
+    /// Base and scaling of Gemma's sliding-window layers.
+    fn local_rope(&self) -> Result<(f64, RopeScaling), ModelFileError> {
+        let of_layers = self
+            .object("rope_parameters")
+            .and_then(|all| all.get("sliding_attention"));
+        let default = self.number("rope_local_base_freq").unwrap_or(10_000.0);
+        rope(of_layers.and_then(Value::as_object), default)
+    }
+}
+
+/// Rotary base and scaling by a table of parameters.
+fn rope(parameters: Option<&Map<String, Value>>, default_base: f64) -> Result<(f64, RopeScaling), ModelFileError> {
+    let Some(parameters) = parameters else {
+        return Ok((default_base, RopeScaling::None));
+    };
+    refuse_unknown(parameters, &[ROPE], "rope_parameters.")?;
+    let field = |key: &str| parameters.get(key).and_then(Value::as_f64);
+    let need = |key: &str| {
+        let value = field(key).map(|value| value as f32);
+        value.ok_or_else(|| invalid(format!("rope scaling lacks '{key}'")))
+    };
+    let kind = parameters.get("rope_type").or_else(|| parameters.get("type"));
+    let scaling = match kind.and_then(Value::as_str) {
+        None | Some("default") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear {
+            factor: need("factor")?,
+        },
+        Some("llama3") => RopeScaling::Llama3 {
+            factor: need("factor")?,
+            low_freq_factor: need("low_freq_factor")?,
+            high_freq_factor: need("high_freq_factor")?,
+            original_max_position: need("original_max_position_embeddings")? as usize,
+        },
+        Some(other) => {
+            return Err(invalid(format!(
+                "rope scaling '{other}' is not supported; expected default, linear or llama3"
+            )));
+        }
+    };
+    Ok((field("rope_theta").unwrap_or(default_base), scaling))
+}
