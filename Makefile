@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test oracle clients peers soak chaos slow check format bench docs lock wheel clean
+.PHONY: help install demo test oracle clients peers soak chaos slow mutations check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -76,6 +76,9 @@ chaos: .venv/.dev  ## Ten minutes of failing backends under a chain
 
 slow: .venv/.dev  ## Tests that take long (soaks, chaos)
 	@$(BIN)/python -m pytest -q -m slow
+
+mutations: .venv/.dev  ## Put faults in on purpose; a test must notice each (builds the extension once)
+	@$(BIN)/python tests/mutations/run.py
 
 check: .venv/.docs  ## Format, lint, types, import rules, clippy, Rust tests, docs
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -1,0 +1,288 @@
+"""Faults that a test must notice: each a piece of source that stands exactly once, and what it becomes.
+
+In Rust `FAULT` is true while the fault is put in, so that one build holds all of them. `tests` are given to pytest; in
+Rust they run over the extension, as users do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ENGINE = "src/pyagent/infrastructure/engine"
+_SERVER = "src/pyagent/infrastructure/server"
+_SAMPLING = "rust_core/kernels/src/sampling"
+_DRAWS = "tests/integration/test_sampling.py"
+_CONSTANTS = "tests/unit/test_model_constants.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Replaces `old` by `new` in the file `path`; `tests` notice it."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+    @property
+    def is_rust(self) -> bool:
+        """Whether it needs a build."""
+        return self.path.endswith(".rs")
+
+
+FAULTS = (
+    Fault(
+        "conversation-key-ignores-roles",
+        f"{_ENGINE}/sessions/turns.py",
+        "said = (message.role, text,",
+        "said = (text,",
+        "tests/unit/test_sessions.py -k another",
+    ),
+    Fault(
+        "conversation-key-ignores-tools",
+        f"{_ENGINE}/sessions/turns.py",
+        "msgspec.json.encode((tenant, tools))",
+        "msgspec.json.encode((tenant, []))",
+        "tests/unit/test_sessions.py -k another",
+    ),
+    Fault(
+        "ledger-resizes-without-its-lock",
+        f"{_ENGINE}/memory/ledger.py",
+        "        with self._lock:\n            assert not reservation.is_released",
+        "        if True:\n            assert not reservation.is_released",
+        "tests/integration/test_ledger.py -k last_bytes",
+    ),
+    Fault(
+        "tenant-is-dropped",
+        f"{_ENGINE}/models/loaded_model.py",
+        "PrefixKey(tenant=request.origin.tenant,",
+        'PrefixKey(tenant="",',
+        "tests/integration/test_tenants.py -k prompt_of_another_key",
+    ),
+    Fault(
+        "prompt-is-not-counted-for-the-repetition-penalty",
+        f"{_ENGINE}/models/loaded_model.py",
+        "sampler.observe_prompt(tokens)",
+        "sampler.observe_prompt([])",
+        f"{_DRAWS} -k 'greedy or repetition'",
+    ),
+    Fault(
+        "logit-bias-is-ignored",
+        f"{_ENGINE}/models/loaded_model.py",
+        "logit_bias=list(params.logit_bias.items())",
+        "logit_bias=[]",
+        f"{_DRAWS} -k bias",
+    ),
+    Fault(
+        "penalties-count-prompt-tokens-as-output",
+        f"{_ENGINE}/models/loaded_model.py",
+        "        if params.repetition_penalty != 1.0:\n            sampler.observe_prompt(tokens)",
+        "        sampler.observe(tokens)",
+        f"{_DRAWS} -k 'greedy or frequency'",
+    ),
+    Fault(
+        "seed-is-ignored",
+        f"{_ENGINE}/models/loaded_model.py",
+        "seed = random.getrandbits(64) if params.seed is None else params.seed & (2**64 - 1)",
+        "seed = random.getrandbits(64)",
+        "tests/integration/test_native_texts.py -k seed_decides",
+    ),
+    Fault(
+        "grammar-masks-are-left-out",
+        f"{_ENGINE}/engine.py",
+        "plan.batch.masks[row] = request.grammar.mask()",
+        "request.grammar.mask()",
+        "tests/integration/test_native_forms.py -k twenty",
+    ),
+    Fault(
+        "deadline-of-the-engine-is-ignored",
+        f"{_ENGINE}/scheduler/scheduler.py",
+        "while self._deadlines and self._deadlines[0][0] <= self._clock():",
+        "while self._deadlines and self._deadlines[0][0] <= 0:",
+        "tests/unit/test_requests.py",
+    ),
+    Fault(
+        "stop-strings-are-not-held-back-at-token-borders",
+        f"{_ENGINE}/sampling/stop_strings.py",
+        "keep = self._length_to_hold(held)",
+        "keep = 0",
+        "tests/unit/test_stop_strings.py",
+    ),
+    Fault(
+        "halves-of-characters-are-sent",
+        f"{_ENGINE}/tokens/detokenizer.py",
+        "return self._utf8.decode(data)",
+        'return data.decode(errors="replace")',
+        "tests/unit/test_tokens.py -k character",
+    ),
+    Fault(
+        "user-defined-markers-are-read-in-messages",
+        f"{_ENGINE}/tokens/markers.py",
+        "special | written",
+        "special",
+        "tests/unit/test_tokens.py -k 'control_tokens or marker'",
+    ),
+    Fault(
+        "wrong-keys-are-let-in",
+        f"{_SERVER}/api_keys.py",
+        "hmac.compare_digest(given, key.secret)",
+        "hmac.compare_digest(given[:1], key.secret[:1])",
+        "tests/integration/test_server_doors.py -k keys_are_needed",
+    ),
+    Fault(
+        "heads-are-not-bounded",
+        f"{_SERVER}/header_timeout.py",
+        "MAX_HEAD_BYTES = 65_536",
+        "MAX_HEAD_BYTES = 6_553_600",
+        "tests/integration/test_server_security.py -k heads_are_bounded",
+    ),
+    Fault(
+        "journal-lines-are-not-checked",
+        "src/pyagent/infrastructure/storage/journal.py",
+        "if len(line) <= _CHECK_BYTES or line[-_CHECK_BYTES:] != _CHECK % zlib.crc32(body):",
+        "if len(line) <= _CHECK_BYTES:",
+        "tests/unit/test_journal.py -k damage",
+    ),
+    Fault(
+        "chain-asks-its-links-backwards",
+        "src/pyagent/core/chain/ordering.py",
+        "            return list(members)",
+        "            return list(members)[::-1]",
+        "tests/unit/test_chain.py -k 'first_link or fails_over'",
+    ),
+    Fault(
+        "private-requests-go-anywhere",
+        "src/pyagent/core/chain/ordering.py",
+        "if request.private and not",
+        "if False and not",
+        "tests/unit/test_chain.py -k private",
+    ),
+    Fault(
+        "breaker-opens-one-failure-late",
+        "src/pyagent/core/resilience/breaker.py",
+        "self._failures >= self.policy.num_failures",
+        "self._failures > self.policy.num_failures",
+        "tests/unit/test_breaker.py",
+    ),
+    Fault(
+        "deadline-of-a-call-is-not-kept",
+        "src/pyagent/core/resilience/deadline.py",
+        "        if math.isinf(self.at):\n            return await work",
+        "        return await work",
+        "tests/unit/test_breaker.py tests/unit/test_chain.py -k deadline",
+    ),
+    Fault(
+        "events-are-split-at-any-line",
+        "src/pyagent/infrastructure/backends/sse.py",
+        "            if not line:\n                if self._data:",
+        "            if not line or self._data:\n                if self._data:",
+        "tests/unit/test_sse.py",
+    ),
+    Fault(
+        "kept-answers-are-shared-between-clients",
+        "src/pyagent/core/response_cache/cache.py",
+        "origin=Origin() if self.between_clients else",
+        "origin=Origin() if True else",
+        "tests/unit/test_response_cache.py -k 'told_apart or clients_share'",
+    ),
+    Fault(
+        "top-p-keeps-one-token-too-many",
+        f"{_SAMPLING}/rank.rs",
+        "        self.mass += weight;\n        self.mass >= self.target",
+        "        self.mass += weight;\n        self.mass - if FAULT { weight } else { 0.0 } >= self.target",
+        f"{_DRAWS} -k top_p",
+    ),
+    Fault(
+        "every-step-has-the-same-number",
+        f"{_SAMPLING}/mod.rs",
+        "uniform(self.params.seed, step)",
+        "uniform(self.params.seed, if FAULT { 0 } else { step })",
+        f"{_DRAWS} -k independent",
+    ),
+    Fault(
+        "prompt-tokens-count-as-output",
+        f"{_SAMPLING}/mod.rs",
+        "self.output_counts.entry(*token).or_insert(0);",
+        "self.output_counts.entry(*token).or_insert(u32::from(FAULT));",
+        f"{_DRAWS} -k greedy",
+    ),
+    Fault(
+        "logprobs-are-taken-at-the-temperature",
+        f"{_SAMPLING}/mod.rs",
+        "self.ranking.log_probabilities(logits,",
+        "self.ranking.log_probabilities(&logits.iter().map(|x| x / if FAULT { self.params.temperature.max(0.5) } "
+        "else { 1.0 }).collect::<Vec<_>>(),",
+        f"{_DRAWS} -k logprobs",
+    ),
+    Fault(
+        "masks-are-ignored",
+        f"{_SAMPLING}/mod.rs",
+        "if let Some(mask) = mask {",
+        "if let Some(mask) = mask.filter(|_| !FAULT) {",
+        "tests/integration/test_native_forms.py -k twenty",
+    ),
+    Fault(
+        "llama3-rope-scaling-is-ignored",
+        "rust_core/kernels/src/elementwise/rope.rs",
+        ".map(|frequency| llama3(frequency, *factor,",
+        ".map(|frequency| llama3(frequency, if FAULT { 1.0 } else { *factor },",
+        f"{_CONSTANTS} -k llama",
+    ),
+    Fault(
+        "local-rope-base-is-the-global-one",
+        "rust_core/engine/src/runner.rs",
+        "config.local_rope_base as f32",
+        "(if FAULT { config.rope_base } else { config.local_rope_base }) as f32",
+        f"{_CONSTANTS} -k gemma3",
+    ),
+    Fault(
+        "embedding-scale-is-a-hundredth-off",
+        "rust_core/engine/src/forward.rs",
+        "elementwise::scale(self.pass.isa, residual, config.embedding_scale)",
+        "elementwise::scale(self.pass.isa, residual, config.embedding_scale * if FAULT { 1.01 } else { 1.0 })",
+        f"{_CONSTANTS} -k gemma3",
+    ),
+    Fault(
+        "attention-scale-is-the-heads",
+        "rust_core/engine/src/config/hugging_face.rs",
+        "attention_scale: (query_size as f32).powf(-0.5)",
+        "attention_scale: (if FAULT { head_dim as f32 } else { query_size as f32 }).powf(-0.5)",
+        f"{_CONSTANTS} -k gemma3",
+    ),
+    Fault(
+        "windows-are-one-token-wider",
+        "rust_core/engine/src/config.rs",
+        "self.sliding_window.filter(|_| self.sliding_layers[layer])",
+        "self.sliding_window.filter(|_| self.sliding_layers[layer]).map(|window| window + usize::from(FAULT))",
+        f"{_CONSTANTS} -k mistral",
+    ),
+    Fault(
+        "lost-sequences-are-committed",
+        "rust_core/python/src/step.rs",
+        "let committed = if is_there {",
+        "let committed = if is_there || FAULT {",
+        "tests/integration/test_cpu_steps.py -k released",
+    ),
+    Fault(
+        "prefixes-are-one-token-too-long",
+        "rust_core/cache/src/lookup.rs",
+        "let num_tokens = num_common(self.entries.tokens(number), tokens);",
+        "let num_tokens = num_common(self.entries.tokens(number), tokens) + usize::from(FAULT);",
+        "tests/integration/test_partial_blocks.py tests/unit/test_block_pool.py",
+    ),
+    Fault(
+        "other-tenants-blocks-are-found",
+        "rust_core/cache/src/lookup.rs",
+        "num_tokens > 0 && salt.sees(&entry.key.salt)",
+        "num_tokens > 0 && (FAULT || salt.sees(&entry.key.salt))",
+        "tests/integration/test_tenants.py tests/unit/test_block_pool.py",
+    ),
+    Fault(
+        "pinned-pages-are-evicted",
+        "rust_core/cache/src/marks.rs",
+        "units.iter().for_each(|&unit| self.adjust(unit, |unit| unit.pins += 1));",
+        "units.iter().for_each(|&unit| self.adjust(unit, |unit| unit.pins += u32::from(!FAULT)));",
+        "tests/integration/test_hints.py -k pinned_prompt_outlives",
+    ),
+)

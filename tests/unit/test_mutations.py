@@ -1,0 +1,32 @@
+"""The faults of `make mutations` still fit the source; whether tests notice them is that command's to say."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FAULTS: list[Any] = list(runpy.run_path(str(ROOT / "tests/mutations/faults.py"))["FAULTS"])
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_applies_exactly_once(fault: Any) -> None:
+    """Each fault changes one place of a file that is there, and names tests that are there."""
+    source = (ROOT / fault.path).read_text(encoding="utf-8")
+    assert source.count(fault.old) == 1
+    changed = source.replace(fault.old, fault.new)
+    assert changed != source
+    if fault.path.endswith(".py"):
+        ast.parse(changed)
+    files = [word for word in fault.tests.split() if word.endswith(".py")]
+    assert files
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_faults_have_names_of_their_own() -> None:
+    """No two faults have one name."""
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 28
