@@ -112,6 +112,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     The order is: bias, penalties, grammar mask, temperature, top-k, top-p, min-p, draw. `temperature=0` is greedy,
     ties going to the lowest id. With `seed`, a draw depends only on the seed, the position and the logits.
+    `stop_token_ids` end the answer and are no part of it, as end-of-sequence tokens are; none of both is drawn before
+    there are `min_tokens` tokens. Control tokens are written into the text unless `skip_special_tokens`.
     """
 
     max_tokens: int | None = None
@@ -127,6 +129,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
 
     def validate(self) -> None:
         """Raise `RequestError` naming the first field out of its range."""
@@ -139,6 +144,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(f"{name} must be greater than 0, got 0", param=name)
         if len(self.stop) > 16 or any(not text for text in self.stop):
             raise RequestError("stop takes up to 16 texts, none of them empty", param="stop")
+        if len(self.stop_token_ids) > _MAX_STOP_TOKENS or any(token < 0 for token in self.stop_token_ids):
+            text = f"stop_token_ids takes up to {_MAX_STOP_TOKENS} token ids"
+            raise RequestError(text, param="stop_token_ids")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            text = f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}"
+            raise RequestError(text, param="min_tokens")
 
 
 def _shown(bound: float) -> str:
@@ -146,8 +157,10 @@ def _shown(bound: float) -> str:
     return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
+_MAX_STOP_TOKENS = 256
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
     ("temperature", 0, 2),
     ("top_p", 0, 1),
     ("top_k", 0, 2**31 - 1),

@@ -364,6 +364,9 @@ _REQUESTS: dict[str, ChatRequest] = {
     "seed": _sampled(seed=7),
     "stop": _sampled(stop=("\n\n\n",)),
     "ignore_eos": _sampled(ignore_eos=True, max_tokens=4),
+    "stop_token_ids": _sampled(stop_token_ids=(1,)),
+    "min_tokens": _sampled(min_tokens=2, max_tokens=4),
+    "skip_special_tokens": _sampled(skip_special_tokens=False),
     "top_logprobs": _sampled(top_logprobs=2, max_tokens=4),
 }
 

@@ -223,7 +223,7 @@ def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:
     plain = SamplingParams()
     fields = ("max_tokens", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
     body: JsonObject = {"temperature": sampling.temperature}
-    for name in (*fields, "seed", "ignore_eos"):
+    for name in (*fields, "seed", "ignore_eos", "stop_token_ids", "min_tokens", "skip_special_tokens"):
         value: object = getattr(sampling, name)
         if value != getattr(plain, name):
             body[name] = value

@@ -157,7 +157,7 @@ class Engine:
         planning = time.perf_counter() - start
         has_failed = self._end_failed()
         if plan is not None:
-            faults = self._add_masks(plan) if self.scheduler.has_grammars else {}
+            faults = self._add_masks(plan) if self.scheduler.has_masks else {}
             self._start(plan, planning, faults)
         return has_failed
 
@@ -179,13 +179,15 @@ class Engine:
         self._in_flight = InFlightStep(plan, planning, faults, future)
 
     def _add_masks(self, plan: Plan) -> dict[int, str]:
-        """The tokens that grammars allow; for grammars that fail, the reasons by row."""
+        """The tokens that may be drawn, by row; for grammars that fail, the reasons."""
         faults: dict[int, str] = {}
         for row, request in enumerate(plan.sampled):
-            if request.grammar is None:
+            if not request.has_mask:
                 continue
             try:
-                plan.batch.masks[row] = request.grammar.mask()
+                mask = request.mask()
+                if mask is not None:
+                    plan.batch.masks[row] = mask
             except Exception as error:
                 logger.exception("the grammar of request %d failed", request.id)
                 faults[row] = told_briefly(error)

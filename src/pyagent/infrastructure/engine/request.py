@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 NOBODY = Origin()
 
 
+def without_tokens(mask: bytes | None, tokens: frozenset[int], vocab_size: int) -> bytes:
+    """Return a mask of whole 32-bit words, or of the whole vocabulary, without these tokens."""
+    changed = bytearray(mask or b"\xff" * (-(-vocab_size // 32) * 4))
+    for token in tokens:
+        if token < 8 * len(changed):
+            changed[token // 8] &= ~(1 << token % 8) & 0xFF
+    return bytes(changed)
+
+
 class Status(Enum):
     """Where a request is in its life."""
 
@@ -167,7 +176,8 @@ class Request:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
         self.num_told = len(self.tokens)
         self.stops = StopStrings(self.params.stop)
-        self.end_ids = frozenset() if self.params.ignore_eos else frozenset(self.tokenizer.end_ids)
+        ends = frozenset[int]() if self.params.ignore_eos else self.tokenizer.end_ids
+        self.end_ids = ends | frozenset(self.params.stop_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -178,6 +188,19 @@ class Request:
     def num_left(self) -> int:
         """Tokens still to compute before the next token can be sampled."""
         return 1 if self.status is Status.DECODING else len(self.tokens) - self.num_computed
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether what may be drawn next depends on what was drawn."""
+        return self.grammar is not None or self.params.min_tokens > 0
+
+    def mask(self) -> bytes | None:
+        """The tokens that may be drawn next, one bit each; None when all may."""
+        allowed = None if self.grammar is None else self.grammar.mask()
+        if self.num_output_tokens >= self.params.min_tokens or not self.end_ids:
+            return allowed
+        going_on = without_tokens(allowed, self.end_ids, self.tokenizer.vocab_size)
+        return going_on if any(going_on) else allowed  # where the form is at its end, nothing else may follow
 
     def resume(self, log: TokenLog) -> Output:
         """Go on after tokens sampled and delivered elsewhere, in the state that sampling them here would have led to.

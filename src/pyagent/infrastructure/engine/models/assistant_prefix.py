@@ -37,9 +37,9 @@ class AssistantPrefix:
         """What the client has before the answer's first news."""
         return Output(self.text, tokens=self.tokens)
 
-    def detokenizer(self, tokenizer: ModelTokenizer) -> Detokenizer:
+    def detokenizer(self, tokenizer: ModelTokenizer, *, shows_special: bool = False) -> Detokenizer:
         """A stream of text that goes on after it."""
-        stream = tokenizer.detokenizer()
+        stream = tokenizer.detokenizer(shows_special=shows_special)
         for token in self.tokens:
             stream.push(token)
         return stream

@@ -132,7 +132,9 @@ class LoadedModel:
                 max_tokens=min(request.sampling.max_tokens or room, room),
                 sampler=self._sampler(request, tokens, index),
                 tokenizer=self.tokenizer,
-                detokenizer=assistant_prefix.detokenizer(self.tokenizer),
+                detokenizer=assistant_prefix.detokenizer(
+                    self.tokenizer, shows_special=not request.sampling.skip_special_tokens
+                ),
                 grammar=assistant_prefix.accepted(self._grammar(request)),
                 on_output=on_output,
                 origin=request.origin,
@@ -356,9 +358,10 @@ def _cache_report(request: Request) -> CacheReport:
 
 def make_sampler(params: SamplingParams, vocab_size: int) -> _rust.SamplerState:
     """The Rust state of a request's sampling. Raises `RequestError` for a value it refuses."""
-    unknown = [token for token in params.logit_bias if not 0 <= token < vocab_size]
-    if unknown:
-        raise RequestError(f"logit_bias names token {unknown[0]}; the vocabulary has {vocab_size}", param="logit_bias")
+    for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        unknown = [token for token in tokens if not 0 <= token < vocab_size]
+        if unknown:
+            raise RequestError(f"{name} names token {unknown[0]}; the vocabulary has {vocab_size}", param=name)
     seed = random.getrandbits(64) if params.seed is None else params.seed & (2**64 - 1)
     try:
         return _rust.SamplerState(

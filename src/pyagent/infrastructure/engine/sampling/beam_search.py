@@ -223,6 +223,9 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         "best_of": request.best_of is not None,
         "response_format": has_form,
         "top_logprobs": sampling.top_logprobs is not None,
+        "stop_token_ids": bool(sampling.stop_token_ids),
+        "min_tokens": sampling.min_tokens > 0,
+        "skip_special_tokens": not sampling.skip_special_tokens,
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),
     }
     for name, is_asked in refused.items():

@@ -69,7 +69,7 @@ class Scheduler:
         self._swapped: set[int] = set()
         self._preemptors: list[Request] = []
         """Waiting requests for which others were preempted in this step."""
-        self._num_grammars = 0  # of running requests
+        self._num_masked = 0  # of running requests
         self._num_searching = 0  # running beams
         self.end_ids: frozenset[int] = frozenset()
         """End-of-sequence tokens of any request so far."""
@@ -104,9 +104,9 @@ class Scheduler:
         self.queues.add(request, self._clock())
 
     @property
-    def has_grammars(self) -> bool:
-        """Whether any running request is constrained by a grammar."""
-        return self._num_grammars > 0
+    def has_masks(self) -> bool:
+        """Whether a running request may not draw every token."""
+        return self._num_masked > 0
 
     def overdue(self) -> list[Request]:
         """Return the requests whose deadline has passed since the last call."""
@@ -151,7 +151,7 @@ class Scheduler:
         None when a request waits or prefills, when a sampled token decides what comes next, or when memory is short.
         """
         others = self.prefilling or self.parked or self.queues.num_waiting
-        if others or not self.decode_batch.requests or self._num_grammars or self._num_searching:
+        if others or not self.decode_batch.requests or self._num_masked or self._num_searching:
             return None
         for request in self.decode_batch.need_memory():
             if not self.admission.reserve(request, self.decode_batch.num_tokens(request)):
@@ -493,7 +493,7 @@ class Scheduler:
         """Give a request a place and KV memory, and let it prefill."""
         self.admission.hold(request)
         self.end_ids |= request.end_ids
-        self._num_grammars += request.grammar is not None
+        self._num_masked += request.has_mask
         self._num_searching += request.search is not None
         self.prefilling[request.id] = request
 
@@ -507,7 +507,7 @@ class Scheduler:
             return False
         self._pending_prefixes.discard(request)
         self.admission.drop(request)
-        self._num_grammars -= request.grammar is not None
+        self._num_masked -= request.has_mask
         self._num_searching -= request.search is not None
         return True
 

@@ -67,14 +67,15 @@ class TokenBytes:
 class Detokenizer:
     """One answer's text. What `push` and `flush` return, joined, is the text of all tokens pushed."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: TokenBytes, *, shows_special: bool = False) -> None:
         self._token_bytes = token_bytes
+        self._shows_special = shows_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._is_start = token_bytes.has_leading_space
 
     def copy(self) -> Detokenizer:
         """Another that goes on from where this one is."""
-        other = Detokenizer(self._token_bytes)
+        other = Detokenizer(self._token_bytes, shows_special=self._shows_special)
         other._utf8.setstate(self._utf8.getstate())
         other._is_start = self._is_start
         return other
@@ -82,6 +83,8 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Take a token; returns the text it completes, possibly none."""
         data = self._token_bytes[token]
+        if self._shows_special and not data:
+            data = self._token_bytes.special(token).encode()
         if self._is_start and data:
             self._is_start = False
             data = data.removeprefix(b" ")

@@ -246,9 +246,9 @@ class ModelTokenizer:
         data = (self._token_bytes[token] or self._token_bytes.special(token).encode() for token in tokens)
         return b"".join(data).decode(errors="replace")
 
-    def detokenizer(self) -> Detokenizer:
-        """A new stream of text for one answer."""
-        return Detokenizer(self._token_bytes)
+    def detokenizer(self, *, shows_special: bool = False) -> Detokenizer:
+        """A new stream of text for one answer, control tokens written out or left out."""
+        return Detokenizer(self._token_bytes, shows_special=shows_special)
 
     def _plain(self, message: Message) -> dict[str, object]:
         """A message as templates expect it: content one text, a call's arguments the values they stand for."""

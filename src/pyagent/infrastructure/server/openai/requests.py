@@ -64,6 +64,8 @@ _SAMPLING = (
     "repetition_penalty",
     "seed",
     "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
 )
 
 
@@ -94,6 +96,9 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
     timeout_seconds: float | None = None
     private: bool | None = None
     session: str | None = None
@@ -125,6 +130,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 max_tokens=max_tokens,
                 top_logprobs=top_logprobs,
                 stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
                 logit_bias=_token_ids(self.logit_bias or {}),
             ),
             **given,
