@@ -409,6 +409,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     input: list[str]
     tenant: str = ""
+    private: bool = False
 
 
 class EmbedResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,7 +170,7 @@ class Chain:
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed with the first link that can."""
-        asked = ChatRequest(model=request.model, prompt="\n".join(request.input))
+        asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
         tries = self._tries(asked)
         request = msgspec.structs.replace(request, model=tries.request.model)
         while (turn := await tries.next()) is not None:

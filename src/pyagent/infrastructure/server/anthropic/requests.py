@@ -116,6 +116,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+    private: bool | None = None  # not Anthropic's
     # ignored
     cache_control: object = None
     service_tier: object = None
@@ -143,6 +144,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
             response_format=_format(self.output_config),
             sampling=sampling,
+            private=bool(self.private),
             origin=Origin(client=client),
         )
 

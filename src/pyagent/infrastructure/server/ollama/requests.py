@@ -147,6 +147,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     shift: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    private: bool | None = None  # not Ollama's, here and below
 
     def ask(
         self,
@@ -169,6 +170,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             response_format=_format(self.format),
             reasoning_effort="none" if self.think is False else self.think if isinstance(self.think, str) else None,
             sampling=sampling,
+            private=bool(self.private),
         )
         return Asked(
             request=request if messages or prompt else None,
@@ -211,6 +213,7 @@ class EmbedBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dimensions: int | None = None
     keep_alive: float | str | None = None
     options: Options | None = None
+    private: bool | None = None
 
 
 class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -220,6 +223,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: str = ""
     keep_alive: float | str | None = None
     options: Options | None = None
+    private: bool | None = None
 
 
 class ModelBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

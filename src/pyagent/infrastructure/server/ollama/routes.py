@@ -19,6 +19,7 @@ from pyagent.infrastructure.server.ollama.models import find_model, pull, show, 
 from pyagent.infrastructure.server.ollama.replies import Reply, loaded, nanoseconds
 from pyagent.infrastructure.server.ollama.requests import (
     Asked,
+    EmbedBody,
     EmbeddingsBody,
     read_chat,
     read_embed,
@@ -89,7 +90,7 @@ async def embed(service: Service, request: Request) -> Response:
     """POST /api/embed."""
     started = time.perf_counter()
     said, texts = read_embed(await service.body(request))
-    found = await _embedded(service, request, said.model, texts)
+    found = await _embedded(service, request, said, texts)
     vectors = shortened(found.vectors, said.dimensions)
     body = {"model": said.model, "embeddings": vectors, "total_duration": nanoseconds(time.perf_counter() - started)}
     return json_response(body | {"load_duration": 0, "prompt_eval_count": found.usage.prompt_tokens})
@@ -101,9 +102,12 @@ async def embeddings(service: Service, request: Request) -> Response:
     if not said.prompt:
         await find_model(service, said.model)
         return json_response({"embedding": list[float]()})
-    return json_response({"embedding": (await _embedded(service, request, said.model, [said.prompt])).vectors[0]})
+    return json_response({"embedding": (await _embedded(service, request, said, [said.prompt])).vectors[0]})
 
 
-async def _embedded(service: Service, request: Request, name: str, texts: list[str]) -> EmbedResult:
-    model = await find_model(service, name)
-    return await service.embed(request, EmbedRequest(model=name and model.id, input=texts))
+async def _embedded(
+    service: Service, request: Request, said: EmbedBody | EmbeddingsBody, texts: list[str]
+) -> EmbedResult:
+    model = await find_model(service, said.model)
+    asked = EmbedRequest(model=said.model and model.id, input=texts, private=bool(said.private))
+    return await service.embed(request, asked)

@@ -23,6 +23,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
+    private: bool | None = None  # not OpenAI's
 
     @property
     def texts(self) -> list[str]:

@@ -27,7 +27,9 @@ async def completions(service: Service, request: Request) -> Response:
 async def embeddings(service: Service, request: Request) -> Response:
     """POST /v1/embeddings."""
     said = read_embeddings(await service.body(request))
-    found = await service.embed(request, EmbedRequest(model=said.model_asked, input=said.texts))
+    found = await service.embed(
+        request, EmbedRequest(model=said.model_asked, input=said.texts, private=bool(said.private))
+    )
     return json_response(embeddings_body(said, found))
 
 

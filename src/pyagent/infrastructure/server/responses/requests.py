@@ -94,6 +94,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: _StreamOptions | None = None
     store: bool | None = None
     previous_response_id: str | None = None
+    private: bool | None = None  # not OpenAI's
     user: str | None = None
     # ignored; metadata is told again
     metadata: dict[str, str] | None = None
@@ -153,6 +154,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             response_format=_format(self.text),
             sampling=self.sampling(),
+            private=bool(self.private),
             origin=Origin(client=self.user or ""),
         )
 

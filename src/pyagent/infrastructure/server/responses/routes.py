@@ -21,7 +21,9 @@ async def create(service: Service, request: Request) -> Response:
     client, kept = str(request.state.client), _kept(service)
     history: list[JsonObject] = []
     if said.previous_response_id is not None:
-        history = kept.find(said.previous_response_id, client, param="previous_response_id").items
+        previous = kept.find(said.previous_response_id, client, param="previous_response_id")
+        history = previous.items
+        said.private = said.private or bool(previous.body.get("private"))  # what is gone on from stays private
 
     def keep(body: JsonObject) -> None:
         kept.keep(client, body, history, said.items)
@@ -67,7 +69,8 @@ def _envelope(said: ResponsesBody) -> JsonObject:
     text: JsonObject = {"format": {"type": "text"}}
     if said.text is not None and said.text.format is not None:
         text["format"] = msgspec.to_builtins(said.text.format)
-    return {
+    private: JsonObject = {"private": True} if said.private else {}
+    return private | {
         "model": said.model or "default",
         "instructions": said.instructions,
         "max_output_tokens": said.max_output_tokens,
