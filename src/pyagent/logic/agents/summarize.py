@@ -101,7 +101,7 @@ class SummarizeAgent:
         focus = _focus(task)
         parts = await self._shrink(context, text, focus)
         system = _SYSTEM.format(num_sentences=num_sentences, focus=focus)
-        max_tokens = _TOKENS_PER_SENTENCE * (num_sentences + 1)
+        max_tokens = _TOKENS_PER_SENTENCE * num_sentences + 32
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_penalty=1.1)
         prompt = "\n".join(parts) if parts else text
         stream = context.stream(prompt, system=system, sampling=sampling)
