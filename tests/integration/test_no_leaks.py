@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import string
@@ -19,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from support.server import keys
 from support.watching import logged
 
@@ -57,7 +57,7 @@ async def _upstream(request: Request) -> Response:
     status = random.Random(body).choice([400, 401, 429, 500, 503])
     text = f"cannot do {body} with {request.headers.get('x-api-key')}"
     error = {"message": text, "type": "x", "code": "y"}
-    return JSONResponse({"error": error}, status, {"connection": "close"})
+    return JSONResponse({"error": error}, status)
 
 
 def _listed(_request: Request) -> Response:
@@ -214,12 +214,21 @@ def _server(model: Path, folder: Path, process: str) -> Iterator[tuple[str, str]
         chain = make_chain(settings, host)
         agents = AgentBackend(lambda: Fleet(settings, backend=chain, host=host))
         known = keys(KEYS["alice"], KEYS["bob"], admin=KEYS["admin"])
-        try:
-            with serve(create_app(chain, agents=agents, api_keys=known, settings=settings.server)) as url:
+        answering = create_app(chain, agents=agents, api_keys=known, settings=settings.server)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] != "/close":
+                await answering(scope, receive, send)
+                return
+            await agents.close()
+            await chain.close()  # in the loop its connections belong to
+            await Response()(scope, receive, send)
+
+        with serve(app) as url:
+            try:
                 yield url, upstream
-        finally:
-            asyncio.run(agents.close())
-            asyncio.run(chain.close())
+            finally:
+                httpx.post(f"{url}/close", timeout=60)
 
 
 def _leaks(model: Path, folder: Path, num_requests: int, seed: int, process: str = "false") -> list[str]:
