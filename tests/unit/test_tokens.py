@@ -241,8 +241,12 @@ def test_parts_kept_are_bounded_and_the_latest() -> None:
 
     kept = SegmentCache(encode, most_chars=3 * (4 + 128), longest=10)
     for text in ("aaaa", "bbbb", "cccc", "aaaa", "dddd", "aaaa", "bbbb", "x" * 11, "x" * 11):
-        assert kept[text] == array("I", map(ord, text))
+        assert kept.tokens_of(text) == array("I", map(ord, text))
     assert asked == ["aaaa", "bbbb", "cccc", "dddd", "bbbb", "x" * 11, "x" * 11]
+    asked.clear()
+    for tenant in ("alice", "bob", "alice", "bob"):
+        kept.tokens_of("eeee", tenant)
+    assert asked == ["eeee", "eeee"], "what another tenant sent is encoded again"
 
 
 def test_words_a_model_has_whole_are_not_parted() -> None:

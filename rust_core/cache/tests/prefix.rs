@@ -1,5 +1,6 @@
 //! What a prefix hit may and may not return, case by case.
 
+use proptest::prelude::*;
 use pyagent_cache::{AddOptions, BlockHasher, BlockPool, CacheError, Group, GroupKind, PoolOptions, Salt};
 
 const BLOCK: usize = 4;
@@ -385,5 +386,44 @@ fn misuse_is_refused() {
     for groups in bad_groups {
         let options = PoolOptions { groups, ..options(8) };
         assert!(matches!(BlockPool::new(options), Err(CacheError::BadGroups { .. })));
+    }
+}
+
+/// What a tenant of the tests is called; the first is all tenants'.
+const TENANTS: [&str; 4] = ["*", "", "red", "blue"];
+
+/// How many tokens both begin with.
+fn common(left: &[u32], right: &[u32]) -> usize {
+    left.iter().zip(right).take_while(|(left, right)| left == right).count()
+}
+
+proptest! {
+    /// Whatever the tenants computed, and in which order, none finds or is told more than it and the common tenant know.
+    #[test]
+    fn tenants_never_find_more_than_they_may(
+        runs in prop::collection::vec((0..4usize, prop::collection::vec(0..3u32, 1..24), any::<bool>()), 1..40),
+        num_pages in 8..40u32,
+    ) {
+        let mut pool = pool(num_pages);
+        let mut computed: Vec<(&str, Vec<u32>)> = Vec::new();
+        for (seq, (who, tokens, shrinks)) in runs.into_iter().enumerate() {
+            let (name, salt) = (TENANTS[who], tenant(TENANTS[who]));
+            let known = |other: &str| other == name || other == "*";
+            let most = computed.iter().filter(|(other, _)| known(other));
+            let most = most.map(|(_, other)| common(&tokens, other)).max().unwrap_or(0);
+            let (found, told) = (pool.lookup(&tokens, &salt), pool.explain(&tokens, &salt));
+            prop_assert!(found.num_tokens <= most);
+            prop_assert!(told.known_tokens <= most);
+            for prefix in pool.prefixes(99, &[name.as_bytes()]) {
+                let is_own = |(other, tokens): &(&str, Vec<u32>)| known(other) && tokens.starts_with(&prefix.tokens);
+                prop_assert!(computed.iter().any(is_own));
+            }
+            run(&mut pool, seq as u64, &tokens, &salt);
+            computed.push((name, tokens));
+            if shrinks {
+                pool.set_limit(4).expect("less");
+                pool.set_limit(num_pages as usize).expect("as before");
+            }
+        }
     }
 }

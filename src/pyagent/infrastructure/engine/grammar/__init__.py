@@ -65,23 +65,27 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._memory = memory
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         # The process's own account has a library that was there before the model.
         self._library_bytes = 0 if "llguidance" in sys.modules else _LIBRARY_BYTES
         self._lock = threading.Lock()  # requests are prepared in several threads
 
-    def compile(self, wanted: ResponseFormat) -> Grammar:
-        """A grammar at its start. Raises `RequestError` saying what in the schema cannot be enforced."""
+    def compile(self, wanted: ResponseFormat, tenant: str = "") -> Grammar:
+        """A grammar at its start. Raises `RequestError` saying what in the schema cannot be enforced.
+
+        What was compiled for another tenant (`Origin.tenant`) is compiled again: the time would tell of it.
+        """
         source = _source(wanted)
+        key = tenant, source
         with self._lock:
-            matcher = self._compiled.get(source)
+            matcher = self._compiled.get(key)
             if matcher is None:
                 self._make_room(source)
                 matcher = self._match(source)
-                self._compiled[source] = matcher
+                self._compiled[key] = matcher
                 if len(self._compiled) > _MAX_CACHED:
                     self._compiled.popitem(last=False)
-            self._compiled.move_to_end(source)
+            self._compiled.move_to_end(key)
             return Grammar(matcher.deep_copy())
 
     def give_back(self) -> None:
@@ -103,7 +107,7 @@ class GrammarCompiler:
         self._memory.resize(self._num_bytes(source))
 
     def _num_bytes(self, *more: str) -> int:
-        sources = sum(map(len, (*self._compiled, *more)))
+        sources = sum(map(len, (*(source for _, source in self._compiled), *more)))
         return self._library_bytes + _BYTES_A_TOKEN * self._tokenizer.vocab_size + _BYTES_A_LETTER * sources
 
     def _match(self, source: str) -> LLMatcher:

@@ -268,14 +268,16 @@ class LoadedModel:
             return self.sessions.prompt(normalized, request.tools, request.session or "", request.origin.tenant)
         if request.assistant_prefix:
             raise RequestError("an answer is begun for a conversation; write it into the prompt", param="prompt")
-        tokens = self.tokenizer.encode_text(request.prompt or "")
+        tokens = self.tokenizer.encode_text(request.prompt or "", request.origin.tenant)
         if not request.prompt or not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
         return Prompt(tokens, tenant=request.origin.tenant)
 
     def _grammar(self, request: ChatRequest) -> Grammar | None:
         wanted = request.response_format
-        return None if wanted is None or wanted.type == "text" else self.grammars.compile(wanted)
+        if wanted is None or wanted.type == "text":
+            return None
+        return self.grammars.compile(wanted, request.origin.tenant)
 
 
 def _kept_longer(priority: int) -> int:

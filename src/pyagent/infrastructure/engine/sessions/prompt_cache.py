@@ -78,7 +78,7 @@ class ModelPrompts:
                 self._pool.retain(name, tokens, tenant=tenant, expected_seconds=_SOON_SECONDS)
             case "demote" if tokens:
                 self._pool.forget(name)
-                num_kept = len(self._beginning_or_none(hint.messages))
+                num_kept = len(self._beginning_or_none(hint.messages, hint.tenant))
                 self._pool.demote(tokens, keep_tokens=num_kept, tenant=tenant)
             case _:
                 self._pool.forget(name)
@@ -86,7 +86,7 @@ class ModelPrompts:
     def _take_of_run(self, hint: Hint) -> None:
         """A hint about what a run's prompts begin with, or about the whole run."""
         if hint.messages and hint.kind == "retain":
-            tokens = self._beginning_or_none(hint.messages)
+            tokens = self._beginning_or_none(hint.messages, hint.tenant)
             name = f"run {hint.tenant}/{hint.run} {conversation_keys(hint.messages, ())[-1].hex()}"
             self._pool.retain(name, tokens, tenant=hint.tenant, expected_seconds=hint.expected_seconds)
             with self._lock:
@@ -99,16 +99,16 @@ class ModelPrompts:
             for name in names:
                 self._pool.forget(name)
 
-    def _beginning_or_none(self, messages: Sequence[Message]) -> list[int]:
+    def _beginning_or_none(self, messages: Sequence[Message], tenant: str) -> list[int]:
         try:
-            return self._beginning(messages, ()) if messages else []
+            return self._beginning(messages, (), tenant) if messages else []
         except RequestError:
             return []
 
-    def _beginning(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The tokens that all conversations beginning with these messages have in common."""
+    def _beginning(self, messages: Sequence[Message], tools: Sequence[Tool], tenant: str) -> list[int]:
+        """The tokens that all of a tenant's conversations beginning with these messages have in common."""
         messages = self._normalize(messages).messages
-        key = conversation_keys(messages, tools)[-1]
+        key = conversation_keys(messages, tools, tenant)[-1]
         with self._lock:
             if key in self._beginnings:
                 self._beginnings.move_to_end(key)
@@ -117,7 +117,7 @@ class ModelPrompts:
         follows = [Message("assistant" if is_asked else "user", text) for text in "ab"]
         question = [Message("user", ".")] if is_asked else []
         rendered = [self._tokenizer.render_chat([*messages, follow, *question], tools) for follow in follows]
-        first, second = map(self._tokenizer.encode_rendered, rendered)
+        first, second = (self._tokenizer.encode_rendered(text, tenant) for text in rendered)
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
         tokens = [token for token, _ in alike]
         self._remember(key, array("I", tokens))
@@ -140,7 +140,7 @@ class ModelPrompts:
         Raises `RequestError` when they make no beginning, `CapacityError` when too much is pinned already.
         """
         try:
-            num_tokens = self._pool.pin(f"{tenant}/{name}", self._beginning(messages, tools), tenant=tenant)
+            num_tokens = self._pool.pin(f"{tenant}/{name}", self._beginning(messages, tools, tenant), tenant=tenant)
         except ValueError as error:
             raise CapacityError(str(error).replace(f"{tenant}/{name}", name)) from error
         with self._lock:

@@ -161,7 +161,7 @@ class Sessions:
 
     def _anew(self, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt) -> Prompt:
         text = self._tokenizer.render_chat(messages, tools)
-        return replace(asked, tokens=self._tokenizer.encode_rendered(text), text=RenderedText.of(text))
+        return replace(asked, tokens=self._tokenizer.encode_rendered(text, asked.tenant), text=RenderedText.of(text))
 
     def _continued(
         self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt

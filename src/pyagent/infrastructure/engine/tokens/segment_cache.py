@@ -1,4 +1,7 @@
-"""Tokens of parts of prompts, kept for prompts that have the same parts. Knows no tokenizer."""
+"""Tokens of parts of prompts, kept for prompts of the same tenant that have the same parts. Knows no tokenizer.
+
+Found for another tenant too, they would tell by the time taken what somebody else has sent.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,30 @@ class SegmentCache:
         self._encode = encode
         self._most_chars = most_chars
         self._longest = longest
-        self._tokens: dict[str, array[int]] = {}
+        self._tokens: dict[tuple[str, str], array[int]] = {}
         self._num_chars = 0
         self._lock = Lock()
 
-    def __getitem__(self, part: str) -> array[int]:
+    def tokens_of(self, part: str, tenant: str = "") -> array[int]:
+        """The part's tokens, for a tenant (`Origin.tenant`)."""
+        key = tenant, part
         with self._lock:
-            found = self._tokens.pop(part, None)
+            found = self._tokens.pop(key, None)
             if found is not None:
-                self._tokens[part] = found  # the dictionary's end is the latest
+                self._tokens[key] = found  # the dictionary's end is the latest
                 return found
         tokens = self._encode(part)
         if len(part) <= self._longest:
-            self._keep(part, tokens)
+            self._keep(key, tokens)
         return tokens
 
-    def _keep(self, part: str, tokens: array[int]) -> None:
+    def _keep(self, key: tuple[str, str], tokens: array[int]) -> None:
         with self._lock:
-            if part in self._tokens:
+            if key in self._tokens:
                 return
-            self._tokens[part] = tokens
-            self._num_chars += len(part) + _ENTRY_CHARS
+            self._tokens[key] = tokens
+            self._num_chars += len(key[1]) + _ENTRY_CHARS
             while self._num_chars > self._most_chars:
                 oldest = next(iter(self._tokens))
                 del self._tokens[oldest]
-                self._num_chars -= len(oldest) + _ENTRY_CHARS
+                self._num_chars -= len(oldest[1]) + _ENTRY_CHARS

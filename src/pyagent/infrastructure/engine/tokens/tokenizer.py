@@ -139,11 +139,11 @@ class ModelTokenizer:
         )
         return loaded, 1 + max(tokenizer.get_vocab().values(), default=-1)  # ids may have holes
 
-    def encode_text(self, text: str) -> list[int]:
-        """Plain text, as the start of a document; control tokens in it are read as such. Empty text has no tokens."""
+    def encode_text(self, text: str, tenant: str = "") -> list[int]:
+        """A tenant's text, as the start of a document; control tokens in it are read as such. Empty text has none."""
         if not text:
             return []
-        ids = self._in_parts(text)
+        ids = self._in_parts(text, tenant)
         return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -158,21 +158,21 @@ class ModelTokenizer:
         offered = [msgspec.to_builtins(tool) for tool in tools]
         return self.template.render(plain, self.markers.parted(offered))
 
-    def encode_rendered(self, rendered: str) -> list[int]:
-        """The tokens of a text that `render_chat` made."""
+    def encode_rendered(self, rendered: str, tenant: str = "") -> list[int]:
+        """The tokens of a text that `render_chat` made of a tenant's conversation."""
         first, *others = rendered.split(BREAK)
-        ids = self._in_parts(first)
+        ids = self._in_parts(first, tenant)
         for piece in others:
             ids.extend(self._encode_further(piece))
         return ids
 
-    def _in_parts(self, text: str) -> list[int]:
-        """As the tokenizer encodes it whole; parts that earlier texts had too are not encoded again."""
+    def _in_parts(self, text: str, tenant: str) -> list[int]:
+        """As the tokenizer encodes it whole; parts that earlier texts of the tenant had too are not encoded again."""
         cuts = [match.start() for match in self._cuts.finditer(text)] if self._cuts else []
         ids: list[int] = []
         for start, end in pairwise(sorted({0, *cuts, len(text)})):
             for part in self._words(text[start:end]):
-                ids.extend(self._kept[part])
+                ids.extend(self._kept.tokens_of(part, tenant))
         return ids
 
     def _words(self, text: str) -> Iterator[str]:
