@@ -19,7 +19,7 @@ help:  ## Show this help
 
 .venv/.created: .tools/bin/uv
 	@command -v cargo >/dev/null || { echo "PyAgent's engine is Rust: install the stable toolchain (rustup, or your distribution's cargo >= 1.95), then run make again."; exit 1; }
-	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv && touch $@
+	@$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) .venv && touch $@
 
 .venv/.installed: .venv/.created $(RUST_SOURCES) pyproject.toml constraints.txt
 	@echo "building the Rust core (about three minutes the first time on two cores)"

@@ -191,7 +191,7 @@ def test_hugging_face_without_the_extra_says_what_to_install(
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"need an extra: pip install 'pyagent\[hub\]'"):
+    with pytest.raises(ModelError, match=r"pip install huggingface_hub"):
         store.pull("hf:owner/name")
     assert entries(store) == []
 

@@ -24,7 +24,9 @@ from pyagent.testing import ScriptedBackend, serve
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
-PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))])
+PAGES = sorted(
+    [*DOCS.rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))]
+)
 PLUGIN_EXAMPLES = ("pyagent-haiku", "pyagent-words", "pyagent-command", "pyagent-shortest", "pyagent-count")
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -299,7 +299,7 @@ def test_missing_module_of_the_plugin_itself_is_a_broken_installation(install: I
     install("poet")
     host = discover()
     host.agents()
-    assert "names the module 'poet', which is not there; reinstall it" in info_of(host, "poet").reason
+    assert "names the module 'poet', which is not there; reinstall the package" in info_of(host, "poet").reason
 
 
 def test_missing_package_of_an_extra_names_the_extra(install: Install) -> None:
@@ -308,7 +308,7 @@ def test_missing_package_of_an_extra_names_the_extra(install: Install) -> None:
     host = discover()
     host.agents()
     assert info_of(host, "poet").reason == (
-        "needs the package 'rhyme-book', which is not installed: pip install 'poet[rhymes]'"
+        "needs the package 'rhyme-book', which is not installed: pip install rhyme-book"
     )
 
 

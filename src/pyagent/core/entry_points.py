@@ -15,7 +15,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 
 GROUP = "pyagent"
 _GROUP_HEADER = re.compile(rf"^\s*\[\s*{GROUP}\s*\]\s*$", re.MULTILINE)
-_REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9._-]+)(?:.*?;.*?\bextra\s*==\s*['\"]([^'\"]+)['\"])?", re.DOTALL)
+_REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9._-]+)")
 
 logger = logging.getLogger("pyagent.plugins")
 
@@ -75,7 +75,7 @@ def missing_package_sentence(error: ImportError, module: str, distribution: Dist
         return None
     owner = distribution_name(distribution)
     if module == error.name or module.startswith(f"{error.name}."):
-        again = f"reinstall it: pip install --force-reinstall {owner}" if owner else "check the name"
+        again = f"reinstall the package {owner}" if owner else "check the name"
         return f"names the module {module!r}, which is not there; {again}"
     package = error.name.partition(".")[0].replace("_", "-")
     return (
@@ -84,12 +84,9 @@ def missing_package_sentence(error: ImportError, module: str, distribution: Dist
 
 
 def _install_target(package: str, distribution: Distribution | None) -> str:
-    """`owner[extra]` (quoted for a shell) when the owner lists the package under an extra, else the package."""
-    for requirement in _requirements(distribution):
-        match = _REQUIREMENT.match(requirement)
-        if match and match[2] and _normal(match[1]) == _normal(package):
-            return f"'{distribution_name(distribution)}[{match[2]}]'"
-    return package
+    """Return the package's name as the owner's requirements spell it: the owner itself may be on no index."""
+    names = (match[1] for text in _requirements(distribution) if (match := _REQUIREMENT.match(text)))
+    return next((name for name in names if _normal(name) == _normal(package)), package)
 
 
 def _requirements(distribution: Distribution | None) -> list[str]:

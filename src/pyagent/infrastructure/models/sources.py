@@ -93,7 +93,9 @@ class _Hub(Protocol):
 def fetch_from_hub(repository: str, folder: Path, name: str) -> Path:
     """Put a Hugging Face repository's model into `folder`: `owner/name` for safetensors, `owner/name/file.gguf`."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise ModelError("models from Hugging Face need an extra: pip install 'pyagent[hub]'", model=name)
+        raise ModelError(
+            "models from Hugging Face need a package that is not installed: pip install huggingface_hub", model=name
+        )
     import huggingface_hub
 
     pieces = repository.split("/", 2)

@@ -166,7 +166,8 @@ def _traced(app: ASGIApp, endpoint: str, paths: frozenset[str]) -> ASGIApp:
     try:
         from pyagent.infrastructure.server.middleware.tracing import TracingMiddleware, make_tracer
     except ModuleNotFoundError as error:
-        text = f"traces need an extra: pip install 'pyagent[otel]' ({error})"
+        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        text = f"traces need packages that are not installed: pip install {packages} ({error})"
         raise ConfigError(text, key="server.otlp_endpoint") from error
     return TracingMiddleware(app, make_tracer(endpoint), paths)
 

@@ -56,7 +56,9 @@ def _read_pdf(path: Path, name: str) -> str:
     try:
         pypdf: Any = import_module("pypdf")  # optional, so its types cannot be relied on
     except ImportError as error:
-        raise RequestError(f"reading {name} needs pypdf: pip install 'pyagent[pdf]'", param="files") from error
+        raise RequestError(
+            f"reading {name} needs a package that is not installed: pip install pypdf", param="files"
+        ) from error
     try:
         return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
     except Exception as error:
