@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,7 +11,15 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
+
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.infrastructure.server.agents import AgentBackend
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import ScriptedBackend, serve
 
 AGENT = """
     import asyncio, time
@@ -323,3 +332,33 @@ def test_policy_is_replaced_beside_the_engine(place: Place, policy: str, tiny_mo
     done = place.pyagent("chain", "test", config=config)
     assert "✓" in done.stdout
     assert f"its policy {policy} failed" in done.stderr
+
+
+class Ends:
+    """An agent whose library ends the program, in its own task and in one it begins."""
+
+    name = "ends"
+    description = "Ends the program."
+
+    async def run(self, context: Context, task: Task) -> object:
+        async def ends() -> None:
+            sys.exit(7)
+
+        await asyncio.gather(ends(), asyncio.sleep(60)) if "gather" in task.text else await ends()
+
+
+def test_server_outlives_an_agent_that_ends_the_program() -> None:
+    """Over HTTP, an agent that calls `sys.exit` is an error of its request, and the next request is answered."""
+    backend = ScriptedBackend(lambda request: "fine")
+    agents = AgentBackend(lambda: Fleet(backend, [Ends()]))  # type: ignore[arg-type, return-value]
+    with serve(create_app(backend, agents=agents)) as url:
+
+        def ask(model: str, text: str) -> httpx.Response:
+            body = {"model": model, "messages": [{"role": "user", "content": text}]}
+            return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+        for text in ("now", "gather"):
+            failed = ask("agent:ends", text)
+            assert failed.status_code >= 500
+            assert "the agent ends raised SystemExit" in failed.text
+        assert ask("scripted", "hi").json()["choices"][0]["message"]["content"] == "fine"

@@ -101,7 +101,16 @@ async def _maps_cancelled(context: Context, task: Task) -> object:
     return await context.map(part, range(3))
 
 
+async def _gathers(context: Context, task: Task) -> object:
+    async def part() -> None:
+        await asyncio.sleep(0)
+        raise SystemExit(7)
+
+    return await asyncio.gather(part(), part())
+
+
 FAULTY = {
+    "the agent bad raised SystemExit in a task: 7": _gathers,
     "SystemExit: 7": _raises(SystemExit(7)),
     "KeyboardInterrupt": _raises(KeyboardInterrupt()),
     "Ending: odd": _raises(Ending("odd")),
@@ -132,6 +141,20 @@ def test_agent_that_would_end_the_program_fails_its_own_step(complaint: str) -> 
     assert (failed.agent, failed.step) == ("bad", "one")
     assert isinstance(seen[-1], ev.RunFailed)
     assert seen[-1].partial == {"two": "fine"}
+
+
+def test_task_of_an_agent_may_be_cancelled_before_it_starts() -> None:
+    """The tasks an agent begins are tasks as they always are: cancelled at once, named, with their results."""
+
+    async def work(context: Context, task: Task) -> object:
+        early = asyncio.create_task(asyncio.sleep(60))
+        early.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await early
+        async with asyncio.timeout(60):
+            return await asyncio.create_task(_echo(context, task), name="mine")
+
+    assert asyncio.run(_fleet(Custom("a", work)).run_agent("a", "hi")) == "hi!"
 
 
 @pytest.mark.parametrize("error", [SystemExit(7), asyncio.CancelledError(), Ending("odd")])

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isasyncgen, isawaitable
-from typing import cast
+from typing import Any, cast
 
 from pyagent.core.errors import DeadlineError, PyAgentError
 from pyagent.core.resilience.deadline import Deadline
 
 logger = logging.getLogger(__name__)
-
 GRACE_SECONDS = 2.0
 """How long cancelled work may take to clean up before it is left behind."""
 CLOSE_SECONDS = 5.0
@@ -41,6 +41,66 @@ def contained(what: str, error_of: Callable[[str], PyAgentError]) -> Generator[N
         raise
     except BaseException as error:  # SystemExit and the like would end the program
         raise error_of(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+_caller: ContextVar[Call | None] = ContextVar("the call that tasks begun now belong to", default=None)
+
+
+def contain_tasks() -> None:
+    """Contain the tasks that calls begin on this event loop too: `SystemExit` in one of them would end the loop.
+
+    The loop's task factory stays in place around whatever was there, and touches no task that a call did not begin.
+    """
+    loop = asyncio.get_running_loop()
+    inner = loop.get_task_factory()
+    if getattr(inner, "contains", False):
+        return
+
+    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        call = _caller.get()
+        if call is not None:
+            coroutine = _Contained(call, coroutine)
+        if inner is None:
+            return asyncio.Task(coroutine, loop=loop, **options)
+        return inner(loop, coroutine, **options)
+
+    factory.contains = True  # type: ignore[attr-defined]
+    loop.set_task_factory(factory)
+
+
+class _Contained(Coroutine[Any, Any, Any]):
+    """A coroutine whose `SystemExit` and the like are errors of the call that began it.
+
+    Not an `async def` around it: a task that is cancelled before it starts would leave the one inside never awaited.
+    """
+
+    def __init__(self, call: Call, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._call = call
+        self._coroutine = coroutine
+
+    def send(self, value: object) -> object:
+        """Go on."""
+        return self._guarded(lambda: self._coroutine.send(value))
+
+    def throw(self, *error: Any) -> object:
+        """Raise inside."""
+        return self._guarded(lambda: self._coroutine.throw(*error))
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    def _guarded(self, step: Callable[[], object]) -> object:
+        try:
+            return step()
+        except (Exception, asyncio.CancelledError, GeneratorExit):  # StopIteration has its result
+            raise
+        except BaseException as error:
+            text = f"{self._call.what} raised {type(error).__name__} in a task: {error}"
+            raise self._call.error_of(text) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +132,7 @@ class Call:
         return returned
 
     async def _run(self) -> tuple[object, BaseException | None]:
+        _caller.set(self)
         try:
             with contained(self.what, self.error_of):
                 return await self._started(), None

@@ -20,7 +20,7 @@ from pyagent.core.backends import Backend, Hintable
 from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs
 from pyagent.core.fleet.budget import Budget
-from pyagent.core.fleet.containment import close_all
+from pyagent.core.fleet.containment import close_all, contain_tasks
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import (
     Event,
@@ -141,6 +141,7 @@ class Fleet:
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client, tenant=tenant)
         self._watchdog.start()
+        contain_tasks()
         job = asyncio.create_task(self._execute(run, steps, file_access))
         self._jobs.add(job)
         job.add_done_callback(lambda _: events.put_nowait(None))
