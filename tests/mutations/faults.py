@@ -91,8 +91,8 @@ FAULTS = (
     Fault(
         "grammar-masks-are-left-out",
         f"{_ENGINE}/engine.py",
-        "plan.batch.masks[row] = request.grammar.mask()",
-        "request.grammar.mask()",
+        "                    plan.batch.masks[row] = mask",
+        "                    pass",
         "tests/integration/test_native_forms.py -k twenty",
     ),
     Fault(

@@ -22,7 +22,7 @@ from faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
 TEST_SECONDS, BUILD_SECONDS = 300, 3600
-_SWITCH = "PYAGENT_FAULT"
+_SWITCH = "FAULT_PUT_IN"
 _EXTENSION = "src/pyagent/_rust.abi3.so"
 _FAILED = 1  # pytest's status for tests that fail; others are errors of their own
 
