@@ -72,8 +72,11 @@ def test_links_are_asked_once_for_all_that_wait() -> None:
     async def main() -> None:
         chain = Chain([slow])
         assert all(await asyncio.gather(*(chain.has_model("m") for _ in range(100))))
-        assert [model.id for model in await chain.models()] == ["m"]
         assert slow.num_lists == 1
+        slow.model = "n"
+        lists = await asyncio.gather(*(chain.models() for _ in range(100)))
+        assert {model.id for models in lists for model in models} == {"n"}, "a list is what is there now"
+        assert slow.num_lists == 2
         await chain.close()
 
     asyncio.run(main())

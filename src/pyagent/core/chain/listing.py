@@ -47,8 +47,8 @@ class ModelLists:
         return any(model == one.id for one in known.models)
 
     async def models(self, members: Sequence[Member]) -> list[tuple[Member, list[ModelInfo]]]:
-        """Return what each link has, as far as they say in time; a link that fails has what it had before."""
-        tasks = [task for member in members if (task := self._asked(member)) is not None]
+        """Return what each link has now, as far as they say in time; a link that fails has what it had before."""
+        tasks = [task for member in members if (task := self._asked(member, fresh_seconds=0.0)) is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=WAIT_SECONDS)
         return [(member, self._links[member.name].models or []) for member in members]
@@ -73,14 +73,14 @@ class ModelLists:
             task.cancel()
         await asyncio.gather(*mine, return_exceptions=True)
 
-    def _asked(self, member: Member) -> asyncio.Task[None] | None:
-        """The question to a link that is worth waiting for; asks it where what it said is old."""
+    def _asked(self, member: Member, fresh_seconds: float = _FRESH_SECONDS) -> asyncio.Task[None] | None:
+        """The question to a link that is worth waiting for; asks it where what it said is older than that."""
         known = self._links.setdefault(member.name, _Known())
         now = self.clock()
         is_under_way = (
             known.task is not None and not known.task.done() and known.task.get_loop() is asyncio.get_running_loop()
         )
-        if not is_under_way and now - max(known.asked_at, known.failed_at) > _FRESH_SECONDS:
+        if not is_under_way and now - max(known.asked_at, known.failed_at) > fresh_seconds:
             known.asked_at = now
             known.task = asyncio.create_task(self._ask(member, known))
             is_under_way = True
