@@ -58,9 +58,10 @@ _SAME = {
 _CONSTANTS = {"pi": "pi", "e": "E", "E": "E", "i": "I", "I": "I", "oo": "oo", "inf": "oo", "infinity": "oo"}
 _GREEK = frozenset(_names("alpha beta delta epsilon eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega"))
 _WRITTEN_OTHERWISE = str.maketrans(
-    {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "²": "^2", "³": "^3"}
-    | {"√": " sqrt ", "π": " pi ", "∞": " oo "}
+    {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-"} | {"√": " sqrt ", "π": " pi ", "∞": " oo "}
 )
+_RAISED = re.compile("⁻?[⁰¹²³⁴-⁹]+")
+_LOWERED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 _TOKEN = re.compile(
     r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z]+\d*)|(\*\*|[-+*/%^!=(),°\[\]]))"
 )
@@ -113,7 +114,7 @@ def parse(text: str) -> Node:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    text = text.translate(_WRITTEN_OTHERWISE).rstrip()
+    text = _RAISED.sub(lambda match: f"^({match[0].translate(_LOWERED)})", text).translate(_WRITTEN_OTHERWISE).rstrip()
     tokens: list[tuple[str, str]] = []
     position = 0
     while position < len(text):

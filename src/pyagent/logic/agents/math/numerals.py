@@ -7,6 +7,7 @@ to refuse, or refused here.
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 from pyagent.core.errors import RequestError
@@ -41,6 +42,8 @@ _SEPARATOR = "[ ,'\u2019\u00a0\u2009\u202f]"
 _GROUPED = re.compile(rf"(?<![\w.,])[1-9]\d{{0,2}}({_SEPARATOR})\d{{3}}(?:\1\d{{3}})*(?!\w|,\w)")
 _UNDERSCORED = re.compile(r"(?<![\w.])\d+(?:_\d+)+(?!\w)")
 _MIXED = re.compile(r"(?<![\w.,^/*+%()-])(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w.,!^(])")
+_BASED = re.compile(r"(?<![\w.])0(?:[xX][0-9a-fA-F]+|[bB][01]+|[oO][0-7]+)(?!\w)")
+_ONE_SIGN = re.compile(r"(?<![\w.])(?:(\d+) ?)?([¼-¾⅐-⅞])(?!\w)")
 _WORD = "|".join(["hundred", *_SCALES, *_SMALL, *_TENS])
 _TOKEN = rf"(?:\d{{1,300}}(?:\.\d{{1,300}})?(?!\w)|(?:{_WORD})\b)"
 _RUN = re.compile(
@@ -57,6 +60,8 @@ _FRACTION = re.compile(
 
 def in_digits(text: str) -> str:
     """The text with its numbers in plain digits; raises `RequestError` for one that could be several."""
+    text = _BASED.sub(lambda match: str(int(match[0], 0)), text)
+    text = _ONE_SIGN.sub(_one_sign, text)
     text = _UNDERSCORED.sub(lambda match: match[0].replace("_", ""), text)
     text = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
     text = _MIXED.sub(_mixed, text)
@@ -96,6 +101,12 @@ def _is_in_list(before: str) -> bool:
 def _mixed(match: re.Match[str]) -> str:
     whole, part, parts = (int(number) for number in match.groups())
     return f"({whole} + {part}/{parts})" if part < parts else match[0]
+
+
+def _one_sign(match: re.Match[str]) -> str:
+    """`½` and `2½`."""
+    value = Fraction(unicodedata.numeric(match[2])).limit_denominator(10) + int(match[1] or 0)
+    return f"({value})"
 
 
 def _fraction(match: re.Match[str]) -> str:

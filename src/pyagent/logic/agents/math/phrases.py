@@ -176,6 +176,8 @@ def _last_operand(text: str) -> str:
     is_open = parse(text).kind in {"+", "*", "%", "mod"} or re.search(
         r"\s\^", text
     )  # `3 ^2` is what `3 squared` became
+    if re.fullmatch(r"\s*\d+/\d+\s*", text):
+        return text
     if is_open and not re.fullmatch(r"\(.*\)", text.strip()):
         raise RequestError(f"{text!r} can be read in two ways here; write it with signs and brackets", param="text")
     return _operand(text)
