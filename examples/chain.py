@@ -1,4 +1,4 @@
-"""A chain in a program: a server that may be off, then the embedded engine. The answer says who gave it, and why.
+"""A fallback chain in a program: a server that may be off, then the embedded engine; the answer says who gave it.
 
 python examples/chain.py http://localhost:1234/v1
 """
@@ -6,24 +6,17 @@ python examples/chain.py http://localhost:1234/v1
 import asyncio
 import sys
 
-from pyagent.assembly import make_chain, make_host
-from pyagent.core.backends import Answer, collect
-from pyagent.core.config import load_settings
-from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent import Answer, Chain, ChatRequest, Message, SamplingParams
 
 
-async def main(*entries: str) -> Answer:
-    settings = load_settings().settings
-    chain = make_chain(settings, make_host(settings), entries)
-    try:
+async def main(*links: str) -> Answer:
+    async with Chain(links) as chain:
         question = ChatRequest(
             messages=[Message("user", "Name a colour.")],
             sampling=SamplingParams(temperature=0.0, max_tokens=16),
             timeout_seconds=60.0,
         )
-        return await collect(chain.chat(question))
-    finally:
-        await chain.close()
+        return await chain.chat(question)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ import sys
 
 import msgspec
 
-import pyagent
-from pyagent.plugin import Context, SamplingParams, Task
+from pyagent import Backend, Context, Fleet, SamplingParams, Task
 
 
 class Title(msgspec.Struct, frozen=True):
@@ -33,9 +32,11 @@ class Titles:
         return found
 
 
-async def main(subject: str, **options: object) -> Title:
-    async with pyagent.Fleet(agents=[Titles()], **options) as fleet:
-        return await fleet.run_agent("titles", subject)
+async def main(subject: str, backend: Backend | None = None) -> Title:
+    async with Fleet(agents=[Titles()], backend=backend) as fleet:
+        title = await fleet.run_agent("titles", subject)
+        assert isinstance(title, Title)
+        return title
 
 
 if __name__ == "__main__":

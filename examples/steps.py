@@ -6,26 +6,25 @@ python examples/steps.py src
 import asyncio
 import sys
 
-import pyagent
-from pyagent.core.fleet.agent import Task
-from pyagent.core.fleet.events import AgentFinished, RunFinished
-from pyagent.core.fleet.orchestrator import Step
+from pyagent import AgentFinished, Backend, Fleet, RunFinished, Step, Task
 
 
-async def main(folder: str, **options: object) -> object:
+async def main(folder: str, backend: Backend | None = None) -> object:
     steps = [
         Step(name="sum", agent="math", task=Task(text="integrate x^2 from 0 to 3")),
         Step(name="audit", agent="code-health", task=Task(text=folder)),
         Step(name="report", agent="summarize", task=Task(text="Summarize."), after=("sum", "audit")),
     ]
-    result = None
-    async with pyagent.Fleet(**options) as fleet:
+    result: object = None
+    async with Fleet(backend=backend) as fleet:
         async for event in fleet.run(steps):
             match event:
                 case AgentFinished():
                     print(f"{event.step} is done after {event.totals.seconds:.1f} s")
                 case RunFinished():
                     result = event.output
+                case _:
+                    pass
     return result
 
 

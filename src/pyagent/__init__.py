@@ -1,6 +1,7 @@
 """PyAgent: a fleet of AI agents on your own machines, with the inference engine inside.
 
-Importing this package is cheap: names load on first use.
+What a program needs is here: `Fleet`, `Chain`, `Engine`, requests and answers, steps, events and errors. A test pins
+the list. Importing this package is cheap: names load on first use.
 """
 
 from __future__ import annotations
@@ -9,15 +10,84 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyagent.chains import Chain as Chain
+    from pyagent.chains import Engine as Engine
+    from pyagent.core.backends import Answer as Answer
+    from pyagent.core.backends import Backend as Backend
+    from pyagent.core.config import load_settings as load_settings
+    from pyagent.core.errors import AgentError as AgentError
+    from pyagent.core.errors import BackendError as BackendError
+    from pyagent.core.errors import BudgetError as BudgetError
+    from pyagent.core.errors import CapacityError as CapacityError
+    from pyagent.core.errors import ConfigError as ConfigError
+    from pyagent.core.errors import ContextOverflowError as ContextOverflowError
+    from pyagent.core.errors import DeadlineError as DeadlineError
+    from pyagent.core.errors import Decline as Decline
+    from pyagent.core.errors import InvalidOutputError as InvalidOutputError
+    from pyagent.core.errors import ModelError as ModelError
+    from pyagent.core.errors import PluginError as PluginError
+    from pyagent.core.errors import PyAgentError as PyAgentError
+    from pyagent.core.errors import RequestError as RequestError
+    from pyagent.core.errors import UnsupportedError as UnsupportedError
+    from pyagent.core.fleet.agent import Agent as Agent
+    from pyagent.core.fleet.agent import Task as Task
+    from pyagent.core.fleet.context import Context as Context
+    from pyagent.core.fleet.events import AgentDeclined as AgentDeclined
+    from pyagent.core.fleet.events import AgentFailed as AgentFailed
+    from pyagent.core.fleet.events import AgentFinished as AgentFinished
+    from pyagent.core.fleet.events import AgentStarted as AgentStarted
+    from pyagent.core.fleet.events import ModelCalled as ModelCalled
+    from pyagent.core.fleet.events import Progress as Progress
+    from pyagent.core.fleet.events import RouteChosen as RouteChosen
+    from pyagent.core.fleet.events import RunFailed as RunFailed
+    from pyagent.core.fleet.events import RunFinished as RunFinished
+    from pyagent.core.fleet.events import RunStarted as RunStarted
+    from pyagent.core.fleet.events import StepSkipped as StepSkipped
+    from pyagent.core.fleet.events import TextDelta as TextDelta
+    from pyagent.core.fleet.events import ToolCalled as ToolCalled
+    from pyagent.core.fleet.orchestrator import Step as Step
+    from pyagent.core.fleet.tools import FleetTool as FleetTool
+    from pyagent.core.messages import ChatDelta as ChatDelta
+    from pyagent.core.messages import ChatRequest as ChatRequest
+    from pyagent.core.messages import FunctionDefinition as FunctionDefinition
+    from pyagent.core.messages import JsonSchemaFormat as JsonSchemaFormat
+    from pyagent.core.messages import Message as Message
+    from pyagent.core.messages import ResponseFormat as ResponseFormat
+    from pyagent.core.messages import SamplingParams as SamplingParams
+    from pyagent.core.messages import Tool as Tool
+    from pyagent.core.messages import ToolCall as ToolCall
+    from pyagent.core.messages import Usage as Usage
+    from pyagent.core.settings import Settings as Settings
     from pyagent.fleet import Fleet as Fleet
 
 __version__ = "0.1.0"
-__all__ = ["Fleet", "__version__"]
 
-_HOME = {"Fleet": "pyagent.fleet"}
+_NAMES = {
+    "pyagent.chains": "Chain Engine",
+    "pyagent.core.backends": "Answer Backend",
+    "pyagent.core.config": "load_settings",
+    "pyagent.core.errors": "AgentError BackendError BudgetError CapacityError ConfigError ContextOverflowError "
+    "DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError UnsupportedError",
+    "pyagent.core.fleet.agent": "Agent Task",
+    "pyagent.core.fleet.context": "Context",
+    "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted ModelCalled Progress "
+    "RouteChosen RunFailed RunFinished RunStarted StepSkipped TextDelta ToolCalled",
+    "pyagent.core.fleet.orchestrator": "Step",
+    "pyagent.core.fleet.tools": "FleetTool",
+    "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition JsonSchemaFormat Message ResponseFormat "
+    "SamplingParams Tool ToolCall Usage",
+    "pyagent.core.settings": "Settings",
+    "pyagent.fleet": "Fleet",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -52,3 +52,10 @@ def test_chain_says_who_did_not_answer(tiny_model_path: Path) -> None:
     answer = asyncio.run(_example("chain").main("openai:http://127.0.0.1:9/v1", f"native:{tiny_model_path}"))
     assert answer.last.backend.startswith("native:")
     assert [attempt.backend.partition(":")[0] for attempt in answer.deltas[0].attempts] == ["openai"]
+
+
+def test_engine_loads_a_model_and_answers(tiny_model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program loads a model, answers at once and streamed."""
+    text = asyncio.run(_example("engine").main(str(tiny_model_path)))
+    assert text
+    assert len(capsys.readouterr().out.splitlines()) >= 2

@@ -1,0 +1,92 @@
+"""Ask models from a program: through a fallback `Chain`, or the embedded `Engine` alone. Only puts things together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.backends import Answer, collect
+from pyagent.core.chain.chain import Loadable
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, Message, SamplingParams
+
+if TYPE_CHECKING:
+    from pyagent.core.chain.chain import Chain as BackendChain
+    from pyagent.core.settings import Settings
+
+__all__ = ["Chain", "Engine"]
+
+
+class Chain:
+    """A fallback chain: `async with pyagent.Chain(["lmstudio", "native"]) as chain: answer = await chain.chat("Hi")`.
+
+    Without links it is the chain of the settings. Models load and sockets open on first use. `backend` is what
+    `pyagent.Fleet(backend=...)` takes.
+    """
+
+    def __init__(self, links: Sequence[str] | None = None, *, settings: Settings | None = None) -> None:
+        """Make the links; raises `ConfigError` naming one that no plugin brings."""
+        self.settings = _loaded({}) if settings is None else settings
+        self.backend: BackendChain = make_chain(self.settings, make_host(self.settings), links)
+
+    async def chat(
+        self, asked: str | Sequence[Message] | ChatRequest, sampling: SamplingParams | None = None
+    ) -> Answer:
+        """Return a whole answer: to a text, to messages, or to a request with all that it may say."""
+        return await collect(self.stream(asked, sampling))
+
+    def stream(
+        self, asked: str | Sequence[Message] | ChatRequest, sampling: SamplingParams | None = None
+    ) -> AsyncIterator[ChatDelta]:
+        """Return an answer as a stream of deltas; closing the stream aborts the request."""
+        return self.backend.chat(_request(asked, sampling))
+
+    async def embed(self, texts: Sequence[str], model: str = "") -> list[list[float]]:
+        """Return a vector for each text, from the first link that embeds. Raises `RequestError` when none does."""
+        return (await self.backend.embed(EmbedRequest(input=list(texts), model=model))).vectors
+
+    async def close(self) -> None:
+        """Close the links: models are unloaded, connections closed."""
+        await self.backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Engine(Chain):
+    """The embedded engine with one model: `async with pyagent.Engine("smollm2:135m") as engine: ...`.
+
+    The model is a name of the store (`pyagent models list`) or a path of a GGUF file or a safetensors folder; without
+    one it is `engine.models` of the settings. `options` are settings of the engine: `threads=2`, `memory="2GB"`.
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: object) -> None:
+        """Check the options; raises `ConfigError` naming a wrong one. The model loads on first use, or by `load`."""
+        overrides = {f"engine.{name}": value for name, value in options.items()}
+        if model is not None:
+            overrides["engine.models"] = [str(model)]
+        super().__init__(["native"], settings=_loaded(overrides))
+
+    async def load(self) -> None:
+        """Load the model now. Raises `ModelError` saying what is wrong with its file."""
+        for link in self.backend.links:
+            if isinstance(link, Loadable):
+                await link.load()
+
+
+def _loaded(overrides: dict[str, object]) -> Settings:
+    from pyagent.core.config import load_settings
+
+    return load_settings(overrides=overrides).settings
+
+
+def _request(asked: str | Sequence[Message] | ChatRequest, sampling: SamplingParams | None) -> ChatRequest:
+    if not isinstance(asked, ChatRequest):
+        asked = ChatRequest(messages=[Message("user", asked)] if isinstance(asked, str) else list(asked))
+    return asked if sampling is None else msgspec.structs.replace(asked, sampling=sampling)

@@ -1,0 +1,50 @@
+"""What `from pyagent import ...` gives, and that examples need no more."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import pyagent
+from pyagent import ConfigError, Engine, ModelError, RequestError
+
+ROOT = Path(__file__).parents[2]
+NAMES = """
+Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer Backend BackendError BudgetError
+CapacityError Chain ChatDelta ChatRequest ConfigError Context ContextOverflowError DeadlineError Decline Engine Fleet
+FleetTool FunctionDefinition InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError PluginError Progress
+PyAgentError RequestError ResponseFormat RouteChosen RunFailed RunFinished RunStarted SamplingParams Settings Step
+StepSkipped Task TextDelta Tool ToolCall ToolCalled UnsupportedError Usage load_settings __version__
+"""
+
+
+def test_public_names_are_pinned() -> None:
+    """The package exports this list: a change to it is a change for users."""
+    assert pyagent.__all__ == NAMES.split()
+    assert all(getattr(pyagent, name) is not None for name in pyagent.__all__)
+
+
+@pytest.mark.parametrize("program", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_import_from_the_package_alone(program: Path) -> None:
+    """A program needs nothing of PyAgent but its first level."""
+    tree = ast.parse(program.read_text())
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [module for module in modules if module.startswith("pyagent.")]
+
+
+def test_engine_says_what_is_wrong() -> None:
+    """An unknown option, a missing file and what the engine cannot do are errors of their own kinds."""
+    with pytest.raises(ConfigError, match="thread"):
+        Engine("m.gguf", treads=2)
+
+    async def missing() -> None:
+        async with Engine("/nowhere/m.gguf") as engine:
+            with pytest.raises(ModelError):
+                await engine.load()
+            with pytest.raises(RequestError, match="cannot embed"):
+                await engine.embed(["a"])
+
+    asyncio.run(missing())
