@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -75,26 +76,32 @@ class Found(msgspec.Struct, frozen=True):
 
 def find(question: str, passages: Sequence[Passage], *, max_weight: int, max_count: int = 5) -> Found:
     """The passages that matter to a question; none when none has a word of it."""
-    texts = [Counter(terms(passage.text)) for passage in passages]
-    num_having = Counter(term for text in texts for term in text)
+    asked = set(terms(question)) - STOP_STEMS
+    texts = [_counted(passage.text, asked) for passage in passages]
+    num_having = Counter(term for text, _ in texts for term in text)
     wanted = {
-        term: math.log(1 + (len(texts) - num_having[term] + 0.5) / (num_having[term] + 0.5))
-        for term in set(terms(question)) - STOP_STEMS
+        term: math.log(1 + (len(texts) - num_having[term] + 0.5) / (num_having[term] + 0.5)) for term in sorted(asked)
     }
-    mean_length = max(1.0, sum(text.total() for text in texts) / max(1, len(texts)))
-    scores = [_score(text, wanted, mean_length) for text in texts]
+    mean_length = max(1.0, sum(length for _, length in texts) / max(1, len(texts)))
+    scores = [_score(text, wanted, length / mean_length) for text, length in texts]
     best = max(range(len(scores)), key=scores.__getitem__, default=None)
     if best is None or scores[best] <= 0:
         return Found([], None, is_sure=False)
     chosen = [place for place in range(len(scores)) if scores[place] >= _MIN_SHARE * scores[best]]
     chosen = _fitting(sorted(chosen, key=lambda place: -scores[place])[:max_count], passages, max_weight)
-    covered = sum(value for term, value in wanted.items() if texts[best][term])
+    covered = sum(value for term, value in wanted.items() if term in texts[best][0])
     return Found([passages[place] for place in sorted(chosen)], passages[best], covered >= sum(wanted.values()) / 2)
 
 
-def _score(text: Counter[str], wanted: dict[str, float], mean_length: float) -> float:
-    norm = _K1 * (1 - _B + _B * text.total() / mean_length)
-    return sum(value * text[term] * (_K1 + 1) / (text[term] + norm) for term, value in wanted.items() if text[term])
+def _counted(text: str, asked: set[str]) -> tuple[Counter[str], int]:
+    """How often each term that is asked for stands in a text, and how many terms it has."""
+    found = terms(text)
+    return Counter(term for term in found if term in asked), len(found)
+
+
+def _score(text: Counter[str], wanted: dict[str, float], relative_length: float) -> float:
+    norm = _K1 * (1 - _B + _B * relative_length)
+    return sum(wanted[term] * count * (_K1 + 1) / (count + norm) for term, count in text.items())
 
 
 def _fitting(places: Sequence[int], passages: Sequence[Passage], max_weight: int) -> list[int]:
@@ -110,14 +117,18 @@ def _fitting(places: Sequence[int], passages: Sequence[Passage], max_weight: int
 
 def terms(text: str) -> list[str]:
     """What a text is compared by: stems of its words, pairs of characters where there are no spaces."""
+    words = _WORD.findall(text.lower())
+    if text.isascii():
+        return [stem(word) for word in words]
     found: list[str] = []
-    for word in _WORD.findall(text.lower()):
+    for word in words:
         for dense in _DENSE.findall(word):
             found += [dense[place : place + 2] for place in range(max(1, len(dense) - 1))]
         found += [stem(rest) for rest in _DENSE.sub(" ", word).split()]
     return found
 
 
+@lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
     """The word without the commonest English endings: pets and pet, smoking and smoke are one."""
     for ending in ("ies", "ings", "ing", "ed", "es", "s"):
