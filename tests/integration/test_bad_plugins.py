@@ -155,6 +155,7 @@ FAULTY_AGENTS = {
     "run-cancels": method("async def run(self, context, task): raise asyncio.CancelledError"),
     "run-nonsense": method("async def run(self, context, task) -> int: return 'seven'"),
     "run-blocks": method("async def run(self, context, task): time.sleep(4)"),
+    "run-waits": method("async def run(self, context, task): await asyncio.to_thread(time.sleep, 600)"),
     "run-swallows": """
 async def run(self, context, task):
     while True:
@@ -313,6 +314,7 @@ def test_chain_reaches_the_good_backend_past_the_bad(place: Place) -> None:
         ("run-cancels", "the agent run-cancels raised CancelledError"),
         ("run-nonsense", "run-nonsense promises int and gave str"),
         ("run-blocks", "the deadline passed while waiting for the agent run-blocks"),
+        ("run-waits", "the deadline passed while waiting for the agent run-waits"),
         ("run-swallows", "the deadline passed while waiting for the agent run-swallows"),
     ],
 )

@@ -46,10 +46,10 @@ def agent(
 
     `pyagent agent NAME --help` lists them. Without words the task is read from standard input.
     """
-    import asyncio
 
     from pyagent.assembly import make_host
     from pyagent.cli.agent_options import help_of, task_of
+    from pyagent.cli.event_loop import run_to_end
     from pyagent.cli.input import readable_files
     from pyagent.cli.output import write_json_line
     from pyagent.cli.progress import as_json as json_of
@@ -85,7 +85,7 @@ def agent(
                 step = Step(name=name, agent=name, task=task)
                 await watch(fleet, [step], timeout_seconds=seconds, is_private=private)
 
-        asyncio.run(work())
+        run_to_end(work())
 
 
 def _shared_options(context: typer.Context) -> str:

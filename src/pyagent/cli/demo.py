@@ -29,9 +29,9 @@ def demo(
     config: Config = None,
 ) -> None:
     """Watch three agents solve a mixed task."""
-    import asyncio
     import sys
 
+    from pyagent.cli.event_loop import run_to_end
     from pyagent.cli.run import watch
     from pyagent.core.errors import RequestError
     from pyagent.fleet import Fleet
@@ -48,7 +48,7 @@ def demo(
             sys.stdout.write(f"fleet of {len(fleet.agents)} agents on {machine(fleet.backend)}\n")
             await watch(fleet, steps(folder))
 
-    asyncio.run(work())
+    run_to_end(work())
 
 
 def machine(backend: Backend) -> str:

@@ -28,6 +28,10 @@ def main() -> Never:
         code = fail(error)
     except KeyboardInterrupt:
         code = 130
+    if "pyagent.cli.event_loop" in sys.modules:
+        from pyagent.cli.event_loop import leave
+
+        leave(code)
     sys.exit(code)
 
 

@@ -32,8 +32,8 @@ def run(
     config: Config = None,
 ) -> None:
     """Give a task to the fleet and watch it work. Without a task it is read from a pipe."""
-    import asyncio
 
+    from pyagent.cli.event_loop import run_to_end
     from pyagent.cli.input import readable_files, text_or_input
     from pyagent.fleet import Fleet
 
@@ -47,7 +47,7 @@ def run(
             async with Fleet(settings) as fleet:
                 await watch(fleet, text, files=files, timeout_seconds=seconds, is_private=private, as_json=as_json)
 
-        asyncio.run(work())
+        run_to_end(work())
 
 
 async def watch(

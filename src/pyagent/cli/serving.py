@@ -56,8 +56,7 @@ def serve(
     plugins = make_host(settings)
     backend = make_chain(settings, plugins, own_address=(settings.server.host, settings.server.port))
 
-    import asyncio
-
+    from pyagent.cli.event_loop import run_to_end
     from pyagent.infrastructure.models.store import ModelStore
     from pyagent.infrastructure.server.agents import AgentBackend
     from pyagent.infrastructure.server.api_keys import read_keys
@@ -99,7 +98,7 @@ def serve(
             await agents.close()
             await backend.close()
 
-    asyncio.run(work())
+    run_to_end(work())
 
 
 def _load(backend: BackendChain, agents: AgentBackend, settings: Settings) -> None:
