@@ -8,6 +8,7 @@ one is told 503. The time for a request's body is `bodies`' affair, since that i
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from pyagent.infrastructure.server.errors import refusal
 
 MAX_HEAD_BYTES = 65_536
 """Longest request line and headers together."""
+_MOMENT_SECONDS = 1.0
 _UNREAD_SECONDS = 60.0
 """Longest that an answer's next piece may wait for its client to read."""
 _FULL = refusal(503, "the server has as many connections as it takes; try again", "overloaded", "server_error")
@@ -29,8 +31,8 @@ _FULL = refusal(503, "the server has as many connections as it takes; try again"
 class Waiting:
     """The connections that have no whole request, in the order in which they began to wait: heads and bodies."""
 
-    heads: dict[H11Protocol, None] = field(default_factory=dict[H11Protocol, None])
-    bodies: dict[H11Protocol, None] = field(default_factory=dict[H11Protocol, None])
+    heads: dict[H11Protocol, float] = field(default_factory=dict[H11Protocol, float])
+    bodies: dict[H11Protocol, float] = field(default_factory=dict[H11Protocol, float])
 
     def note(self, connection: H11Protocol) -> bool:
         """Put a connection where it belongs now; returns whether it waits for a head."""
@@ -38,11 +40,11 @@ class Waiting:
         is_asked = bool(cycle) and not cycle.response_complete
         if not is_asked:
             self.bodies.pop(connection, None)
-            self.heads.setdefault(connection)
+            self.heads.setdefault(connection, time.monotonic())
             return True
         self.heads.pop(connection, None)
         if cycle.more_body:
-            self.bodies.setdefault(connection)
+            self.bodies.setdefault(connection, time.monotonic())
         else:
             self.bodies.pop(connection, None)
         return False
@@ -53,8 +55,13 @@ class Waiting:
         self.bodies.pop(connection, None)
 
     def longest(self) -> H11Protocol | None:
-        """The one to close for another: it waits longest, and rather for a head than for a body."""
-        return next(iter(self.heads), None) or next(iter(self.bodies), None)
+        """The one to close for another: it waits longest, and rather for a head than for a body.
+
+        A head that waits a moment only may lie unread in its socket, and is a client's own.
+        """
+        head, since = next(iter(self.heads.items()), (None, 0.0))
+        is_idle = time.monotonic() - since > _MOMENT_SECONDS
+        return head if head is not None and is_idle else next(iter(self.bodies), head)
 
 
 class _CheckedHttp(h11.Connection):
