@@ -18,8 +18,8 @@ from pyagent.core.chain.chain import Chain
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import ConfigError, PluginError
 from pyagent.core.plugins import PluginHost
-from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.retry import RetryPolicy
+from pyagent.core.resilience.spend_limit import SpendLimit
 
 if TYPE_CHECKING:
     from pyagent.core.response_cache.cache import ResponseCache
@@ -94,7 +94,7 @@ def make_chain(
         private=rules.private,
         settings=kept,
         retry_policy=RetryPolicy(num_retries=rules.retries, jitter=rules.jitter),
-        purse=Purse(rules.usd_per_request, rules.usd_per_hour),
+        spend_limit=SpendLimit(rules.usd_per_request, rules.usd_per_hour),
         after_first_token=rules.after_first_token,
         check_answers=rules.check_answers,
         deadline_seconds=rules.deadline_seconds,

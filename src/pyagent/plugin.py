@@ -25,11 +25,11 @@ from pyagent.core.errors import (
 )
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import (
-    Attempt,
     ChatDelta,
     ChatRequest,
     EmbedRequest,
     EmbedResult,
+    FailedAttempt,
     FinishReason,
     FunctionCall,
     FunctionDefinition,
@@ -106,7 +106,6 @@ __all__ = [
     "Agent",
     "AgentError",
     "Answer",
-    "Attempt",
     "Backend",
     "BackendError",
     "BackendFactory",
@@ -124,6 +123,7 @@ __all__ = [
     "EmbedResult",
     "EvictionPolicy",
     "EvictionPolicyFactory",
+    "FailedAttempt",
     "FinishReason",
     "FleetTool",
     "FunctionCall",

@@ -16,9 +16,9 @@ from pyagent.core.errors import (
     BackendError,
 )
 from pyagent.core.messages import (
-    Attempt,
     ChatDelta,
     ChatRequest,
+    FailedAttempt,
     FunctionCall,
     TokenLogprob,
     ToolCall,
@@ -172,5 +172,5 @@ def test_server_agents_are_models() -> None:
 def test_server_attempts_keep_their_shape() -> None:
     """Attempts are plain objects on the wire."""
     said = words("x")
-    said[0] = ChatDelta(content="x", attempts=[Attempt("b", "r")], backend="c")
+    said[0] = ChatDelta(content="x", attempts=[FailedAttempt("b", "r")], backend="c")
     assert post({"messages": HI}, Model(lambda _request: said)).json()["attempts"] == [{"backend": "b", "reason": "r"}]

@@ -13,7 +13,7 @@ from support.server import HI, Model, words
 
 from pyagent.core.config import load_settings
 from pyagent.core.errors import BackendError
-from pyagent.core.messages import Attempt, ChatDelta, Resumption
+from pyagent.core.messages import ChatDelta, FailedAttempt, Resumption
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -56,7 +56,7 @@ def test_a_request_is_traced_to_the_engine(tiny_model_path: Path, monkeypatch: p
 
 def test_failures_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links that failed are events of the request; an answer that broke off, and a 502, are errors."""
-    tried = ChatDelta(content="a", attempts=[Attempt("gpu", "on fire", "backend")])
+    tried = ChatDelta(content="a", attempts=[FailedAttempt("gpu", "on fire", "backend")])
     for script, error in (
         ([tried, *words()], None),
         ([tried, BackendError("gone", backend="b")], "broken_off"),
@@ -85,8 +85,8 @@ def test_the_standard_variable_sets_the_endpoint(monkeypatch: pytest.MonkeyPatch
 def test_takeovers_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that another link took over is the last link's span; both failures and the takeover are events."""
     script = [
-        ChatDelta(content="a", backend="one:1", attempts=[Attempt("zero", "off")]),
-        ChatDelta(content="b", backend="two:2", attempts=[Attempt("one:1", "gone")], resumed=TAKEN),
+        ChatDelta(content="a", backend="one:1", attempts=[FailedAttempt("zero", "off")]),
+        ChatDelta(content="b", backend="two:2", attempts=[FailedAttempt("one:1", "gone")], resumed=TAKEN),
         *words("c", backend="two:2", model="m"),
     ]
     backend = Model(lambda _: script)

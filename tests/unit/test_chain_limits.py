@@ -138,7 +138,7 @@ def test_retry_after_leaves_that_link_alone_until_then(tmp_path: Path) -> None:
     a, b = Played("a", in_turn(says(busy), says("a"))), Played("b", says("b"))
     chain = chain_of(tmp_path, 'chain = ["link:a", "link:b"]', a, b, clock=clock)
     assert backends(chain, 3) == {"link:b": 3}
-    assert (len(a.requests), chain.link_states()[0].rest_seconds) == (1, 20)
+    assert (len(a.requests), chain.link_states()[0].cooldown_seconds) == (1, 20)
     clock.now += 20
     assert backends(chain, 1) == {"link:a": 1}
 
@@ -227,11 +227,13 @@ def test_money_of_an_hour_is_settled_with_the_usage(tmp_path: Path) -> None:
     clock = Clock()
     a, b = Played("a", says(paid("a", 40))), Played("b", says("b"))
     chain = chain_of(tmp_path, PRICED + "usd_per_hour = 0.1\n", a, b)
-    chain = Chain(chain.links, settings=chain.settings, purse=type(chain.purse)(None, 0.1, clock), clock=clock)
+    chain = Chain(
+        chain.links, settings=chain.settings, spend_limit=type(chain.spend_limit)(None, 0.1, clock), clock=clock
+    )
     assert backends(chain, 3, sampling=SamplingParams(max_tokens=50)) == {"link:a": 2, "link:b": 1}
     state = chain.link_states()[0]
     assert (state.usd, state.completion_tokens) == (pytest.approx(0.08), 80)
-    assert chain.purse.reserved == 0
+    assert chain.spend_limit.reserved == 0
     clock.now += 3700
     assert backends(chain, 1, sampling=SamplingParams(max_tokens=50)) == {"link:a": 1}
 

@@ -14,7 +14,7 @@ from support.chains import Play, Played, ask, chain_of, in_turn, quick, request,
 
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
-from pyagent.core.chain.resuming import Seam, anchor_of
+from pyagent.core.chain.delivered_answer import Seam, anchor_of
 from pyagent.core.errors import BackendError, DeadlineError, RequestError
 from pyagent.core.messages import (
     ChatDelta,

@@ -33,7 +33,7 @@ chain = [
   { use = "openai:http://gpu-a:8000/v1", weight = 2, timeout_seconds = 20, concurrency = "auto", key = "env:GPU" },
   { use = "openai:http://gpu-b:8000/v1", weight = 1, rate = ["60/min", "10/s burst 20", "500/h window per client"] },
   { use = "github", when = ["tools or vision", "context > 8_000"], price = { input = 0.15, output = 0.6 } },
-  { use = "ollama:llama3.2", hedge = "p95", context = 8192, concurrency = 4, continues = true, gather_ms = 5 },
+  { use = "ollama:llama3.2", hedge = "p95", context = 8192, concurrency = 4, continues = true, batch_ms = 5 },
   { use = "openai:http://gate:1/v1", headers = { X-Provider = "openai", x-secret = "env:GPU" } },
   "native",
 ]
@@ -64,7 +64,7 @@ def test_links_read_as_they_are_written(tmp_path: Path) -> None:
     ]
     assert priced.price == Price(input=0.15, output=0.6)
     assert (hedged.hedge_percentile, hedged.context, hedged.concurrency, hedged.continues) == (0.95, 8192, 4, True)
-    assert hedged.gather_ms == 5
+    assert hedged.batch_ms == 5
     assert (found.rules.deadline_seconds, found.rules.usd_per_request) == (60, 0.05)
 
 

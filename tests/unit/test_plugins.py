@@ -565,9 +565,9 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
 
 
 API = (
-    "ABILITIES Abilities Agent AgentError Answer Attempt Backend BackendError BackendFactory BudgetError CapacityError "
+    "ABILITIES Abilities Agent AgentError Answer Backend BackendError BackendFactory BudgetError CapacityError "
     "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError Decline EmbedRequest "
-    "EmbedResult EvictionPolicy EvictionPolicyFactory FinishReason FleetTool FunctionCall "
+    "EmbedResult EvictionPolicy EvictionPolicyFactory FailedAttempt FinishReason FleetTool FunctionCall "
     "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonSchemaFormat LineReader LineTooLongError "
     "Link Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "

@@ -15,9 +15,9 @@ from pyagent.core.errors import BudgetError
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.concurrency import Concurrency
 from pyagent.core.resilience.latency import RecentTimes
-from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.rate import RateLimit
 from pyagent.core.resilience.retry import RetryBudget
+from pyagent.core.resilience.spend_limit import SpendLimit
 from pyagent.testing import EchoBackend
 
 
@@ -120,24 +120,24 @@ def test_one_burst_of_refusals_cuts_once() -> None:
 def test_purse_is_never_overspent(calls: list[tuple[float, float, float]]) -> None:
     """When calls cost no more than they reserved, an hour costs no more than its limit, nor a request than its own."""
     clock, spent = Clock(), list[tuple[float, float]]()
-    purse, waiting = Purse(per_request=2.0, per_hour=10.0, clock=clock), list[tuple[float, float]]()
+    spend_limit, waiting = SpendLimit(per_request=2.0, per_hour=10.0, clock=clock), list[tuple[float, float]]()
     for usd, part, pause in calls:
         clock.now += pause
         try:
-            purse.reserve(usd)
+            spend_limit.reserve(usd)
         except BudgetError:
             continue
         assert usd <= 2.0
         waiting.append((usd, usd * part))
         if len(waiting) > 2:
             reserved, used = waiting.pop(0)
-            purse.settle(reserved, used)
+            spend_limit.settle(reserved, used)
             spent.append((clock.now, used))
         recent = sum(used for at, used in spent if at > clock.now - 3600)
-        assert recent + purse.reserved <= 10.0 + 1e-6
+        assert recent + spend_limit.reserved <= 10.0 + 1e-6
     for reserved, used in waiting:
-        purse.settle(reserved, used)
-    assert purse.reserved == pytest.approx(0, abs=1e-9)
+        spend_limit.settle(reserved, used)
+    assert spend_limit.reserved == pytest.approx(0, abs=1e-9)
 
 
 @settings(deadline=None)
@@ -157,7 +157,7 @@ def test_hedges_stay_within_their_part_of_requests(num_requests: int) -> None:
 def test_weights_converge(weights: list[float], num_requests: int) -> None:
     """After any number of requests each neighbour is within one of its share for each of the others."""
     members = [
-        Member(EchoBackend(name=f"e:{at}"), LinkSettings(use="e", weight=weight), BreakerPolicy(), Purse())
+        Member(EchoBackend(name=f"e:{at}"), LinkSettings(use="e", weight=weight), BreakerPolicy(), SpendLimit())
         for at, weight in enumerate(weights)
     ]
     turns, first = Weights(), [0] * len(members)

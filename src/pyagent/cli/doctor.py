@@ -206,7 +206,7 @@ async def _look_at_server(report: _Report, settings: Settings) -> None:
     """How the links of a server that runs here stand; nothing when none runs, or it wants a key."""
     import httpx
 
-    from pyagent.core.chain.figures import LinkState
+    from pyagent.core.chain.stats import LinkState
 
     url = f"http://{settings.server.host}:{settings.server.port}/pyagent/chain"
     try:

@@ -334,7 +334,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     ignored: tuple[str, ...] = ()
 
 
-class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a link of a chain did not answer. `reason` may quote the request, `kind` never does."""
 
     backend: str
@@ -378,7 +378,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     model: str = ""
     backend: str = ""
     logprobs: list[TokenLogprob] = []
-    attempts: list[Attempt] = []
+    attempts: list[FailedAttempt] = []
     resumed: Resumption | None = None
 
 

@@ -25,16 +25,16 @@ import msgspec
 
 from pyagent.core.backends import Backend, Hintable, Link
 from pyagent.core.chain import hedging
+from pyagent.core.chain.attempt import Attempt
+from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
-from pyagent.core.chain.figures import LinkState
+from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.forms import fault_of_answer, has_form
 from pyagent.core.chain.listing import ModelLists
 from pyagent.core.chain.member import Member
 from pyagent.core.chain.ordering import Weights, why_not
-from pyagent.core.chain.resuming import AfterFirstToken, Told
 from pyagent.core.chain.settings import LinkSettings
-from pyagent.core.chain.tries import Tries
-from pyagent.core.chain.turn import Turn
+from pyagent.core.chain.stats import LinkState
 from pyagent.core.errors import BackendError, InvalidOutputError, PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
@@ -48,8 +48,8 @@ from pyagent.core.messages import (
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt, PromptCache
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.deadline import Clock, Deadline
-from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
+from pyagent.core.resilience.spend_limit import SpendLimit
 
 if TYPE_CHECKING:
     from pyagent.core.response_cache.cache import ResponseCache
@@ -93,7 +93,7 @@ class Chain:
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     budget: RetryBudget = field(default_factory=RetryBudget)
     hedges: RetryBudget = field(default_factory=_hedges)
-    purse: Purse = field(default_factory=Purse)
+    spend_limit: SpendLimit = field(default_factory=SpendLimit)
     after_first_token: AfterFirstToken = "continue"  # noqa: S105 - a policy
     check_answers: CheckAnswers = "whole"
     deadline_seconds: float | None = None
@@ -109,7 +109,7 @@ class Chain:
     def __post_init__(self) -> None:
         settings = self.settings or [LinkSettings(use=backend.name) for backend in self.links]
         self._members = [
-            Member(backend, own, self.breaker_policy, self.purse, self.clock)
+            Member(backend, own, self.breaker_policy, self.spend_limit, self.clock)
             for backend, own in zip(self.links, settings, strict=True)
         ]
 
@@ -127,40 +127,45 @@ class Chain:
                 yield delta
 
     async def _ask(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
-        tries = self._tries(request)
-        told = Told(tries.request, "restart" if request.whole else self.after_first_token)
-        tries.accepts = told.is_taken_by
+        failover = self._failover(request)
+        delivered = DeliveredAnswer(failover.request, "restart" if request.whole else self.after_first_token)
+        failover.accepts = delivered.is_taken_by
         checks = self._checks(request)
-        while (turn := await tries.next()) is not None:
-            lead = await hedging.begin(turn, tries, told, self.hedges)
+        while (attempt := await failover.start()) is not None:
+            lead = await hedging.begin(attempt, failover, delivered, self.hedges)
             if lead is None:
                 continue
             try:
                 seen: list[ChatDelta] = []
                 if checks and not request.whole:
-                    seen = await _held_back(lead, tries)
+                    seen = await _held_back(lead, failover)
                     for delta in seen:
                         yield delta
                     return
-                async with aclosing(told.deltas(lead, tries.told())) as stream:
+                async with aclosing(delivered.deltas(lead, failover.take_failed())) as stream:
                     async for delta in stream:
                         if checks:
                             seen.append(delta)
                         yield delta
-                _check(seen, lead, tries)
+                _check(seen, lead, failover)
             except Exception as error:  # noqa: BLE001 - what can go on elsewhere is decided by what was told
-                tries.failed(lead, error)
-                told.break_off(lead, error)
+                failover.failed(lead, error)
+                delivered.break_off(lead, error)
             else:
                 return
             finally:
-                await hedging.close(lead, tries)
-            if told.is_full:
-                yield ChatDelta(finish_reason="length", backend=lead.name, attempts=tries.told(), resumed=told.resumed)
+                await hedging.close(lead, failover)
+            if delivered.is_full:
+                yield ChatDelta(
+                    finish_reason="length",
+                    backend=lead.name,
+                    attempts=failover.take_failed(),
+                    resumed=delivered.resumed,
+                )
                 return
-        if told.is_begun or told.resumed or not tries.leftover:
-            raise tries.nobody()
-        for delta in tries.leftover:
+        if delivered.is_begun or delivered.resumed or not failover.leftover:
+            raise failover.nobody()
+        for delta in failover.leftover:
             yield delta
 
     def _checks(self, request: ChatRequest) -> bool:
@@ -171,17 +176,17 @@ class Chain:
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed with the first link that can."""
         asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
-        tries = self._tries(asked)
-        request = msgspec.structs.replace(request, model=tries.request.model)
-        while (turn := await tries.next()) is not None:
-            async with aclosing(turn):
+        failover = self._failover(asked)
+        request = msgspec.structs.replace(request, model=failover.request.model)
+        while (attempt := await failover.start()) is not None:
+            async with aclosing(attempt):
                 try:
-                    return await turn.embed(request)
+                    return await attempt.embed(request)
                 except RequestError as error:  # most links embed nothing and say so: the next may
-                    tries.passed(turn, error)
+                    failover.passed(attempt, error)
                 except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
-                    tries.failed(turn, error)
-        raise tries.nobody()
+                    failover.failed(attempt, error)
+        raise failover.nobody()
 
     def hint(self, hint: Hint) -> None:
         """Pass a hint on to the links that take some: whoever has computed the prompt knows what to do with it."""
@@ -203,14 +208,14 @@ class Chain:
         models = {model.model: model for answer in answers for model in answer.models}
         return CacheQueryResult(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
 
-    def _tries(self, request: ChatRequest) -> Tries:
+    def _failover(self, request: ChatRequest) -> Failover:
         request = self._bounded(request)
         deadline = Deadline.after(request.timeout_seconds, self.clock)
         request, members = self._choose(request)
         if request.model:
             members = sorted(members, key=lambda member: _RANKS[self._lists.has(member, request.model)])
         members = self._weights.order(members, request.session or request.origin.run)
-        return Tries(request, members, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
+        return Failover(request, members, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
 
     def _bounded(self, request: ChatRequest) -> ChatRequest:
         seconds = request.timeout_seconds
@@ -338,23 +343,23 @@ class Chain:
                 raise result
 
 
-async def _held_back(turn: Turn, tries: Tries) -> list[ChatDelta]:
+async def _held_back(attempt: Attempt, failover: Failover) -> list[ChatDelta]:
     """All deltas of an answer whose form is right."""
-    attempts = tries.told()
+    attempts = failover.take_failed()
     try:
-        async with aclosing(turn.rest(attempts, can_go_on=True)) as stream:
+        async with aclosing(attempt.rest(attempts, can_go_on=True)) as stream:
             deltas = [delta async for delta in stream]
-        _check(deltas, turn, tries)
+        _check(deltas, attempt, failover)
     except BaseException:
-        tries.attempts[:0] = attempts  # nobody has been told of them
+        failover.attempts[:0] = attempts  # nobody has been told of them
         raise
     return deltas
 
 
-def _check(deltas: list[ChatDelta], turn: Turn, tries: Tries) -> None:
+def _check(deltas: list[ChatDelta], attempt: Attempt, failover: Failover) -> None:
     """Raise `InvalidOutputError` for a finished answer that does not match what the request asks for."""
     for index in {delta.index for delta in deltas}:
         mine = [delta for delta in deltas if delta.index == index]
-        if fault := fault_of_answer(mine, tries.request):
+        if fault := fault_of_answer(mine, failover.request):
             param = "tools" if any(delta.tool_calls for delta in mine) else "response_format"
-            raise InvalidOutputError(f"{turn.name}: the answer does not match {param}: {fault}", param=param)
+            raise InvalidOutputError(f"{attempt.name}: the answer does not match {param}: {fault}", param=param)

@@ -81,6 +81,6 @@ def limits_of(member: Member) -> str:
         said.append(f"overtaken after the {settings.hedge_percentile * 100:g}th percentile of its first-token times")
     elif settings.hedge_seconds is not None:
         said.append(f"overtaken after {settings.hedge_seconds:g} s")
-    said.append(f"embeddings gathered for {settings.gather_ms:g} ms" if settings.gather_ms is not None else "")
+    said.append(f"embeddings batched for {settings.batch_ms:g} ms" if settings.batch_ms is not None else "")
     said.append(f"{settings.context} tokens of context" if settings.context is not None else "")
     return ", ".join(filter(None, said))

@@ -23,7 +23,7 @@ from pyagent.core.errors import (
 from pyagent.core.messages import ChatDelta
 
 Failure = Literal[
-    "open", "resting", "full", "rate", "money", "timeout", "context", "capacity", "model", "request", "unsupported",
+    "open", "cooldown", "full", "rate", "money", "timeout", "context", "capacity", "model", "request", "unsupported",
     "filtered", "empty", "invalid", "broken_off", "backend", "bug",
 ]  # fmt: skip
 """Why a link did not answer: it was not asked (the first five), or what it did instead."""

@@ -16,25 +16,25 @@ import msgspec
 from pyagent.core.backends import Backend, Link
 from pyagent.core.chain.conditions import estimated_tokens
 from pyagent.core.chain.failures import Failure
-from pyagent.core.chain.figures import LinkFigures, LinkState
 from pyagent.core.chain.settings import LinkSettings
+from pyagent.core.chain.stats import LinkState, LinkStats
 from pyagent.core.errors import BackendError, BudgetError, CapacityError
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Usage
 from pyagent.core.resilience.breaker import Breaker, BreakerPolicy, Permit
 from pyagent.core.resilience.concurrency import Concurrency, Slot
 from pyagent.core.resilience.deadline import Clock
 from pyagent.core.resilience.latency import RecentTimes
-from pyagent.core.resilience.money import Purse
 from pyagent.core.resilience.rate import RateLimit
+from pyagent.core.resilience.spend_limit import SpendLimit
 
 if TYPE_CHECKING:
-    from pyagent.core.chain.gathering import Gatherer
+    from pyagent.core.chain.embedding_batcher import EmbeddingBatcher
 
 _MILLION = 1e6
 _USUAL_ANSWER_TOKENS = 1024
 """What an answer without max_tokens is reckoned at, when its price matters."""
 _FULL_SECONDS = 1.0
-_MAX_REST_SECONDS = 3600.0
+_MAX_COOLDOWN_SECONDS = 3600.0
 _LEAST_PATIENCE_SECONDS = 0.02
 """A link whose first tokens come sooner than this is not late after a percentile of that: it is noise."""
 
@@ -65,21 +65,21 @@ class Refusal(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Member:
-    """One link. `settings` are the user's; `purse` is shared by the chain."""
+    """One link. `settings` are the user's; `spend_limit` is shared by the chain."""
 
     backend: Backend
     settings: LinkSettings
     breaker_policy: BreakerPolicy
-    purse: Purse
+    spend_limit: SpendLimit
     clock: Clock = time.monotonic
     scheme: str = field(init=False)
     breaker: Breaker = field(init=False)
     concurrency: Concurrency = field(init=False)
     rates: list[RateLimit] = field(init=False)
     times: RecentTimes = field(default_factory=RecentTimes, init=False)
-    figures: LinkFigures = field(default_factory=LinkFigures, init=False)
-    rest_until: float = field(default=float("-inf"), init=False)
-    _gatherer: Gatherer | None = field(default=None, init=False)
+    stats: LinkStats = field(default_factory=LinkStats, init=False)
+    cooldown_until: float = field(default=float("-inf"), init=False)
+    _batcher: EmbeddingBatcher | None = field(default=None, init=False)
     _absent: Absent | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -93,10 +93,10 @@ class Member:
             RateLimit(rate.count, rate.seconds, rate.burst, rate.kind, rate.is_per_client, self.clock)
             for rate in self.settings.rates
         ]
-        if self.settings.gather_ms is not None:
-            from pyagent.core.chain.gathering import Gatherer
+        if self.settings.batch_ms is not None:
+            from pyagent.core.chain.embedding_batcher import EmbeddingBatcher
 
-            self._gatherer = Gatherer(self.backend.embed, self.settings.gather_ms / 1000)
+            self._batcher = EmbeddingBatcher(self.backend.embed, self.settings.batch_ms / 1000)
 
     @property
     def name(self) -> str:
@@ -125,7 +125,7 @@ class Member:
 
     def embed(self, request: EmbedRequest) -> Awaitable[EmbedResult]:
         """The link's vectors, asked for together with others' where the settings say so."""
-        return (self.backend if self._gatherer is None else self._gatherer).embed(request)
+        return (self.backend if self._batcher is None else self._batcher).embed(request)
 
     def hedge_seconds(self) -> float | None:
         """How long its first token may take before another link is asked too; None is for ever."""
@@ -141,7 +141,7 @@ class Member:
         self, request: ChatRequest, spent_usd: float = 0.0, *, is_last_resort: bool = False
     ) -> Admission | Refusal:
         """Everything a call needs, or why not; then nothing is held. As a last resort an open breaker lets some by."""
-        now_not = self._resting() or self._out_of_rate(request.origin.client)
+        now_not = self._cooling_down() or self._out_of_rate(request.origin.client)
         if now_not is not None:
             return now_not
         permit = self.breaker.force() if is_last_resort else self.breaker.acquire()
@@ -160,7 +160,7 @@ class Member:
             return Refusal("money", error)
         for rate in self.rates:
             rate.take(request.origin.client)
-        self.figures.num_requests += 1
+        self.stats.num_requests += 1
         return Admission(permit, slot, usd)
 
     def leave(self, admission: Admission, usage: Usage | None) -> float:
@@ -170,17 +170,17 @@ class Member:
         usd = 0.0
         if usage is not None:
             usd = self.cost(usage.prompt_tokens, usage.completion_tokens)
-            self.figures.prompt_tokens += usage.prompt_tokens
-            self.figures.completion_tokens += usage.completion_tokens
-            self.figures.usd += usd
+            self.stats.prompt_tokens += usage.prompt_tokens
+            self.stats.completion_tokens += usage.completion_tokens
+            self.stats.usd += usd
         if usd or admission.reserved_usd:
-            self.purse.settle(admission.reserved_usd, usd)
+            self.spend_limit.settle(admission.reserved_usd, usd)
         return usd
 
-    def rest(self, seconds: float | None) -> None:
+    def cool_down(self, seconds: float | None) -> None:
         """The other side said when to come back."""
         if seconds:
-            self.rest_until = max(self.rest_until, self.clock() + min(seconds, _MAX_REST_SECONDS))
+            self.cooldown_until = max(self.cooldown_until, self.clock() + min(seconds, _MAX_COOLDOWN_SECONDS))
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """USD for so many tokens."""
@@ -188,18 +188,21 @@ class Member:
         return 0.0 if price is None else (prompt_tokens * price.input + completion_tokens * price.output) / _MILLION
 
     def _reserve(self, request: ChatRequest, spent_usd: float) -> float:
-        if self.settings.price is None or not self.purse.is_limited:
+        if self.settings.price is None or not self.spend_limit.is_limited:
             return 0.0
         num_output_tokens = (request.sampling.max_tokens or _USUAL_ANSWER_TOKENS) * (request.best_of or request.n)
         usd = self.cost(estimated_tokens(request), num_output_tokens)
-        self.purse.reserve(usd, spent_usd)
+        self.spend_limit.reserve(usd, spent_usd)
         return usd
 
-    def _resting(self) -> Refusal | None:
-        left = self.rest_until - self.clock()
+    def _cooling_down(self) -> Refusal | None:
+        left = self.cooldown_until - self.clock()
         if left <= 0:
             return None
-        return Refusal("resting", CapacityError(f"{self.name} asked for a pause", retry_after_seconds=left))
+        return Refusal(
+            "cooldown",
+            CapacityError(f"{self.name} is cooling down, as it asked for (Retry-After)", retry_after_seconds=left),
+        )
 
     def _out_of_rate(self, client: str) -> Refusal | None:
         wait = max((rate.wait_seconds(client) for rate in self.rates), default=0.0)
@@ -217,25 +220,25 @@ class Member:
 
     def state(self) -> LinkState:
         """How it stands."""
-        figures, breaker = self.figures, self.breaker
+        stats, breaker = self.stats, self.breaker
         return LinkState(
             backend=self.name,
             breaker=breaker.state,
             reason=breaker.reason,
             retry_in_seconds=breaker.retry_in_seconds,
-            rest_seconds=max(0.0, self.rest_until - self.clock()),
+            cooldown_seconds=max(0.0, self.cooldown_until - self.clock()),
             num_in_flight=self.concurrency.num_in_flight,
             limit=self.concurrency.limit,
-            num_requests=figures.num_requests,
-            num_answers=figures.num_answers,
-            failures={str(kind): count for kind, count in figures.failures.items()},
-            num_hedges=figures.num_hedges,
-            num_hedges_won=figures.num_hedges_won,
-            num_continued=figures.num_continued,
-            num_restarted=figures.num_restarted,
-            prompt_tokens=figures.prompt_tokens,
-            completion_tokens=figures.completion_tokens,
-            usd=figures.usd,
+            num_requests=stats.num_requests,
+            num_answers=stats.num_answers,
+            failures={str(kind): count for kind, count in stats.failures.items()},
+            num_hedges=stats.num_hedges,
+            num_hedges_won=stats.num_hedges_won,
+            num_continued=stats.num_continued,
+            num_restarted=stats.num_restarted,
+            prompt_tokens=stats.prompt_tokens,
+            completion_tokens=stats.completion_tokens,
+            usd=stats.usd,
             first_token_p50=self.times.percentile(0.5, least=1),
             first_token_p95=self.times.percentile(0.95),
         )

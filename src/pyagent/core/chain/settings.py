@@ -52,7 +52,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One link of a chain. `use` is the entry, `SCHEME` or `SCHEME:TARGET`; what is None is not limited.
 
-    `hedge` is seconds, or with `hedge_percentile` that part of the link's own first-token times. `gather_ms` is how
+    `hedge` is seconds, or with `hedge_percentile` that part of the link's own first-token times. `batch_ms` is how
     long small embedding calls wait to be sent together.
     """
 
@@ -67,7 +67,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     hedge_percentile: float | None = None
     context: int | None = None
     continues: bool | None = None
-    gather_ms: float | None = None
+    batch_ms: float | None = None
     key: str | None = None
     headers: dict[str, str] | None = None
 
@@ -92,7 +92,7 @@ def written(link: LinkSettings) -> dict[str, object]:
     price = None if link.price is None else {"input": link.price.input, "output": link.price.output}
     table: dict[str, object] = {
         **{key: getattr(link, key) for key in ("use", "weight", "timeout_seconds", "concurrency", "context")},
-        **{key: getattr(link, key) for key in ("continues", "gather_ms", "key", "headers")},
+        **{key: getattr(link, key) for key in ("continues", "batch_ms", "key", "headers")},
         "when": [condition.text for condition in link.when] or None,
         "rate": [rate.text for rate in link.rates] or None,
         "price": price,
@@ -233,7 +233,7 @@ _READERS: dict[str, Callable[[object], dict[str, object]]] = {
     "hedge": _read_hedge,
     "context": _plain("context", COUNT),
     "continues": _plain("continues", TRUTH),
-    "gather_ms": _plain("gather_ms", number(1000)),
+    "batch_ms": _plain("batch_ms", number(1000)),
     "key": _read_key,
     "headers": _read_headers,
 }

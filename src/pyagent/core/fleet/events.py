@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.core.messages import Attempt, FinishReason, Message, Usage
+from pyagent.core.messages import FailedAttempt, FinishReason, Message, Usage
 
 
 def _kind(name: str) -> str:
@@ -91,7 +91,7 @@ class ModelCalled(_Event, frozen=True):
     answer: str
     usage: Usage = Usage()
     finish_reason: FinishReason | None = None
-    attempts: list[Attempt] = []
+    attempts: list[FailedAttempt] = []
     seconds: float = 0.0
     error: str | None = None
 

@@ -16,9 +16,9 @@ from pyagent.core.fleet.budget import Reservation, estimate_tokens
 from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.events import ModelCalled, Totals
 from pyagent.core.messages import (
-    Attempt,
     ChatDelta,
     ChatRequest,
+    FailedAttempt,
     FinishReason,
     Message,
     Origin,
@@ -88,7 +88,7 @@ class ModelCall:
     backend: str = ""
     model: str = ""
     finish_reason: FinishReason | None = None
-    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    attempts: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer as the backend streams it."""

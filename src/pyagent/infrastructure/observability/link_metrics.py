@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyagent.core.chain.figures import LinkState
+from pyagent.core.chain.stats import LinkState
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -58,7 +58,7 @@ def collect_links(states: Sequence[LinkState]) -> Iterator[Metric]:
             "Requests that may be in flight at a link at once.",
             ((link, state.limit) for link, state in rows),
         ),
-        ("rest_seconds", "Seconds of cooldown left until a link is asked again.", _rests(rows)),
+        ("cooldown_seconds", "Seconds of cooldown left until a link is asked again.", _rests(rows)),
     )
     for name, text, values in gauges:
         gauge = GaugeMetricFamily(f"pyagent_link_{name}", text, labels=("link",))
@@ -79,7 +79,7 @@ def collect_links(states: Sequence[LinkState]) -> Iterator[Metric]:
 
 
 def _rests(rows: Iterable[tuple[str, LinkState]]) -> Iterator[tuple[str, float | None]]:
-    return ((link, state.rest_seconds) for link, state in rows)
+    return ((link, state.cooldown_seconds) for link, state in rows)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

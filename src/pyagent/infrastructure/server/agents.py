@@ -20,11 +20,11 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.messages import (
-    Attempt,
     ChatDelta,
     ChatRequest,
     EmbedRequest,
     EmbedResult,
+    FailedAttempt,
     Health,
     ModelInfo,
     PromptTokensDetails,
@@ -80,7 +80,7 @@ class AgentBackend:
             tenant=request.origin.tenant,
             file_access=self._file_access,
         )
-        attempts: list[Attempt] = []
+        attempts: list[FailedAttempt] = []
         async with aclosing(run) as events:
             async for event in events:
                 if isinstance(event, ModelCalled):

@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, Resumption, Timings, Usage
+from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt, Resumption, Timings, Usage
 from pyagent.infrastructure.observability.tracing import headers_of, make_provider, tracer_of
 
 
@@ -36,7 +36,7 @@ class AnswerTrace:
     last: ChatDelta | None = None
     ended: int = 0
     finish_reasons: list[str] = field(default_factory=list[str])
-    attempts: list[tuple[int, Attempt]] = field(default_factory=list[tuple[int, Attempt]])
+    attempts: list[tuple[int, FailedAttempt]] = field(default_factory=list[tuple[int, FailedAttempt]])
     resumptions: list[tuple[int, Resumption]] = field(default_factory=list[tuple[int, Resumption]])
 
     def ask(self, asked: ChatRequest) -> None:

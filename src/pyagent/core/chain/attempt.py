@@ -1,6 +1,6 @@
-"""One link's turn at one request: begun, told to its end, judged once, and everything it held given back.
+"""One link's attempt at one request: begun, told to its end, judged once, and everything it held given back.
 
-A turn knows its link and the caller's deadline, not the other links. `begin` reads to the first delta that says
+An attempt knows its link and the caller's deadline, not the other links. `begin` reads to the first delta that says
 something; `rest` tells that and what follows. Whatever happens, `aclose` closes the stream and returns the admission.
 """
 
@@ -32,11 +32,11 @@ from pyagent.core.errors import (
     UnsupportedError,
 )
 from pyagent.core.messages import (
-    Attempt,
     ChatDelta,
     ChatRequest,
     EmbedRequest,
     EmbedResult,
+    FailedAttempt,
     Resumption,
     Usage,
 )
@@ -51,7 +51,7 @@ _SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, EmptyA
 
 
 @dataclass(slots=True)
-class Turn:
+class Attempt:
     """One call of one link. `share` is until when its first token may come, `deadline` covers the whole.
 
     `num_after` links could take over when it breaks off.
@@ -119,7 +119,7 @@ class Turn:
             raise
 
     async def rest(
-        self, attempts: list[Attempt], resumed: Resumption | None = None, *, can_go_on: bool = False
+        self, attempts: list[FailedAttempt], resumed: Resumption | None = None, *, can_go_on: bool = False
     ) -> AsyncGenerator[ChatDelta, None]:
         """The answer once it has begun; whatever breaks it now is told as this link's failure.
 
@@ -202,9 +202,9 @@ class Turn:
             member.breaker.fail(permit, public_reason(cast("Exception", error)))
         if error is None:
             self.budget.succeed()
-            member.figures.num_answers += 1
+            member.stats.num_answers += 1
         elif isinstance(error, CapacityError):
-            member.rest(error.retry_after_seconds)
+            member.cool_down(error.retry_after_seconds)
             member.concurrency.overloaded(self.admission.slot)
         elif isinstance(error, (DeadlineError, LateError)):
             member.concurrency.overloaded(self.admission.slot)

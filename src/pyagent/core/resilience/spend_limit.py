@@ -18,7 +18,7 @@ _MINUTE = 60.0
 
 
 @dataclass(slots=True)
-class Purse:
+class SpendLimit:
     """USD that one request, and all requests of an hour, may cost; None is no limit."""
 
     per_request: float | None = None

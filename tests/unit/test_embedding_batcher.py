@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.chains import Played, chain_of, request, run, says
 from support.server import run as served
 
-from pyagent.core.chain.gathering import Gatherer
+from pyagent.core.chain.embedding_batcher import EmbeddingBatcher
 from pyagent.core.errors import BackendError, ConfigError, RequestError
 from pyagent.core.messages import EmbedRequest, EmbedResult, Usage
 from pyagent.testing import openai_server
@@ -43,7 +43,7 @@ class Embedder:
         return EmbedResult(vectors=vectors, model=request.model, usage=Usage(num_tokens, 0, num_tokens))
 
 
-async def gathered(gatherer: Gatherer, *inputs: list[str], model: str = "m") -> list[Any]:
+async def gathered(gatherer: EmbeddingBatcher, *inputs: list[str], model: str = "m") -> list[Any]:
     calls = (gatherer.embed(EmbedRequest(model=model, input=texts)) for texts in inputs)
     return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -56,7 +56,7 @@ def test_calls_of_a_moment_are_one() -> None:
         await gathered(gatherer, ["late"])
 
     embedder = Embedder()
-    gatherer = Gatherer(embedder, 0.01)
+    gatherer = EmbeddingBatcher(embedder, 0.01)
     run(work())
     assert sorted(embedder.sent) == [["a", "bb", "ccc"], ["d"], ["late"]]
 
@@ -66,7 +66,7 @@ def test_calls_of_a_moment_are_one() -> None:
 def test_everybody_gets_their_own(inputs: list[list[str]]) -> None:
     """Vectors are those of asking alone, no call has over 32 texts of several callers, and no token is lost."""
     embedder = Embedder()
-    answers = run(gathered(Gatherer(embedder, 0.001), *inputs))
+    answers = run(gathered(EmbeddingBatcher(embedder, 0.001), *inputs))
     for texts, answer in zip(inputs, answers, strict=True):
         assert answer.vectors == [[float(len(text))] for text in texts]
     assert sum(answer.usage.prompt_tokens for answer in answers) == sum(len(text) for texts in inputs for text in texts)
@@ -76,11 +76,11 @@ def test_everybody_gets_their_own(inputs: list[list[str]]) -> None:
 def test_one_callers_fault_is_told_to_that_one() -> None:
     """When a batch is refused each is asked for alone; when the link fails, all are told, and nothing is sent again."""
     embedder = Embedder()
-    good, bad, other = run(gathered(Gatherer(embedder, 0.001), ["a"], ["bad"], ["ccc"]))
+    good, bad, other = run(gathered(EmbeddingBatcher(embedder, 0.001), ["a"], ["bad"], ["ccc"]))
     assert (good.vectors, other.vectors) == ([[1.0]], [[3.0]])
     assert isinstance(bad, RequestError)
     embedder.sent.clear()
-    answers = run(gathered(Gatherer(embedder, 0.001), ["a"], ["down"], ["ccc"]))
+    answers = run(gathered(EmbeddingBatcher(embedder, 0.001), ["a"], ["down"], ["ccc"]))
     assert all(isinstance(answer, BackendError) for answer in answers)
     assert len(embedder.sent) == 1
 
@@ -112,14 +112,14 @@ def test_who_leaves_takes_its_texts_along() -> None:
         assert embedder.sent[-1] == ["next"]
 
     embedder = Embedder(0.2)
-    gatherer = Gatherer(embedder, 0.01)
+    gatherer = EmbeddingBatcher(embedder, 0.01)
     run(work())
 
 
 def test_link_gathers_where_its_table_says_so(tmp_path: Path) -> None:
-    """`gather_ms` holds for one link, is bounded, and each caller counts as a call."""
+    """`batch_ms` holds for one link, is bounded, and each caller counts as a call."""
     a = Played("a", says("one"))
-    text = 'chain = [{ use = "link:a", gather_ms = 5 }]'
+    text = 'chain = [{ use = "link:a", batch_ms = 5 }]'
     sent: list[list[str]] = []
 
     async def embed(request: EmbedRequest) -> EmbedResult:
@@ -135,18 +135,18 @@ def test_link_gathers_where_its_table_says_so(tmp_path: Path) -> None:
     run(work())
     assert len(sent) == 1
     assert chain.link_states()[0].num_answers == 8
-    with pytest.raises(ConfigError, match="gather_ms of link 1"):
-        chain_of(tmp_path, 'chain = [{ use = "link:a", gather_ms = 5000 }]', a)
+    with pytest.raises(ConfigError, match="batch_ms of link 1"):
+        chain_of(tmp_path, 'chain = [{ use = "link:a", batch_ms = 5000 }]', a)
 
 
 def test_remote_server_sees_one_call(tmp_path: Path) -> None:
     """Ten calls of OpenAI's client to ours are one request with ten texts to the server behind it."""
     with openai_server(models=("e",)) as remote:
-        chain = chain_of(tmp_path, f'chain = [{{ use = "openai:{remote.url}", gather_ms = 600 }}]')
+        chain = chain_of(tmp_path, f'chain = [{{ use = "openai:{remote.url}", batch_ms = 600 }}]')
 
         async def work(_url: str, client: openai.AsyncOpenAI) -> list[Any]:
             try:
-                assert "gathered for 600 ms" in (await chain.explain(request()))[0].limits
+                assert "batched for 600 ms" in (await chain.explain(request()))[0].limits
                 texts = ["x" * number for number in range(1, 11)]
                 return await asyncio.gather(*(client.embeddings.create(model="e", input=text) for text in texts))
             finally:

@@ -10,7 +10,7 @@ from pyagent.core.chain.failures import Failure
 from pyagent.core.resilience.breaker import State
 
 
-class LinkFigures(msgspec.Struct):
+class LinkStats(msgspec.Struct):
     """Counters of one link since the chain was made."""
 
     num_requests: int = 0
@@ -36,7 +36,7 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
     breaker: State
     reason: str = ""
     retry_in_seconds: float = 0.0
-    rest_seconds: float = 0.0
+    cooldown_seconds: float = 0.0
     num_in_flight: int = 0
     limit: int | None = None
     num_requests: int = 0

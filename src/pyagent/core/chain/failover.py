@@ -1,4 +1,4 @@
-"""The turns of one request: link after link, then again after a wait, until one answers or there is no point.
+"""The attempts of one request: link after link, then again after a wait, until one answers or there is no point.
 
 Keeps who failed and why. Retries come after failover: a round asks every link once, those left alone last, and is
 repeated while the policy, the budget shared by the process and the deadline allow.
@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.failures import EmptyAnswerError, Failure, FilteredError, kind_of, reason_of
 from pyagent.core.chain.member import Admission, Member, Refusal
-from pyagent.core.chain.turn import Turn
 from pyagent.core.errors import (
     BackendError,
     BudgetError,
@@ -23,7 +23,7 @@ from pyagent.core.errors import (
     RequestError,
     UnsupportedError,
 )
-from pyagent.core.messages import Attempt, ChatDelta, ChatRequest
+from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
 
@@ -32,7 +32,7 @@ _OF_ONE_LINK = frozenset({"model_not_found", "loop_detected"})
 
 
 @dataclass(slots=True)
-class Tries:
+class Failover:
     """`members` in the order to ask them; `attempts` of all rounds that the caller was not told of, `errors` of this.
 
     `leftover` is what there is of an answer that a content filter kept back, or that is empty. `accepts` says which
@@ -46,21 +46,21 @@ class Tries:
     budget: RetryBudget
     draw: Callable[[float, float], float]
     sleep: Callable[[float], Awaitable[None]]
-    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    attempts: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
     errors: list[Exception] = field(default_factory=list[Exception])
     spent_usd: float = 0.0
     leftover: list[ChatDelta] = field(default_factory=list[ChatDelta])
     accepts: Callable[[Member], bool] = lambda _: True
     _open: list[Member] = field(default_factory=list[Member])
-    _all: list[Attempt] = field(default_factory=list[Attempt])
+    _all: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
     _index: int = 0
     _round: int = 0
     _wait: float = 0.0
     _num_tokens: int = 0
 
-    async def next(self) -> Turn | None:
-        """The next turn, after a wait where a round is over; None when there is none."""
-        while (turn := self.next_now()) is None:
+    async def start(self) -> Attempt | None:
+        """The next attempt, after a wait where a round is over; None when there is none."""
+        while (attempt := self.start_now()) is None:
             wait = self.policy.wait_seconds(
                 self.errors, self._round, self.budget, self.deadline, self.draw, before=self._wait
             )
@@ -69,10 +69,10 @@ class Tries:
             self._wait = wait
             await self.sleep(wait)
             self._round, self._index, self.errors, self._open = self._round + 1, 0, [], []
-        return turn
+        return attempt
 
-    def next_now(self, *, is_hedge: bool = False) -> Turn | None:
-        """The next turn of this round, if a link is left that can be asked now."""
+    def start_now(self, *, is_hedge: bool = False) -> Attempt | None:
+        """The next attempt of this round, if a link is left that can be asked now."""
         while self._index < len(self.members):
             member = self.members[self._index]
             num_left = len(self.members) - self._index
@@ -87,7 +87,7 @@ class Tries:
                 continue
             admitted = member.admit(self.request, self.spent_usd)
             if not isinstance(admitted, Refusal):
-                return self._turn(member, admitted, num_left, is_hedge=is_hedge)
+                return self._attempt(member, admitted, num_left, is_hedge=is_hedge)
             if admitted.kind == "open":
                 self._open.append(member)
                 self._note(member, admitted)
@@ -95,35 +95,35 @@ class Tries:
                 self._add(member, admitted.kind, admitted.error)
         return None if is_hedge else self._last_resort()
 
-    def _last_resort(self) -> Turn | None:
-        """A turn of a link that is left alone: nobody else answered, so it may as well be asked."""
+    def _last_resort(self) -> Attempt | None:
+        """An attempt of a link that is left alone: nobody else answered, so it may as well be asked."""
         while self._open:
             member = self._open.pop(0)
             admitted = member.admit(self.request, self.spent_usd, is_last_resort=True)
             if not isinstance(admitted, Refusal):
-                return self._turn(member, admitted, len(self._open) + 1)
+                return self._attempt(member, admitted, len(self._open) + 1)
             self.errors.append(admitted.error)
         return None
 
-    def _turn(self, member: Member, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Turn:
+    def _attempt(self, member: Member, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Attempt:
         share = self._share(num_left)
-        return Turn(member, admission, self.budget, self.deadline, share, num_left - 1, is_hedge=is_hedge)
+        return Attempt(member, admission, self.budget, self.deadline, share, num_left - 1, is_hedge=is_hedge)
 
-    def failed(self, turn: Turn, error: Exception) -> None:
-        """A turn came to nothing. Raises the error when the next link would not help, or there is no time for it."""
+    def failed(self, attempt: Attempt, error: Exception) -> None:
+        """Note a failed attempt. Raises its error when the next link would not help, or there is no time for it."""
         if isinstance(error, ContextOverflowError):
             self._num_tokens = max(self._num_tokens, error.num_tokens, error.limit + 1)
-        self.passed(turn, error)
+        self.passed(attempt, error)
         if self.deadline.is_past or not _is_passed_by(error):
             raise error
 
-    def passed(self, turn: Turn, error: Exception) -> None:
-        """A turn came to nothing, and the next link is asked whatever it was."""
+    def passed(self, attempt: Attempt, error: Exception) -> None:
+        """Note a failed attempt, after which the next link is asked whatever it was."""
         if isinstance(error, FilteredError | EmptyAnswerError) and not self.leftover:
             self.leftover = error.head
-        self._add(turn.member, kind_of(error), error)
+        self._add(attempt.member, kind_of(error), error)
 
-    def told(self) -> list[Attempt]:
+    def take_failed(self) -> list[FailedAttempt]:
         """The attempts the caller has not been told of yet."""
         attempts, self.attempts = self.attempts, []
         return attempts
@@ -155,8 +155,8 @@ class Tries:
         self.errors.append(error)
 
     def _note(self, member: Member, refusal: Refusal) -> None:
-        member.figures.failures[refusal.kind] += 1
-        attempt = Attempt(member.name, reason_of(refusal.error), refusal.kind)
+        member.stats.failures[refusal.kind] += 1
+        attempt = FailedAttempt(member.name, reason_of(refusal.error), refusal.kind)
         self.attempts.append(attempt)
         self._all.append(attempt)
 

@@ -1,4 +1,4 @@
-"""Small embedding calls gathered for a moment and sent to a link together.
+"""Small embedding calls batched for a moment and sent to a link together.
 
 Every caller gets its own vectors, in order. Who leaves takes its texts along while nothing is sent; when all have
 left, the call is cancelled. A refusal of a batch may be one caller's fault, so each is then asked for alone; any other
@@ -33,7 +33,7 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class Gatherer:
+class EmbeddingBatcher:
     """Waits `seconds` for others after a first call; calls for different models are not mixed."""
 
     ask: Callable[[EmbedRequest], Awaitable[EmbedResult]]

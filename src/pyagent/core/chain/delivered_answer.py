@@ -14,11 +14,11 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.failures import reason_of
 from pyagent.core.chain.member import Member
-from pyagent.core.chain.turn import Turn
 from pyagent.core.errors import BackendError
-from pyagent.core.messages import Attempt, ChatDelta, ChatRequest, Message, Resumption, Usage
+from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt, Message, Resumption, Usage
 
 AfterFirstToken = Literal["continue", "restart", "error"]
 _ANCHOR_CHARS = 60
@@ -30,7 +30,7 @@ _ASK = (
 
 
 @dataclass(slots=True)
-class Told:
+class DeliveredAnswer:
     """What the caller has of an answer so far."""
 
     request: ChatRequest
@@ -42,7 +42,7 @@ class Told:
     resumed: Resumption | None = None
     _pieces: list[str] = field(default_factory=list[str])
 
-    def break_off(self, turn: Turn, error: Exception) -> None:
+    def break_off(self, attempt: Attempt, error: Exception) -> None:
         """A link broke off; raises its error when the answer cannot go on elsewhere."""
         if not self.is_begun:
             return
@@ -52,9 +52,9 @@ class Told:
         if obstacle := self._obstacle():
             if self.policy == "error" or not isinstance(error, BackendError):
                 raise error
-            raise BackendError(f"{error}; {obstacle}", backend=turn.name, status=error.status) from error
+            raise BackendError(f"{error}; {obstacle}", backend=attempt.name, status=error.status) from error
         kind: Literal["continue", "restart"] = "restart" if self.policy == "restart" else "continue"
-        self.resumed = Resumption(kind, turn.name, reason)
+        self.resumed = Resumption(kind, attempt.name, reason)
         if kind == "restart":
             self.text, self.num_pieces, self.has_calls, self.is_begun = "", 0, False, False
 
@@ -102,19 +102,19 @@ class Told:
         messages = [*request.messages, Message("assistant", self.text), ask]
         return msgspec.structs.replace(request, messages=messages, sampling=sampling)
 
-    async def deltas(self, turn: Turn, attempts: list[Attempt]) -> AsyncGenerator[ChatDelta, None]:
-        """A turn's deltas as the caller gets them, remembered."""
-        needs_seam = bool(self.text) and bool(self.request.messages) and not turn.member.continues
+    async def deltas(self, attempt: Attempt, attempts: list[FailedAttempt]) -> AsyncGenerator[ChatDelta, None]:
+        """An attempt's deltas as the caller gets them, remembered."""
+        needs_seam = bool(self.text) and bool(self.request.messages) and not attempt.member.continues
         seam = Seam(self.text) if needs_seam else None
         num_before, resumed, self.resumed = self.num_pieces if self.text else 0, self.resumed, None
         if resumed is not None:
-            figures = turn.member.figures
-            figures.num_continued += resumed.kind == "continue"
-            figures.num_restarted += resumed.kind == "restart"
-        async with aclosing(turn.rest(attempts, resumed, can_go_on=not self._obstacle())) as stream:
+            stats = attempt.member.stats
+            stats.num_continued += resumed.kind == "continue"
+            stats.num_restarted += resumed.kind == "restart"
+        async with aclosing(attempt.rest(attempts, resumed, can_go_on=not self._obstacle())) as stream:
             async for delta in stream:
                 told = delta if seam is None else _joined(delta, seam)
-                if num_before and told.usage and not turn.member.counts_prefix:
+                if num_before and told.usage and not attempt.member.counts_prefix:
                     told = msgspec.structs.replace(told, usage=_with_told(told.usage, num_before))
                 self._note(told)
                 yield told
