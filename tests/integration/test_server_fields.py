@@ -183,8 +183,8 @@ def test_server_malformed_json_is_a_clear_400(body: bytes) -> None:
 
 
 def test_server_completion_prompts() -> None:
-    """A prompt is one text: empty, several, or token ids are refused by name."""
-    for prompt in ("", [], ["a", "b"], [1, 2], [[1, 2]]):
+    """A prompt that is empty, or neither text nor token ids, is refused by name."""
+    for prompt in ("", [], ["a", ""], [1, "a"], [[1, True]], [[]]):
         with pytest.raises(RequestError) as caught:
             read_completion(json.dumps({"prompt": prompt}).encode())
         assert caught.value.param == "prompt"

@@ -31,6 +31,7 @@ def _has_tools(request: ChatRequest) -> bool:
 
 _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "prompt": lambda request: not request.messages,
+    "prompt_token_ids": lambda request: bool(request.prompt_token_ids),
     "images": _has_images,
     "tools": _has_tools,
     "tool_choice": lambda request: bool(request.tools) and request.tool_choice not in (None, "auto"),

@@ -204,7 +204,8 @@ class BeamSearch(msgspec.Struct, frozen=True, kw_only=True):
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a model. Backends answer it with a stream of `ChatDelta`.
 
-    `prompt` (plain text, no chat template; OpenAI's /v1/completions) is used when `messages` is empty. `n` answers are
+    `prompt` (plain text, no chat template; OpenAI's /v1/completions) is used when `messages` is empty, or
+    `prompt_token_ids` are. `n` answers are
     wanted; with `best_of` so many are drawn and the `n` likeliest told; with `beam` they are searched for.
     `timeout_seconds`, `private` and `session` are ours: the time the caller still has, whether the text may leave
     this machine, and a name under which consecutive requests continue one token log. `origin`, `priority` (lower goes
@@ -223,6 +224,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     messages: list[Message] = []
     prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] = ()
     tools: list[Tool] = []
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool = True

@@ -346,6 +346,7 @@ def _sampled(**fields: object) -> ChatRequest:
 _IMAGE = [TextPart("what is it?"), ImagePart(ImageUrl(f"data:image/png;base64,{_PIXEL}"))]
 _REQUESTS: dict[str, ChatRequest] = {
     "prompt": ChatRequest(prompt="Once upon", sampling=SamplingParams(max_tokens=8)),
+    "prompt_token_ids": ChatRequest(prompt_token_ids=(5, 6, 7), sampling=SamplingParams(max_tokens=8)),
     "images": ChatRequest(messages=[Message("user", _IMAGE)]),
     "tool_choice": _chat(tools=[_TOOL], tool_choice="none"),
     "parallel_tool_calls": _chat(tools=[_TOOL], parallel_tool_calls=False),

@@ -69,6 +69,7 @@ class LMStudioBackend:
         "frequency_penalty",
         "presence_penalty",
         "logit_bias",
+        "prompt_token_ids",
         "ignore_eos",
         "stop_token_ids",
         "min_tokens",

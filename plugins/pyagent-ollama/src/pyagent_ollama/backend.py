@@ -63,6 +63,7 @@ class OllamaBackend:
         "strict",
         "choice",
         "logit_bias",
+        "prompt_token_ids",
         "ignore_eos",
         "stop_token_ids",
         "min_tokens",

@@ -53,7 +53,7 @@ class Condition(msgspec.Struct, frozen=True):
 def estimated_tokens(request: ChatRequest) -> int:
     """Tokens of a request's prompt, about, tools and images included. Counts no text twice and tokenises nothing."""
     begun = (request.prompt or "") + request.assistant_prefix
-    num_bytes, num_tokens = len(begun.encode(errors="surrogatepass")), 0
+    num_bytes, num_tokens = len(begun.encode(errors="surrogatepass")), len(request.prompt_token_ids)
     for message in request.messages:
         num_bytes += len(message.text.encode(errors="surrogatepass"))
         num_tokens += _TOKENS_PER_MESSAGE + _TOKENS_PER_IMAGE * _num_images(message.content)

@@ -92,7 +92,7 @@ class DeliveredAnswer:
         if most is not None:
             most = max(1, most - self.num_pieces)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=most)
-        if not request.messages:
+        if not request.messages and not request.prompt_token_ids:
             return msgspec.structs.replace(request, prompt=(request.prompt or "") + self.text, sampling=sampling)
         if member.continues:
             prefix = request.answer_prefix + self.text

@@ -65,7 +65,7 @@ class OpenAIBackend:
     `missing_key` is where settings say that its key is, when it is not there: nothing is asked without it.
     """
 
-    abilities = ABILITIES - {"beam", "best_of", "choice"}
+    abilities = ABILITIES - {"prompt_token_ids", "beam", "best_of", "choice"}
     gives_several = True
     sends_headers = True
     continues = False  # vLLM and llama.cpp go on from an answer's beginning, OpenAI does not: the link's table says so

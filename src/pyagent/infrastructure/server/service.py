@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
@@ -16,7 +17,7 @@ from pyagent import _rust
 from pyagent.core.backends import Backend
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
 from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
@@ -26,6 +27,7 @@ from pyagent.infrastructure.server.api_keys import owned, tenant_of
 from pyagent.infrastructure.server.body import read_body
 from pyagent.infrastructure.server.bounds import check_request, check_texts
 from pyagent.infrastructure.server.images import check_images
+from pyagent.infrastructure.server.openai.prompts import side_by_side
 from pyagent.infrastructure.server.streaming import EventStream, unless_gone
 
 if TYPE_CHECKING:
@@ -65,21 +67,32 @@ class Service:
         self._is_trimming = False
         asyncio.get_running_loop().run_in_executor(None, _rust.trim_memory)
 
-    async def answer(self, request: Request, asked: ChatRequest, reply: Reply, *, is_streamed: bool) -> Response:
-        """Ask whoever has the model; the first delta is awaited before any status goes out."""
+    async def answer(
+        self,
+        request: Request,
+        asked: ChatRequest,
+        reply: Reply,
+        *,
+        is_streamed: bool,
+        others: Sequence[ChatRequest] = (),
+    ) -> Response:
+        """Ask whoever has the model; the first delta is awaited before any status goes out.
+
+        `others` differ from `asked` in their prompts alone; their answers follow its own by their index.
+        """
         check_request(asked)
         backend = await self.backend_of(asked.model)
         if asked.assistant_prefix and not isinstance(backend, Chain) and not getattr(backend, "continues", False):
             raise RequestError(f"{backend.name} cannot go on from an answer's beginning", param="messages")
         if not self.settings.private_images:
             await check_images(asked.messages)
-        asked = asked if is_streamed else msgspec.structs.replace(asked, whole=True)
+        asked = asked if is_streamed or others else msgspec.structs.replace(asked, whole=True)
         _continue_trace(request)
         trace: AnswerTrace | None = request.scope["state"].get("trace")
         if trace is not None:
             trace.ask(asked)
         answer = Answer(
-            backend.chat(owned(asked, request)),
+            self._answers([owned(one, request) for one in (asked, *others)], backend),
             backend.name,
             request.state,
             AnswerWatch(self.figures),
@@ -93,6 +106,12 @@ class Service:
             await answer.close()
             raise
         return EventStream(answer.events(first, reply, str(request.state.request_id)), reply.media_type, reply.failed)
+
+    @staticmethod
+    def _answers(asked: Sequence[ChatRequest], backend: Backend) -> AsyncIterator[ChatDelta]:
+        if len(asked) == 1:
+            return backend.chat(asked[0])
+        return side_by_side([backend.chat(one) for one in asked], asked[0].n)
 
     async def backend_of(self, model: str) -> Backend:
         """The backend to ask; raises `RequestError` for a model that nobody here has."""

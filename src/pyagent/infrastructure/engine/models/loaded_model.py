@@ -268,8 +268,14 @@ class LoadedModel:
             return self.sessions.prompt(normalized, request.tools, request.session or "", request.origin.tenant)
         if request.assistant_prefix:
             raise RequestError("an answer is begun for a conversation; write it into the prompt", param="prompt")
-        tokens = self.tokenizer.encode_text(request.prompt or "", request.origin.tenant)
-        if not request.prompt or not tokens:
+        unknown = [token for token in request.prompt_token_ids if not 0 <= token < self.runner.vocab_size]
+        if unknown:
+            text = f"prompt names token {unknown[0]}; the vocabulary has {self.runner.vocab_size}"
+            raise RequestError(text, param="prompt")
+        tokens = list(request.prompt_token_ids) or self.tokenizer.encode_text(
+            request.prompt or "", request.origin.tenant
+        )
+        if not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
         return Prompt(tokens, tenant=request.origin.tenant)
 

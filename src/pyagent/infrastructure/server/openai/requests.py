@@ -29,6 +29,7 @@ from pyagent.infrastructure.server.openai.messages import (
     read_messages,
     read_tools,
 )
+from pyagent.infrastructure.server.openai.prompts import asking, read_prompts
 from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, checked_choice, decode
 
 IGNORED = (
@@ -208,13 +209,17 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request understood: what to ask the backend, and how to answer the client."""
+    """A request understood: what to ask the backend, and how to answer the client.
+
+    `others` are the same with the other prompts of a completion.
+    """
 
     request: ChatRequest
     model: str
     is_chat: bool
     is_streamed: bool
     has_usage_chunk: bool
+    others: list[ChatRequest] = []
 
 
 def read_chat(body: bytes) -> Asked:
@@ -251,13 +256,10 @@ def read_chat(body: bytes) -> Asked:
 def read_completion(body: bytes) -> Asked:
     """Understand the body of POST /v1/completions."""
     said = decode(body, CompletionBody, REFUSED)
-    prompt = said.prompt[0] if isinstance(said.prompt, list) and len(said.prompt) == 1 else said.prompt
-    if not isinstance(prompt, str):
-        raise RequestError("prompt takes one text; token ids and several prompts are not supported", param="prompt")
-    if not prompt:
-        raise RequestError("prompt is empty; send some text", param="prompt")
+    prompts = read_prompts(said.prompt)
     sampling = said.sampling(said.max_tokens if said.max_tokens is not None else 16, said.logprobs)  # 16 is OpenAI's
-    return _asked(said, said.chat_request(sampling, prompt=prompt), is_chat=False)
+    first, *others = [asking(said.chat_request(sampling), prompt) for prompt in prompts]
+    return msgspec.structs.replace(_asked(said, first, is_chat=False), others=others)
 
 
 def _begun(said: ChatBody, messages: list[Message]) -> tuple[list[Message], str]:

@@ -54,4 +54,4 @@ async def show_model(service: Service, request: Request) -> Response:
 async def _complete(service: Service, request: Request, read: Callable[[bytes], Asked]) -> Response:
     asked = read(await service.body(request))
     reply = Reply(str(request.state.request_id), asked.model, asked.is_chat, asked.has_usage_chunk)
-    return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed)
+    return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed, others=asked.others)
