@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -27,6 +28,19 @@ def test_a_paste_is_one_question(chain: str, environment: dict[str, str]) -> Non
     terminal.read_until(lambda shown: "You said: first line\r\nsecond line" in plain(shown))
     terminal.read_until("(5 tokens in, 3 out")
     terminal.type("/quit\r")
+    assert terminal.finish() == 0
+
+
+def test_a_paste_needs_no_readline(chain: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Where the line editor knows nothing of pastes, lines that come at once are one question all the same."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "readline.py").write_text("raise ImportError\n")
+    path = os.pathsep.join([str(tmp_path / "site"), environment.get("PYTHONPATH", "")])
+    terminal = Terminal("chat", "--chain", chain, env=environment | {"PYTHONPATH": path})
+    terminal.read_until("> ")
+    terminal.type("first line\nsecond line\n")
+    terminal.read_until(lambda shown: "You said: first line\r\nsecond line" in plain(shown))
+    terminal.type("/quit\n")
     assert terminal.finish() == 0
 
 
