@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pyagent.cli import serve, serving
 from pyagent.cli.plain_flags import read_plain
+from pyagent.cli.startup import read_settings
 
 LATE = [
     *(
@@ -98,3 +99,19 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_settings_in_force_are_logged_with_their_origin(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At level info a command says which settings are not defaults, and where each came from; never a value."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYAGENT_LOG__LEVEL", "info")
+    caplog.set_level("INFO", "pyagent")  # is put back at the end
+    read_settings(chain="native", server__port=0)
+    origins = next(vars(record)["origins"] for record in caplog.records if record.name == "pyagent.settings")
+    assert (origins["chain"], origins["server.port"], origins["log.level"]) == (
+        "flag",
+        "flag",
+        "env PYAGENT_LOG__LEVEL",
+    )

@@ -31,9 +31,11 @@ def read_settings(
     if model is not None:
         overrides["engine.models"] = [model]
         overrides["chain"] = ["native"] if entries is None else entries
-    settings = load_settings(config, overrides).settings
-    _log_later(settings)
-    return settings
+    loaded = load_settings(config, overrides)
+    _log_later(loaded.settings)
+    origins = {key: source for key, source in loaded.sources.items() if source != "default"}
+    logging.getLogger("pyagent.settings").info("settings that are not defaults", extra={"origins": origins})
+    return loaded.settings
 
 
 class _First(logging.Handler):
