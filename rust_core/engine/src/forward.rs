@@ -1,8 +1,9 @@
 //! The decoder's forward pass: one batch of tokens through all layers.
 //!
-//! All threads of the pool run it together; each stage shares its work out and ends in a barrier, of which a layer has
-//! five: projections (with rotary positions and the KV store), attention, its output, the feed-forward block's inside,
-//! its output. Who computes a row never changes its value: every output is one lane of a reduction in fixed order.
+//! A pass is a list of stages, whose pieces are computed by whoever is free. A layer has five: projections (with rotary
+//! positions and the KV store), attention, its output, the feed-forward block's inside, its output; and for more than a
+//! few rows two that add an output to the stream. Who computes a row never changes its value: every output is one lane of
+//! a reduction in fixed order.
 
 mod attention;
 
@@ -15,13 +16,13 @@ use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, expect_kv, store_kv};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
-use pyagent_kernels::pack::{BLOCK_COLS, PackedMatrix, ROWS_PER_GROUP};
-use pyagent_kernels::pool::Worker;
+use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
+use pyagent_kernels::thread_pool::Piece;
 
 use crate::config::{Activation, ModelConfig};
 use crate::kv::KvAdmission;
 use crate::model::{Layer, Linear, Weights};
-use crate::workspace::{Own, Patch, Rows, Stream, Workspace};
+use crate::workspace::{Own, Patch, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
 const PRODUCT_TILE: usize = 64;
@@ -33,7 +34,7 @@ const LEAST_OWN_ROWS: usize = 8;
 const PIECES_PER_THREAD: usize = 8;
 /// Row groups of a matrix in a piece at most.
 const MOST_GROUPS: usize = 64;
-/// For up to this many rows, every thread computing all norms is quicker than a barrier.
+/// For up to this many rows, every thread computing all norms is quicker than a stage of its own for them.
 pub(crate) const FEW_ROWS: usize = 4;
 
 /// Tokens of one sequence to compute, at consecutive positions.
@@ -59,17 +60,19 @@ pub struct Plan<'a> {
     /// Rows that give logits.
     outputs: Vec<usize>,
     attention: AttentionPlan,
+    num_threads: usize,
 }
 
 impl<'a> Plan<'a> {
     /// Lays a batch out for so many threads.
-    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, threads: usize) -> Self {
+    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, num_threads: usize) -> Self {
         let mut plan = Self {
             segments,
             rows: Vec::new(),
             starts: Vec::new(),
             outputs: Vec::new(),
-            attention: AttentionPlan::new(segments, attention::num_units(config), threads),
+            attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
+            num_threads,
         };
         for (index, segment) in segments.iter().enumerate() {
             let start = plan.rows.len();
@@ -131,145 +134,349 @@ pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
 }
 
 /// How many residual streams a batch of `rows` tokens keeps: one per thread for a few, else one for all.
-pub fn num_streams(rows: usize, threads: usize) -> usize {
-    if rows <= FEW_ROWS { threads } else { 1 }
+pub(crate) fn num_streams(rows: usize, threads: usize) -> usize {
+    if is_few(rows) { threads } else { 1 }
+}
+
+/// Rows that the outputs of a batch's blocks take: where each thread adds them up for itself, they are all kept, as one
+/// that was away needs those of the blocks it missed.
+pub(crate) fn num_delta_rows(config: &ModelConfig, rows: usize) -> usize {
+    if is_few(rows) {
+        2 * config.num_layers * rows
+    } else {
+        rows
+    }
+}
+
+fn is_few(rows: usize) -> bool {
+    rows <= FEW_ROWS
+}
+
+/// A stage of a pass; its pieces can be computed at the same time, when the stages before it are over.
+#[derive(Clone, Copy, Debug)]
+pub enum Stage {
+    /// Rows of the stream that all threads share, after so many blocks, of which a layer has two; and their norm.
+    Stream(usize),
+    /// A layer's queries, keys and values.
+    Project(usize),
+    /// A layer's attention.
+    Attend(usize),
+    /// A block's output: of attention where the number is even, else of the feed-forward block.
+    Block(usize),
+    /// The inside of a layer's feed-forward block.
+    Gate(usize),
+    /// The norm of the rows that give logits, where all threads share a stream.
+    OutputNorm,
+    /// The logits.
+    Output,
 }
 
 impl Pass<'_> {
-    /// Computes the batch; its logits end in `space.logits`. Called by every thread of the pool.
+    /// The stages of a batch, and how many pieces each has.
+    pub fn stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
+        let is_shared = !is_few(plan.num_rows());
+        let stream = |blocks| is_shared.then_some(Stage::Stream(blocks));
+        let layer = |layer: usize| {
+            let (attention, ffn) = (2 * layer, 2 * layer + 1);
+            let first = [Stage::Project(layer), Stage::Attend(layer), Stage::Block(attention)];
+            let second = [Stage::Gate(layer), Stage::Block(ffn)];
+            let first = first.into_iter().chain(stream(attention + 1));
+            first.chain(second).chain(stream(ffn + 1))
+        };
+        let output = is_shared
+            .then_some(Stage::OutputNorm)
+            .into_iter()
+            .chain([Stage::Output]);
+        let layers = (0..self.config.num_layers).flat_map(layer);
+        let stages: Vec<_> = stream(0).into_iter().chain(layers).chain(output).collect();
+        let num_pieces = stages.iter().map(|&stage| self.num_pieces(plan, stage)).collect();
+        (stages, num_pieces)
+    }
+
+    fn num_pieces(&self, plan: &Plan<'_>, stage: Stage) -> usize {
+        match stage {
+            Stage::Stream(_) => plan.num_rows(),
+            Stage::OutputNorm => plan.num_outputs(),
+            Stage::Attend(_) => plan.attention.num_pieces(),
+            _ => self.tiling(plan, stage).num_pieces(),
+        }
+    }
+
+    /// How the product of a stage is cut.
+    fn tiling(&self, plan: &Plan<'_>, stage: Stage) -> Tiling {
+        let config = self.config;
+        let (num_rows, num_units, most_units) = match stage {
+            Stage::Project(_) => {
+                let heads = config.num_heads + config.num_kv_heads;
+                (plan.num_rows(), heads, heads)
+            }
+            Stage::Gate(_) => (plan.num_rows(), config.ffn_size.div_ceil(BLOCK_COLS), GATE_BLOCKS),
+            Stage::Output => {
+                let groups = self.weights.output_matrix().num_groups();
+                (plan.num_outputs(), groups, MOST_GROUPS)
+            }
+            _ => (
+                plan.num_rows(),
+                config.hidden_size.div_ceil(ROWS_PER_GROUP),
+                MOST_GROUPS,
+            ),
+        };
+        Tiling::new(num_rows, num_units, most_units, plan.num_threads)
+    }
+
+    /// Computes a piece of a stage; after all of them the batch's logits are in `space.logits`.
     ///
     /// # Safety
     /// The plan's tokens are below the vocabulary's size, [`KvAdmission::check`] found its tables right, no page is written
-    /// by two segments, and `space` was prepared for the plan with [`num_streams`].
-    pub unsafe fn run(&self, worker: &Worker, plan: &Plan<'_>) {
-        let is_own = num_streams(plan.num_rows(), worker.num_threads()) > 1;
-        let own = &mut *self.space.own(worker.index());
-        let stream = &self.space.streams[if is_own { worker.index() } else { 0 }];
+    /// by two segments, and `space` was prepared for the plan. The stages are run in their order.
+    pub unsafe fn compute(&self, plan: &Plan<'_>, stage: Stage, piece: Piece) {
+        let own = &mut *self.space.own(piece.thread);
+        let is_few = is_few(plan.num_rows());
+        let stream = &self.space.streams[if is_few { piece.thread } else { 0 }];
         let part = Part {
             pass: self,
-            worker,
             plan,
             stream,
-            is_own,
         };
-        // SAFETY: every stage touches only the rows and columns handed to it, between two barriers.
+        // SAFETY: every stage touches only the rows and columns of the piece; a thread's own stream is its own.
         unsafe {
-            part.embed(&mut own.row);
-            for (index, layer) in self.weights.layers.iter().enumerate() {
-                part.project(index, layer, own);
-                part.attend(index, own);
-                part.multiply(
-                    &layer.attention_output.weight,
-                    &self.space.delta,
-                    &self.space.heads_input,
-                    plan.num_rows(),
-                );
-                part.close_block(
-                    &layer.attention_output,
-                    layer.post_attention_norm.as_deref(),
-                    Some(&layer.ffn_norm),
-                    &mut own.row,
-                );
-                part.gate(layer, own);
-                part.multiply(
-                    &layer.down.weight,
-                    &self.space.delta,
-                    &self.space.ffn_input,
-                    plan.num_rows(),
-                );
-                let next_norm = self
-                    .weights
-                    .layers
-                    .get(index + 1)
-                    .map(|next| next.attention_norm.as_slice());
-                part.close_block(&layer.down, layer.post_ffn_norm.as_deref(), next_norm, &mut own.row);
+            match stage {
+                _ if !is_few => {}
+                Stage::Project(layer) => part.catch_up(own, 2 * layer),
+                Stage::Gate(layer) => part.catch_up(own, 2 * layer + 1),
+                Stage::Output => part.catch_up(own, 2 * self.config.num_layers),
+                _ => {}
             }
-            part.output(&mut own.row);
+            let ranges = |stage| self.tiling(plan, stage).ranges(piece.index);
+            match stage {
+                Stage::Stream(blocks) => part.advance(piece.index, blocks.checked_sub(1), blocks, &mut own.row),
+                Stage::Project(layer) => part.project(layer, ranges(stage), own),
+                Stage::Attend(layer) => part.attend(layer, piece.index, own),
+                Stage::Block(block) => part.block(block, ranges(stage)),
+                Stage::Gate(layer) => part.gate(&self.weights.layers[layer], ranges(stage), own),
+                Stage::OutputNorm => part.normalise_output(piece.index, &mut own.row),
+                Stage::Output => part.output(ranges(stage)),
+            }
         }
+    }
+
+    /// A block's matrix, and its norm where the family has one.
+    fn block(&self, block: usize) -> (&Linear, Option<&[f32]>) {
+        let layer = &self.weights.layers[block / 2];
+        match block % 2 {
+            0 => (&layer.attention_output, layer.post_attention_norm.as_deref()),
+            _ => (&layer.down, layer.post_ffn_norm.as_deref()),
+        }
+    }
+
+    /// The norm of the block that follows so many; the last is followed by the output's.
+    fn norm_after(&self, blocks: usize) -> Option<&[f32]> {
+        let layer = self.weights.layers.get(blocks / 2)?;
+        Some(if blocks.is_multiple_of(2) {
+            &layer.attention_norm
+        } else {
+            &layer.ffn_norm
+        })
     }
 }
 
-/// One thread's part in a forward pass.
+/// How a product is cut into pieces: some rows by some of `num_units` equal units of columns.
+struct Tiling {
+    num_rows: usize,
+    num_units: usize,
+    num_tiles: usize,
+    num_columns: usize,
+}
+
+impl Tiling {
+    fn new(num_rows: usize, num_units: usize, most_units: usize, num_threads: usize) -> Self {
+        // With rows enough each thread has some of its own in every stage, so that what one stage gives the next stays in
+        // the caches of one core; weights are read by all.
+        let own = (num_rows / LEAST_OWN_ROWS).clamp(1, num_threads);
+        let num_tiles = if num_rows == 0 {
+            0
+        } else {
+            num_rows.div_ceil(PRODUCT_TILE).max(own)
+        };
+        // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
+        let wanted = (num_threads * PIECES_PER_THREAD).div_ceil(num_tiles.max(1));
+        Self {
+            num_rows,
+            num_units,
+            num_tiles,
+            num_columns: wanted.max(num_units.div_ceil(most_units)).min(num_units),
+        }
+    }
+
+    fn num_pieces(&self) -> usize {
+        self.num_tiles * self.num_columns
+    }
+
+    /// The rows and units of a piece.
+    fn ranges(&self, piece: usize) -> (Range<usize>, Range<usize>) {
+        let (tile, column) = (piece / self.num_columns, piece % self.num_columns);
+        let rows = part(self.num_rows, self.num_tiles, tile);
+        (rows, part(self.num_units, self.num_columns, column))
+    }
+}
+
+/// A thread's view of a pass.
 struct Part<'a> {
     pass: &'a Pass<'a>,
-    worker: &'a Worker<'a>,
     plan: &'a Plan<'a>,
+    /// The thread's own, or that of all.
     stream: &'a Stream,
-    /// Whether the stream is this thread's own, so that it computes every row of it.
-    is_own: bool,
 }
 
 impl Part<'_> {
-    /// Calls `work` for each row of the stream that is this thread's to compute.
-    fn each_row(&self, rows: usize, work: impl FnMut(usize)) {
-        if self.is_own {
-            (0..rows).for_each(work);
-        } else {
-            self.worker.share(rows, work);
+    /// Brings the thread's own stream past the blocks it has not added yet, and normalises it for the next matrix.
+    unsafe fn catch_up(&self, own: &mut Own, blocks: usize) {
+        if own.num_blocks == Some(blocks) {
+            return;
+        }
+        // SAFETY: these blocks' outputs are complete, and kept; the stream is this thread's.
+        unsafe {
+            for row in 0..self.plan.num_rows() {
+                self.advance(row, own.num_blocks, blocks, &mut own.row);
+            }
+            if blocks == 2 * self.pass.config.num_layers {
+                for output in 0..self.plan.num_outputs() {
+                    self.normalise_output(output, &mut own.row);
+                }
+            }
+        }
+        own.num_blocks = Some(blocks);
+    }
+
+    /// Brings a row of the stream from after `from` blocks (from nothing: its token is embedded) to after `to`, and
+    /// normalises it for the next.
+    unsafe fn advance(&self, row: usize, from: Option<usize>, to: usize, scratch: &mut [f32]) {
+        // SAFETY: this thread has the row to itself; blocks' outputs are only read.
+        unsafe {
+            let residual = self.stream.residual.row(row);
+            if from.is_none() {
+                self.embed(row, residual);
+            }
+            for block in from.unwrap_or(0)..to {
+                self.add_block(block, row, residual, scratch);
+            }
+            if let Some(norm) = self.pass.norm_after(to) {
+                self.normalise(residual, norm, &self.stream.hidden_input, row, scratch);
+            }
         }
     }
 
-    /// Embeds the tokens and normalises them for the first layer.
-    unsafe fn embed(&self, scratch: &mut [f32]) {
+    fn embed(&self, row: usize, residual: &mut [f32]) {
         let Pass { config, weights, .. } = self.pass;
-        self.each_row(self.plan.num_rows(), |row| {
-            let (token, ..) = self.plan.rows[row];
-            // SAFETY: this thread owns `row` of the stream until the barrier.
-            unsafe {
-                let residual = self.stream.residual.row(row);
-                weights.embedding.row(token as usize, residual);
-                if config.embedding_scale != 1.0 {
-                    elementwise::scale(self.pass.isa, residual, config.embedding_scale);
-                }
-                self.normalise(
-                    residual,
-                    &weights.layers[0].attention_norm,
-                    &self.stream.hidden_input,
-                    row,
-                    scratch,
-                );
-            }
-        });
+        let (token, ..) = self.plan.rows[row];
+        weights.embedding.row(token as usize, residual);
+        if config.embedding_scale != 1.0 {
+            elementwise::scale(self.pass.isa, residual, config.embedding_scale);
+        }
+    }
+
+    /// Adds a block's output to a row of the stream.
+    unsafe fn add_block(&self, block: usize, row: usize, residual: &mut [f32], scratch: &mut [f32]) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        let (linear, norm) = self.pass.block(block);
+        // SAFETY: the block's output is complete, and only read.
+        scratch.copy_from_slice(unsafe { space.delta.shared_row(self.delta_row(block) + row) });
+        if let Some(bias) = &linear.bias {
+            elementwise::add(isa, scratch, bias);
+        }
+        if let Some(norm) = norm {
+            elementwise::rms_norm_in_place(isa, scratch, norm, config.norm_epsilon);
+        }
+        elementwise::add(isa, residual, scratch);
+    }
+
+    /// The first row of a block's output.
+    fn delta_row(&self, block: usize) -> usize {
+        let rows = self.plan.num_rows();
+        if is_few(rows) { block * rows } else { 0 }
+    }
+
+    /// Normalises a row that gives logits.
+    unsafe fn normalise_output(&self, output: usize, scratch: &mut [f32]) {
+        // SAFETY: this thread has this output of the stream to itself.
+        unsafe {
+            let residual = self.stream.residual.row(self.plan.outputs[output]);
+            let norm = &self.pass.weights.final_norm;
+            self.normalise(residual, norm, &self.stream.output_input, output, scratch);
+        }
+    }
+
+    /// A block's output.
+    unsafe fn block(&self, block: usize, (rows, groups): (Range<usize>, Range<usize>)) {
+        let Pass { space, isa, .. } = *self.pass;
+        let input = if block.is_multiple_of(2) {
+            &space.heads_input
+        } else {
+            &space.ffn_input
+        };
+        let matrix = &self.pass.block(block).0.weight;
+        let width = space.delta.width();
+        let out = space.delta.base().wrapping_add(self.delta_row(block) * width);
+        // SAFETY: these groups' columns of these rows of the output are this piece's.
+        unsafe { matmul::matmul(isa, matrix, groups, input, rows, out, width) };
+    }
+
+    /// Logits.
+    unsafe fn output(&self, (rows, groups): (Range<usize>, Range<usize>)) {
+        let Pass {
+            weights, space, isa, ..
+        } = *self.pass;
+        let (input, logits) = (&self.stream.output_input, &space.logits);
+        // SAFETY: these groups' columns of these rows of the logits are this piece's.
+        unsafe {
+            matmul::matmul(
+                isa,
+                weights.output_matrix(),
+                groups,
+                input,
+                rows,
+                logits.base(),
+                logits.width(),
+            )
+        };
     }
 
     /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.
-    unsafe fn project(&self, index: usize, layer: &Layer, own: &mut Own) {
+    unsafe fn project(&self, index: usize, (rows, units): (Range<usize>, Range<usize>), own: &mut Own) {
         let Pass { config, space, .. } = *self.pass;
+        let layer = &self.pass.weights.layers[index];
         // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
         let run = config.num_heads / config.num_kv_heads + 1;
         let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
         let columns = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
-        let num_units = config.num_heads + config.num_kv_heads;
-        self.share_product(self.plan.num_rows(), num_units, num_units, |rows, units| {
-            let heads = heads_before(units.start)..heads_before(units.end);
-            let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
-            // SAFETY: this thread owns these heads' columns of these rows, and their KV slots, until the barrier.
-            unsafe {
-                self.each_slot(
-                    index,
-                    rows.clone(),
-                    kv_heads.clone(),
-                    |layout, _, block, slot, kv_head| {
-                        expect_kv(layout, block, slot, kv_head);
-                    },
-                );
-                let mut query = space.query.patch(rows.clone(), columns(heads));
-                self.multiply_columns(&layer.query, &self.stream.hidden_input, &mut query);
-                self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
-                let mut key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
-                let mut value = Patch::own(&mut own.second, rows, columns(kv_heads));
-                self.multiply_columns(&layer.key, &self.stream.hidden_input, &mut key);
-                self.multiply_columns(&layer.value, &self.stream.hidden_input, &mut value);
-                self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
-                self.store_heads(index, key, value);
-            }
-        });
+        let heads = heads_before(units.start)..heads_before(units.end);
+        let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
+        // SAFETY: these heads' columns of these rows, and their KV slots, are this piece's.
+        unsafe {
+            self.each_slot(
+                index,
+                rows.clone(),
+                kv_heads.clone(),
+                |layout, _, block, slot, kv_head| {
+                    expect_kv(layout, block, slot, kv_head);
+                },
+            );
+            let mut query = space.query.patch(rows.clone(), columns(heads));
+            self.multiply_columns(&layer.query, &self.stream.hidden_input, &mut query);
+            self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
+            let mut key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
+            let mut value = Patch::own(&mut own.second, rows, columns(kv_heads));
+            self.multiply_columns(&layer.key, &self.stream.hidden_input, &mut key);
+            self.multiply_columns(&layer.value, &self.stream.hidden_input, &mut value);
+            self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
+            self.store_heads(index, key, value);
+        }
     }
 
     /// Stores keys and values of whole heads.
     ///
     /// # Safety
-    /// Their KV slots are this thread's until the next barrier.
+    /// Their KV slots are this thread's in this stage.
     unsafe fn store_heads(&self, index: usize, mut key: Patch<'_>, mut value: Patch<'_>) {
         let Pass { config, isa, .. } = *self.pass;
         let kv_heads = key.columns().start / config.head_dim..key.columns().end / config.head_dim;
@@ -317,107 +524,34 @@ impl Part<'_> {
     }
 
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input.
-    unsafe fn gate(&self, layer: &Layer, own: &mut Own) {
+    unsafe fn gate(&self, layer: &Layer, (rows, blocks): (Range<usize>, Range<usize>), own: &mut Own) {
         let Pass { config, space, isa, .. } = *self.pass;
-        let num_blocks = config.ffn_size.div_ceil(BLOCK_COLS);
-        self.share_product(self.plan.num_rows(), num_blocks, GATE_BLOCKS, |rows, blocks| {
-            let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(config.ffn_size);
-            let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
-            let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
-            // SAFETY: this thread owns these columns of these rows until the barrier.
-            unsafe {
-                self.multiply_columns(&layer.gate, &self.stream.hidden_input, &mut gate);
-                self.multiply_columns(&layer.up, &self.stream.hidden_input, &mut up);
-                for row in rows.clone() {
-                    let (gate, up) = (gate.row(row), up.row(row));
-                    match config.activation {
-                        Activation::Silu => elementwise::silu_mul(isa, up, gate),
-                        Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
-                    }
-                }
-                space.ffn_input.write_tile(isa, rows, columns, up.origin(), up.stride());
-            }
-        });
-    }
-
-    /// Adds a block's output to the residual stream and normalises the sum for the next block.
-    unsafe fn close_block(
-        &self,
-        linear: &Linear,
-        post_norm: Option<&[f32]>,
-        next_norm: Option<&[f32]>,
-        scratch: &mut [f32],
-    ) {
-        let Pass { config, space, isa, .. } = *self.pass;
-        self.each_row(self.plan.num_rows(), |row| {
-            // SAFETY: this thread owns `row` of the stream until the barrier; the block's output is only read.
-            unsafe {
-                let residual = self.stream.residual.row(row);
-                scratch.copy_from_slice(space.delta.shared_row(row));
-                if let Some(bias) = &linear.bias {
-                    elementwise::add(isa, scratch, bias);
-                }
-                if let Some(norm) = post_norm {
-                    elementwise::rms_norm_in_place(isa, scratch, norm, config.norm_epsilon);
-                }
-                elementwise::add(isa, residual, scratch);
-                if let Some(norm) = next_norm {
-                    self.normalise(residual, norm, &self.stream.hidden_input, row, scratch);
-                }
-            }
-        });
-    }
-
-    /// The logits of the rows that give them.
-    unsafe fn output(&self, scratch: &mut [f32]) {
-        let Pass { weights, space, .. } = self.pass;
-        let outputs = &self.plan.outputs;
-        self.each_row(outputs.len(), |output| {
-            // SAFETY: this thread owns this output of the stream until the barrier.
-            unsafe {
-                let residual = self.stream.residual.row(outputs[output]);
-                self.normalise(
-                    residual,
-                    &weights.final_norm,
-                    &self.stream.output_input,
-                    output,
-                    scratch,
-                );
-            }
-        });
-        // SAFETY: as `run`.
+        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(config.ffn_size);
+        let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
+        let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
+        // SAFETY: these columns of these rows are this piece's.
         unsafe {
-            self.multiply(
-                weights.output_matrix(),
-                &space.logits,
-                &self.stream.output_input,
-                outputs.len(),
-            )
-        };
+            self.multiply_columns(&layer.gate, &self.stream.hidden_input, &mut gate);
+            self.multiply_columns(&layer.up, &self.stream.hidden_input, &mut up);
+            for row in rows.clone() {
+                let (gate, up) = (gate.row(row), up.row(row));
+                match config.activation {
+                    Activation::Silu => elementwise::silu_mul(isa, up, gate),
+                    Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
+                }
+            }
+            space.ffn_input.write_tile(isa, rows, columns, up.origin(), up.stride());
+        }
     }
 
     /// RMS norm of `values`, handed to a matrix as row `row` of its input.
     ///
     /// # Safety
-    /// No other thread uses row `row` of the stream until the next barrier.
+    /// No other thread uses row `row` of the stream in this stage.
     unsafe fn normalise(&self, values: &[f32], weight: &[f32], input: &Activations, row: usize, scratch: &mut [f32]) {
         elementwise::rms_norm(self.pass.isa, values, weight, self.pass.config.norm_epsilon, scratch);
         // SAFETY: the caller keeps rows apart.
         unsafe { input.write_row(self.pass.isa, row, scratch) };
-    }
-
-    /// Multiplies `rows` rows of an input by a matrix, sharing its row groups out.
-    ///
-    /// # Safety
-    /// `input` holds `rows` rows, and no thread uses `out` until the barrier.
-    unsafe fn multiply(&self, matrix: &PackedMatrix, out: &Rows, input: &Activations, rows: usize) {
-        if rows == 0 {
-            return;
-        }
-        self.share_product(rows, matrix.num_groups(), MOST_GROUPS, |rows, groups| {
-            // SAFETY: this thread owns these groups' columns of these rows of the output until the barrier.
-            unsafe { matmul::matmul(self.pass.isa, matrix, groups, input, rows, out.base(), out.width()) };
-        });
     }
 
     /// Multiplies a tile's rows of an input by the matrix rows of its columns, and adds their bias. The columns start at
@@ -435,27 +569,6 @@ impl Part<'_> {
         for row in out.rows() {
             elementwise::add(isa, out.row(row), &bias[columns.clone()]);
         }
-    }
-
-    /// Shares a product out in pieces: some rows by some of `num_units` equal units of columns, at most `most_units`.
-    fn share_product(
-        &self,
-        num_rows: usize,
-        num_units: usize,
-        most_units: usize,
-        mut work: impl FnMut(Range<usize>, Range<usize>),
-    ) {
-        // With rows enough each thread has some of its own in every stage, so that what one stage gives the next stays in
-        // the caches of one core; weights are read by all.
-        let own = (num_rows / LEAST_OWN_ROWS).clamp(1, self.worker.num_threads());
-        let tiles = num_rows.div_ceil(PRODUCT_TILE).max(own);
-        // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
-        let wanted = (self.worker.num_threads() * PIECES_PER_THREAD).div_ceil(tiles);
-        let columns = wanted.max(num_units.div_ceil(most_units)).min(num_units);
-        self.worker.share(tiles * columns, |piece| {
-            let (tile, column) = (piece / columns, piece % columns);
-            work(part(num_rows, tiles, tile), part(num_units, columns, column));
-        });
     }
 }
 

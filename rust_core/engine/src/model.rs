@@ -8,7 +8,7 @@ use std::path::Path;
 use pyagent_kernels::elementwise::RopeScaling;
 use pyagent_kernels::ggml::GgmlType;
 use pyagent_kernels::pack::{PackError, PackedMatrix};
-use pyagent_kernels::pool::Pool;
+use pyagent_kernels::thread_pool::ThreadPool;
 
 use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -112,11 +112,11 @@ fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
 
 /// Loads every tensor, using the pool's threads. Raises when a tensor is missing, has another shape than the
 /// configuration says, or is of a type that cannot be packed.
-pub fn load(file: &ModelFile, config: &ModelConfig, pool: &Pool) -> Result<Weights, ModelFileError> {
+pub fn load(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<Weights, ModelFileError> {
     weights(file, config, pool).map_err(|error| error.in_file(file.path()))
 }
 
-fn weights(file: &ModelFile, config: &ModelConfig, pool: &Pool) -> Result<Weights, ModelFileError> {
+fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<Weights, ModelFileError> {
     let loader = Loader {
         file,
         config,
@@ -144,7 +144,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &Pool) -> Result<Weight
 struct Loader<'a> {
     file: &'a ModelFile,
     config: &'a ModelConfig,
-    pool: &'a Pool,
+    pool: &'a ThreadPool,
     names: Names,
 }
 
@@ -196,12 +196,10 @@ impl Loader<'_> {
         packed.check_source(tensor.bytes).map_err(refused)?;
         let num_groups = packed.num_groups();
         self.pool
-            .run(|worker| {
-                worker.share(num_groups.div_ceil(PACK_GROUPS), |chunk| {
-                    let groups = chunk * PACK_GROUPS..((chunk + 1) * PACK_GROUPS).min(num_groups);
-                    // SAFETY: each chunk fills its own groups, and nobody reads them before the run ends.
-                    unsafe { packed.pack_groups(tensor.bytes, groups) };
-                });
+            .run(&[num_groups.div_ceil(PACK_GROUPS)], |piece| {
+                let groups = piece.index * PACK_GROUPS..((piece.index + 1) * PACK_GROUPS).min(num_groups);
+                // SAFETY: each piece fills its own groups, and nobody reads them before the run ends.
+                unsafe { packed.pack_groups(tensor.bytes, groups) };
             })
             .map_err(|error| invalid(format!("tensor '{name}' cannot be packed: {error}")))?;
         self.file.drop_pages(tensor.bytes);

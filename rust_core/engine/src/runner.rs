@@ -7,11 +7,11 @@ use std::time::Instant;
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::elementwise::{self, RopeError, RopeTable};
 use pyagent_kernels::isa::Isa;
-use pyagent_kernels::pool::{Pool, PoolError, Worker};
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
+use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 use crate::config::ModelConfig;
-use crate::forward::{Pass, Plan, Segment, num_streams};
+use crate::forward::{Pass, Plan, Segment};
 use crate::kv::{CheckedTables, KvAdmission, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
@@ -57,7 +57,7 @@ pub enum EngineError {
     },
     /// A thread of the pool panicked: a bug in a kernel.
     #[error(transparent)]
-    Kernel(#[from] PoolError),
+    Kernel(#[from] ThreadPoolError),
 }
 
 /// How a model is loaded.
@@ -92,7 +92,7 @@ pub struct CpuModel {
     kv: KvAdmission,
     space: Workspace,
     rope: [RopeTable; 2],
-    pool: Arc<Pool>,
+    pool: Arc<ThreadPool>,
     isa: Isa,
     num_outputs: usize,
     load_seconds: f64,
@@ -105,7 +105,7 @@ impl CpuModel {
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self, EngineError> {
         let start = Instant::now();
         let (file, config) = model::open(path)?;
-        let pool = Pool::shared(options.threads);
+        let pool = ThreadPool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
         let pages = KvPages::of(&config, config.kv_layout(options.kv_type));
         let least = pages.block_bytes() / pages.page_bytes();
@@ -219,14 +219,8 @@ impl CpuModel {
             table.grow_to(last)?;
         }
         let plan = Plan::new(segments, &self.config, self.pool.num_threads());
-        let streams = num_streams(plan.num_rows(), self.pool.num_threads());
-        self.space.prepare(
-            &self.config,
-            plan.num_rows(),
-            plan.num_outputs(),
-            plan.num_split_rows(),
-            streams,
-        );
+        self.space
+            .prepare(&self.config, plan.num_rows(), plan.num_outputs(), plan.num_split_rows());
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
@@ -236,10 +230,11 @@ impl CpuModel {
             isa: self.isa,
         };
         let start = Instant::now();
-        self.pool.run(|worker| {
+        let (stages, num_pieces) = pass.stages(&plan);
+        self.pool.run(&num_pieces, |piece| {
             // SAFETY: `check` saw that tokens, tables and positions are in range, `prepare` made room; that no page is
             // written by two segments is the block pool's invariant.
-            unsafe { pass.run(worker, &plan) };
+            unsafe { pass.compute(&plan, stages[piece.stage], piece) };
         })?;
         self.compute_seconds = start.elapsed().as_secs_f64();
         self.num_outputs = plan.num_outputs();
@@ -306,8 +301,7 @@ impl CpuModel {
         };
         let start = Instant::now();
         if tasks.len() > 1 {
-            let sample = |worker: &Worker<'_>| worker.share(tasks.len(), |index| sample(&tasks[index]));
-            self.pool.run(sample)?;
+            self.pool.run(&[tasks.len()], |piece| sample(&tasks[piece.index]))?;
         } else {
             tasks.iter().for_each(sample);
         }

@@ -1,6 +1,6 @@
 //! Buffers of one forward pass: those that stages hand to each other, and those that a thread uses up by itself.
 //!
-//! Only what must outlive a barrier has a row for each token of a step. What a thread computes and consumes within one
+//! Only what must outlive a stage has a row for each token of a step. What a thread computes and consumes within one
 //! piece of a stage lies in its [`Own`] memory, as large as a piece.
 
 use std::cell::UnsafeCell;
@@ -12,16 +12,16 @@ use pyagent_kernels::attention::{AttentionScratch, chunk_len};
 use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
-use crate::forward::{FEW_ROWS, most_piece_columns, most_piece_rows, most_split_rows, num_streams};
+use crate::forward::{FEW_ROWS, most_piece_columns, most_piece_rows, most_split_rows, num_delta_rows, num_streams};
 use crate::model::Weights;
 
-/// A matrix of f32 whose rows different threads write between two barriers.
+/// A matrix of f32 whose rows different threads write in one stage.
 pub struct Rows {
     values: UnsafeCell<Vec<f32>>,
     width: usize,
 }
 
-// SAFETY: threads touch disjoint rows between two barriers; `row` documents it.
+// SAFETY: threads touch disjoint rows in a stage; `row` documents it.
 unsafe impl Sync for Rows {}
 
 impl Rows {
@@ -56,7 +56,7 @@ impl Rows {
     /// One row.
     ///
     /// # Safety
-    /// `row` is below the rows reserved, and no other thread uses this row until the next barrier.
+    /// `row` is below the rows reserved, and no other thread uses this row in this stage.
     #[expect(clippy::mut_from_ref, reason = "rows are shared out between threads")]
     pub unsafe fn row(&self, row: usize) -> &mut [f32] {
         // SAFETY: the caller keeps rows apart; the range lies inside the vector.
@@ -66,7 +66,7 @@ impl Rows {
     /// One row, to read.
     ///
     /// # Safety
-    /// `row` is below the rows reserved, and nobody writes it until the next barrier.
+    /// `row` is below the rows reserved, and nobody writes it in this stage.
     pub unsafe fn shared_row(&self, row: usize) -> &[f32] {
         // SAFETY: the caller keeps writers away; the range lies inside the vector.
         unsafe { std::slice::from_raw_parts(self.base().add(row * self.width), self.width) }
@@ -175,7 +175,7 @@ fn stride_of(columns: usize) -> usize {
     (columns.div_ceil(16) | 1) * 16
 }
 
-/// What one thread computes and uses up by itself, between two barriers. On cache lines of its own.
+/// What one thread computes and uses up by itself, within a piece. On cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Own {
@@ -185,6 +185,8 @@ pub struct Own {
     pub first: Vec<f32>,
     /// For a tile beside that one: values, or what gates let through.
     pub second: Vec<f32>,
+    /// How many blocks the thread's own stream has added in this step, if the step is one of few tokens.
+    pub num_blocks: Option<usize>,
     /// For attention; its size is that of a tile of tokens, whatever the step.
     pub attention: AttentionScratch,
 }
@@ -227,8 +229,7 @@ pub struct Workspace {
     /// One for each thread, which alone locks it.
     own: Vec<Mutex<Own>>,
     pub query: Rows,
-    /// What a block gives, to be added to the stream. Not where the queries are: with a stream for each thread, one may
-    /// go on to the next layer's queries while another still reads it.
+    /// What a block gives, to be added to the stream; what every block gives, where threads have streams of their own.
     pub delta: Rows,
     /// What chunks of the context gave, a row for each query token, head and chunk.
     pub chunks: Rows,
@@ -290,9 +291,10 @@ impl Workspace {
         }
     }
 
-    /// Makes room for a batch of `tokens` tokens of which `outputs` give logits, in the first `streams` streams.
+    /// Makes room for a batch of `tokens` tokens of which `outputs` give logits.
     /// `split_rows` counts query tokens times chunks of their context, where these are computed apart.
-    pub fn prepare(&mut self, config: &ModelConfig, tokens: usize, outputs: usize, split_rows: usize, streams: usize) {
+    pub fn prepare(&mut self, config: &ModelConfig, tokens: usize, outputs: usize, split_rows: usize) {
+        let streams = num_streams(tokens, self.streams.len());
         let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
             input.resize(rows, cols, forms.is_quantised, forms.is_dense);
         };
@@ -303,12 +305,12 @@ impl Workspace {
             resize(&mut stream.output_input, outputs, hidden, self.output_forms);
         }
         for own in &mut self.own {
-            own.get_mut()
-                .unwrap_or_else(PoisonError::into_inner)
-                .reserve(config, tokens);
+            let own = own.get_mut().unwrap_or_else(PoisonError::into_inner);
+            own.reserve(config, tokens);
+            own.num_blocks = None;
         }
         self.query.reserve(tokens);
-        self.delta.reserve(tokens);
+        self.delta.reserve(num_delta_rows(config, tokens));
         self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
         resize(&mut self.heads_input, tokens, config.query_size(), self.heads_forms);
@@ -356,13 +358,7 @@ impl LargestStep {
         let mut space = Workspace::new(config, weights, self.threads);
         for tokens in [self.tokens.min(FEW_ROWS), self.tokens] {
             let split_rows = self.split_rows(config);
-            space.prepare(
-                config,
-                tokens,
-                self.outputs.min(tokens),
-                split_rows,
-                num_streams(tokens, self.threads),
-            );
+            space.prepare(config, tokens, self.outputs.min(tokens), split_rows);
         }
         let bytes = space.bytes() as u128 + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -383,7 +379,8 @@ impl LargestStep {
         // Of each form a block or a cache line more than the columns, and a tile of rows more.
         let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 3 + (columns + 32) * 4);
         let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden);
-        let rows = tokens * 4 * (query + hidden) + threads * 4 * (hidden + 2 * tile);
+        let deltas = tokens.max(num_delta_rows(config, FEW_ROWS) as u128);
+        let rows = 4 * (tokens * query + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
         let inputs = input(tokens, query) + input(tokens, ffn);
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.outputs as u128 * config.vocab_size as u128 * 4;

@@ -12,7 +12,7 @@ use pyagent_kernels::ggml::GgmlType;
 use pyagent_kernels::isa::{Isa, features};
 use pyagent_kernels::matmul::{Activations, matmul};
 use pyagent_kernels::pack::PackedMatrix;
-use pyagent_kernels::pool::Pool;
+use pyagent_kernels::thread_pool::ThreadPool;
 
 const KINDS: [GgmlType; 5] = [
     GgmlType::Q4_1,
@@ -37,16 +37,16 @@ fn main() {
     println!("kernels {}, cpu has {}", isa.name(), features().join(" "));
     let threads: Vec<usize> = arguments.iter().filter_map(|count| count.parse().ok()).collect();
     for threads in if threads.is_empty() { vec![1, 2] } else { threads } {
-        let pool = Pool::new(threads);
+        let pool = ThreadPool::new(threads);
         let limits = Limits {
             read_bytes: read_rate(&pool),
             dot_ops: dot_rate(&pool),
         };
         println!(
-            "\n{threads} thread(s): reads {:.1} GB/s, vpdpbusd {:.0} Gop/s, barrier {:.2} us",
+            "\n{threads} thread(s): reads {:.1} GB/s, vpdpbusd {:.0} Gop/s, stage {:.2} us",
             limits.read_bytes / 1e9,
             limits.dot_ops / 1e9,
-            barrier_seconds(&pool) * 1e6
+            stage_seconds(&pool) * 1e6
         );
         println!(
             "{:6} {:>10}  {:>14}  Gop/s for {TOKENS:?} tokens",
@@ -65,7 +65,7 @@ struct Limits {
     dot_ops: f64,
 }
 
-fn measure(pool: &Pool, isa: Isa, kind: GgmlType, rows: usize, cols: usize, limits: &Limits) {
+fn measure(pool: &ThreadPool, isa: Isa, kind: GgmlType, rows: usize, cols: usize, limits: &Limits) {
     if kind.row_bytes(cols).is_err() {
         println!(
             "{:6} {:>10}  needs columns by {}",
@@ -117,20 +117,18 @@ fn measure(pool: &Pool, isa: Isa, kind: GgmlType, rows: usize, cols: usize, limi
 }
 
 /// Seconds of the best pass over the layers, each product shared over the pool as a forward pass would.
-fn pass_seconds(pool: &Pool, isa: Isa, layers: &[PackedMatrix], x: &Activations) -> f64 {
+fn pass_seconds(pool: &ThreadPool, isa: Isa, layers: &[PackedMatrix], x: &Activations) -> f64 {
     let rows = layers[0].rows();
     let mut out = vec![0.0_f32; rows * x.tokens()];
     let out_address = out.as_mut_ptr() as usize;
+    let num_pieces = layers.iter().map(|w| (pool.num_threads() * 4).min(w.num_groups()));
+    let num_pieces: Vec<_> = num_pieces.collect();
     let pass = || {
-        pool.run(|worker| {
-            for w in layers {
-                let chunks = (worker.num_threads() * 4).min(w.num_groups());
-                worker.share(chunks, |chunk| {
-                    let groups = chunk * w.num_groups() / chunks..(chunk + 1) * w.num_groups() / chunks;
-                    // SAFETY: the set was detected; all is written; chunks write different rows of `out`.
-                    unsafe { matmul(isa, w, groups, x, 0..x.tokens(), out_address as *mut f32, rows) };
-                });
-            }
+        pool.run(&num_pieces, |piece| {
+            let (w, count) = (&layers[piece.stage], num_pieces[piece.stage]);
+            let groups = piece.index * w.num_groups() / count..(piece.index + 1) * w.num_groups() / count;
+            // SAFETY: the set was detected; all is written; pieces write different rows of `out`.
+            unsafe { matmul(isa, w, groups, x, 0..x.tokens(), out_address as *mut f32, rows) };
         })
         .expect("no panic");
     };
@@ -149,12 +147,12 @@ fn best_seconds(times: usize, mut work: impl FnMut()) -> f64 {
 }
 
 /// Bytes per second that the threads together can read from memory.
-fn read_rate(pool: &Pool) -> f64 {
+fn read_rate(pool: &ThreadPool) -> f64 {
     let numbers = vec![1_u64; 256 << 17];
     let seconds = best_seconds(5, || {
-        pool.run(|worker| {
-            let part = numbers.len() / worker.num_threads();
-            let part = &numbers[worker.index() * part..][..part];
+        pool.run(&[pool.num_threads()], |piece| {
+            let part = numbers.len() / pool.num_threads();
+            let part = &numbers[piece.index * part..][..part];
             let mut sums = [0_u64; 32];
             for line in part.chunks_exact(32) {
                 fetch(line.as_ptr().wrapping_add(1 << 10));
@@ -181,19 +179,16 @@ fn fetch(at: *const u64) {
     let _ = at;
 }
 
-/// Seconds a barrier takes.
-fn barrier_seconds(pool: &Pool) -> f64 {
-    const BARRIERS: usize = 20_000;
-    let seconds = best_seconds(3, || {
-        pool.run(|worker| (0..BARRIERS).for_each(|_| worker.barrier()))
-            .expect("no panic");
-    });
-    seconds / BARRIERS as f64
+/// Seconds a stage takes in which each thread finds a piece without work.
+fn stage_seconds(pool: &ThreadPool) -> f64 {
+    let num_pieces = vec![pool.num_threads(); 20_000];
+    let seconds = best_seconds(3, || pool.run(&num_pieces, |_| {}).expect("no panic"));
+    seconds / num_pieces.len() as f64
 }
 
 /// Operations per second of nothing but 512-bit `vpdpbusd`, on all threads together.
 #[cfg(target_arch = "x86_64")]
-fn dot_rate(pool: &Pool) -> f64 {
+fn dot_rate(pool: &ThreadPool) -> f64 {
     use std::arch::x86_64::{_mm512_dpbusd_epi32, _mm512_set1_epi32};
 
     const ROUNDS: usize = 1 << 20;
@@ -216,12 +211,13 @@ fn dot_rate(pool: &Pool) -> f64 {
     }
     let seconds = best_seconds(5, || {
         // SAFETY: the set is available.
-        pool.run(|_| unsafe { spin() }).expect("no panic");
+        pool.run(&[pool.num_threads()], |_| unsafe { spin() })
+            .expect("no panic");
     });
     (ROUNDS * CHAINS * 128 * pool.num_threads()) as f64 / seconds
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn dot_rate(_: &Pool) -> f64 {
+fn dot_rate(_: &ThreadPool) -> f64 {
     f64::NAN
 }

@@ -7,5 +7,5 @@ pub mod isa;
 mod lanes;
 pub mod matmul;
 pub mod pack;
-pub mod pool;
 pub mod sampling;
+pub mod thread_pool;

@@ -88,6 +88,10 @@ impl AttentionPlan {
         plan
     }
 
+    pub(super) fn num_pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Tokens times chunks of the tiles that are split.
     pub(super) fn num_split_rows(&self) -> usize {
         self.num_split_rows
@@ -107,37 +111,34 @@ pub(crate) fn most_split_rows(tokens: usize, positions: usize, threads: usize) -
 }
 
 impl Part<'_> {
-    /// Attention, piece by piece, and its result as the output matrix's input.
-    pub(super) unsafe fn attend(&self, index: usize, own: &mut Own) {
+    /// A piece of attention; the last of a tile makes of it the output matrix's input.
+    pub(super) unsafe fn attend(&self, index: usize, piece: usize, own: &mut Own) {
         let Pass { config, .. } = *self.pass;
         let plan = &self.plan.attention;
         let heads_per_unit = kv_heads_per_unit(config);
-        self.worker.share(plan.pieces.len(), |piece| {
-            let (unit, tile, chunk) = plan.pieces[piece];
-            let done = &plan.done[tile * plan.num_units + unit];
-            let tile = &plan.tiles[tile];
-            let kv_heads = unit * heads_per_unit..(unit + 1) * heads_per_unit;
-            let width = unit_width(config);
-            let rows = tile.row..tile.row + tile.num_tokens;
-            let mut heads = Patch::own(&mut own.first, rows, unit * width..(unit + 1) * width);
-            // SAFETY: these rows' columns are this thread's, or this chunk of them is; the KV was stored before the
-            // barrier.
-            unsafe {
-                for kv_head in kv_heads.clone() {
-                    let args = self.attention_args(index, tile, kv_head, &mut heads);
-                    self.attend_piece(&args, tile, chunk, &mut own.attention);
-                }
-                // Whoever is last sees what the others have written.
-                if done.fetch_add(1, Ordering::AcqRel) + 1 == tile.num_pieces {
-                    done.store(0, Ordering::Relaxed);
-                    for kv_head in kv_heads.filter(|_| chunk.is_some()) {
-                        let args = self.attention_args(index, tile, kv_head, &mut heads);
-                        self.merge_chunks(&args, tile, &mut own.attention);
-                    }
-                    self.hand_on(&heads);
-                }
+        let (unit, tile, chunk) = plan.pieces[piece];
+        let done = &plan.done[tile * plan.num_units + unit];
+        let tile = &plan.tiles[tile];
+        let kv_heads = unit * heads_per_unit..(unit + 1) * heads_per_unit;
+        let width = unit_width(config);
+        let rows = tile.row..tile.row + tile.num_tokens;
+        let mut heads = Patch::own(&mut own.first, rows, unit * width..(unit + 1) * width);
+        // SAFETY: these rows' columns are this piece's, or this chunk of them is; the KV was stored in the stage before.
+        unsafe {
+            for kv_head in kv_heads.clone() {
+                let args = self.attention_args(index, tile, kv_head, &mut heads);
+                self.attend_piece(&args, tile, chunk, &mut own.attention);
             }
-        });
+            // Whoever is last sees what the others have written.
+            if done.fetch_add(1, Ordering::AcqRel) + 1 == tile.num_pieces {
+                done.store(0, Ordering::Relaxed);
+                for kv_head in kv_heads.filter(|_| chunk.is_some()) {
+                    let args = self.attention_args(index, tile, kv_head, &mut heads);
+                    self.merge_chunks(&args, tile, &mut own.attention);
+                }
+                self.hand_on(&heads);
+            }
+        }
     }
 
     /// Attention of a tile, or of one chunk of it, to one key-value head.
@@ -174,7 +175,7 @@ impl Part<'_> {
     /// Hands what heads gave to the output matrix.
     unsafe fn hand_on(&self, heads: &Patch<'_>) {
         let Pass { space, isa, .. } = *self.pass;
-        // SAFETY: these columns of the input are this thread's until the barrier.
+        // SAFETY: these columns of the input are this piece's.
         unsafe {
             space
                 .heads_input

@@ -125,7 +125,7 @@ impl ActivationBlock {
 
 /// A reusable batch of token vectors.
 ///
-/// Threads write different rows at once with [`Self::write_row`]; a barrier must come between writing and
+/// Threads write different rows at once with [`Self::write_row`]; a stage must end between writing and
 /// reading. Nothing is shared between rows, so the batch a token is in cannot change its numbers.
 #[derive(Debug, Default)]
 pub struct Activations {
