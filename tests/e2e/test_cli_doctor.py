@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -49,3 +50,15 @@ def test_advice_names_a_link_only_where_one_answers(chain: str, environment: dic
     alone = pyagent("doctor", "--chain", away, env=environment)
     assert (alone.returncode, "such as `native`" in alone.stdout) == (1, True)
     assert "– LM Studio" in alone.stdout or "runs here" in alone.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system with affinities")
+def test_threads_are_as_many_as_cores_this_process_may_use(environment: dict[str, str]) -> None:
+    """With `engine.threads` on auto, a process that is held to one core computes on one thread."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})  # for this thread, and the process it starts
+    try:
+        found = json.loads(pyagent("doctor", "--json", env=environment).stdout)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert [finding["found"] for finding in found if finding["name"] == "threads"] == ["1 of 1 cores"]

@@ -99,7 +99,7 @@ def test_columns_that_do_not_fit_are_refused(tiny_model_path: Path) -> None:
         (lambda: execute(pool, [1, 1], [1, 1], [5, 5]), "twice in one step"),
         (lambda: execute(pool, [1, 2], [1, 1], [5, 5], [sampler] * 2, [0, 0]), "twice in one step"),
         (lambda: execute(pool, [1], [1], [5], [sampler], []), "one step for each sampler"),
-        (lambda: execute(pool, [1], [1], [5], [sampler] * 2, [0, 0]), "2 draws from 1 segments"),
+        (lambda: execute(pool, [1], [1], [5], [sampler] * 2, [0, 0]), "2 samples from 1 segments"),
         (lambda: execute(pool, [1], [1], [5], [sampler], [0], {0: b"\xff"}), "a mask of 32 bits"),
     ):
         with pytest.raises(ValueError, match=text):

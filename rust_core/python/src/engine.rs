@@ -381,6 +381,13 @@ pub fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(features)
 }
 
+/// Cores this process may use: those of its affinity, and no more than its control group's quota of CPU time (whole
+/// ones, at least one).
+#[pyfunction]
+pub fn available_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token.
 #[pyfunction]
 #[pyo3(signature = (path, kv_type = "bf16"))]

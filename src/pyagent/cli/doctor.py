@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from dataclasses import dataclass, field
@@ -104,8 +103,8 @@ def _look_at_machine(report: _Report, settings: Settings) -> None:
         features = _rust.cpu_features()
         found = f"{', '.join(features['features']) or 'no vector instructions'}; computes with {features['isa']}"
         report.add("machine", "cpu", found)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    report.add("machine", "threads", f"{settings.engine.threads or cores} of {cores} cores")
+        cores = _rust.available_cores()
+        report.add("machine", "threads", f"{settings.engine.threads or cores} of {cores} cores")
     from pyagent.infrastructure.engine.memory.system import available_memory
 
     free = available_memory()

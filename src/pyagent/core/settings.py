@@ -192,7 +192,14 @@ class Engine(Section, frozen=True):
             "the memory available.",
         ),
     ] = None
-    threads: Annotated[int | None, _auto(COUNT, "Threads that compute; `auto` is one for each core.")] = None
+    threads: Annotated[
+        int | None,
+        _auto(
+            COUNT,
+            "Threads that compute; `auto` is one for each core that this process may use, by its affinity and its "
+            "container's CPU quota.",
+        ),
+    ] = None
     kv_dtype: Annotated[
         Literal["auto", "f32", "f16", "bf16", "int8"],
         Setting(

@@ -35,7 +35,7 @@ from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import Output, PastTurn, Request, Status, TokenLog
 from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, PrefixKey
-from pyagent.infrastructure.engine.runners.cpu import CpuRunner, available_cores
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.sampling.beam_search import Search, check_beam, num_offered
 from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, num_samples
 from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
@@ -62,13 +62,12 @@ class LoadedModel:
         self.context_length = min(own_context, options.max_model_len or own_context, self.runner.kv_tokens)
         step = (options.limits.max_num_batched_tokens, options.limits.most_running, self.context_length)
         memory.workspace.resize(self.runner.model.step_bytes(*step))
+        num_cores = _rust.available_cores()
         self.engine = Engine(
             self.runner,
             options.limits,
             options.queues(),
-            is_async=is_async(
-                options.async_scheduling, options.cpu.threads or available_cores(), num_cores=available_cores()
-            ),
+            is_async=is_async(options.async_scheduling, options.cpu.threads or num_cores, num_cores=num_cores),
         )
         self.grammars = GrammarCompiler(self.tokenizer, memory.grammars)
         self.sessions = Sessions(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
-from pyagent.infrastructure.engine.runners.cpu import available_cores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +39,7 @@ class Estimates:
     def of(cls, path: Path, about: ModelDescription, options: EngineOptions, room_bytes: int) -> Estimates:
         """For a model alone in so many bytes: KV for twice what all sequences can hold, as far as there is room."""
         limits, context = options.limits, min(about.context_length, options.max_model_len or about.context_length)
-        threads = options.cpu.threads or available_cores()
+        threads = options.cpu.threads or _rust.available_cores()
         workspace = _rust.most_step_bytes(path, threads, limits.max_num_batched_tokens, limits.most_running, context)
         tokenizer = _TOKENIZER_BYTES * about.vocab_size
         whole = about.kv_bytes(about.context_length) * limits.max_num_seqs * 2

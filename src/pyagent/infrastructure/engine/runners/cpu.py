@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable
@@ -64,7 +63,7 @@ class CpuRunner:
         try:
             self.model = _rust.CpuModel.load(
                 path,
-                threads=options.threads or available_cores(),
+                threads=options.threads or _rust.available_cores(),
                 kv_bytes=options.kv_bytes or _DEFAULT_KV_BYTES,
                 kv_type=options.kv_type,
                 isa=options.isa,
@@ -214,8 +213,3 @@ class CpuRunner:
             self.pool, batch.sequence_ids, batch.lengths, batch.tokens, batch.samplers, batch.steps, batch.masks
         )
         return StepOutput(tokens, {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}, errors)
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
