@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a thread computes before it offers its core. Linux gives 1.4 to 4 ms before it takes the core at a tick,
-/// which are 1 to 4 ms apart (`CONFIG_HZ`), and who goes of its own accord before loses the rest of its slice: with 250 ticks a second and
-/// 2 ms a thread beside a busy loop still had its half of the core, with 1 ms two fifths, with 0.3 ms an eighth.
+/// How long a thread computes before it offers its core. Linux takes it at a tick, 1 to 4 ms apart (`CONFIG_HZ`), when
+/// the slice of some 1.5 to 3 ms is used up. Who goes earlier loses the rest of the slice: beside a busy loop, with 250
+/// ticks a second, a thread that went after 2 ms kept its share of the core, after 0.3 ms a quarter of that.
 const STINT: Duration = Duration::from_millis(2);
-/// A thread for which so much time passed within a few pieces was away, and begins anew.
+/// A thread for which so much more time passed than its last pieces would take was away, and begins anew.
 const AWAY: Duration = Duration::from_millis(1);
 /// How often the clock is read, about.
 const READ_EVERY: Duration = Duration::from_micros(20);
@@ -22,6 +22,8 @@ pub(super) struct Stint {
     /// Pieces until the clock is read again, and how many that were when it was last read.
     unread: u32,
     period: u32,
+    /// What a piece took then.
+    piece: Duration,
 }
 
 impl Stint {
@@ -32,6 +34,7 @@ impl Stint {
             read: now,
             unread: 1,
             period: 1,
+            piece: Duration::ZERO,
         }
     }
 
@@ -43,13 +46,14 @@ impl Stint {
         }
         let now = Instant::now();
         let passed = now.duration_since(self.read);
-        let pieces = READ_EVERY.as_nanos() * u128::from(self.period) / passed.as_nanos().max(1);
-        self.period = u32::try_from(pieces).unwrap_or(MOST_UNREAD).clamp(1, MOST_UNREAD);
-        self.unread = self.period;
-        self.read = now;
-        if passed >= AWAY {
+        if passed >= AWAY + 2 * self.piece * self.period {
             self.began = now;
         }
+        self.read = now;
+        self.piece = passed / self.period;
+        let pieces = READ_EVERY.as_nanos() / self.piece.as_nanos().max(1);
+        self.period = u32::try_from(pieces).unwrap_or(MOST_UNREAD).clamp(1, MOST_UNREAD);
+        self.unread = self.period;
         now.duration_since(self.began) >= STINT
     }
 
