@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,15 @@ def test_a_sequence_released_while_it_is_computed_leaves_nothing_wrong_behind(ti
             decoder.pool.release(sequence)
         assert decoder.greedy(5, tokens, 4) == expected
     assert ended in seen, "no sequence ended while it was computed, in 300 tries"
+
+
+def test_models_that_compute_at_once_take_turns(tiny_model_path: Path) -> None:
+    """Three models on the same threads, each stepped by a caller of its own, write what each writes alone."""
+    expected = Decoder(tiny_model_path).greedy(0, prompt(5), 60)
+    decoders = [Decoder(tiny_model_path, threads=2) for _ in range(3)]
+    with ThreadPoolExecutor(len(decoders)) as callers:
+        runs = [callers.submit(decoder.greedy, 0, prompt(5), 60) for decoder in decoders]
+        assert [run.result(60) for run in runs] == [expected] * len(decoders)
 
 
 def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tmp_path: Path) -> None:

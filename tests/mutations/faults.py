@@ -223,6 +223,13 @@ FAULTS = (
         "tests/integration/test_native_forms.py -k twenty",
     ),
     Fault(
+        "callers-of-a-thread-pool-take-no-turns",
+        "rust_core/kernels/src/thread_pool.rs",
+        "let _turn = self.turns.take();",
+        "let _turn = (!FAULT).then(|| self.turns.take());",
+        "tests/integration/test_cpu_steps.py -k turns",
+    ),
+    Fault(
         "llama3-rope-scaling-is-ignored",
         "rust_core/kernels/src/elementwise/rope.rs",
         ".map(|frequency| llama3(frequency, *factor,",
