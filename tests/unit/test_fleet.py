@@ -534,7 +534,7 @@ def test_tools_are_typed_and_reported() -> None:
     assert error is None
     calls = [event for event in seen if isinstance(event, ev.ToolCalled)]
     assert [(call.output, call.error is None) for call in calls] == [(None, False), (3, True)]
-    assert tool.definition().function.parameters["$defs"]
+    assert tool.definition().function.parameters["properties"]
 
 
 class Typed:

@@ -30,7 +30,7 @@ _MAKERS: dict[str, str] = {
 
 _MEMBERS: dict[str, tuple[str, ...]] = {
     "agents": ("description", "run"),
-    "tools": ("description", "arguments", "call"),
+    "tools": ("description", "arguments", "call", "definition"),
 }
 
 

@@ -1,14 +1,15 @@
 """Tools that agents call by name: a function with typed arguments, that also describes itself to a model.
 
-A tool's arguments are a msgspec struct; what comes from a model or a program is checked against it before the function
-runs. Knows nothing of agents or backends.
+A tool's arguments are a msgspec struct, which the function is given, or a JSON schema, and then the function is given a
+dict. What comes from a model or a program is checked before the function runs. Knows nothing of agents or backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -18,26 +19,73 @@ from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
 
 @dataclass(frozen=True, slots=True)
 class FleetTool:
-    """A tool. `arguments` is the msgspec struct that `function` takes (`Any` here: each tool has its own)."""
+    """A tool. `arguments` is the msgspec struct or the JSON schema of what `function` takes (`Any`: each has its own).
+
+    Raises `RequestError` for a name that is none, and for a schema of something else than an object.
+    """
 
     name: str
     description: str
-    arguments: type[Any]
+    arguments: type[Any] | JsonObject
     function: Callable[[Any], Awaitable[object]]
+
+    def __post_init__(self) -> None:
+        if problem := self._problem():
+            raise RequestError(problem, param="tools")
+
+    def _problem(self) -> str | None:
+        name, description, arguments = (cast("object", part) for part in (self.name, self.description, self.arguments))
+        if not isinstance(name, str) or not name or any(letter.isspace() or letter == "/" for letter in name):
+            return f"a tool needs a name without spaces and slashes, got {name!r:.80}"
+        if not isinstance(description, str):
+            return f"the tool {name} needs a description, got {description!r:.80}"
+        if not callable(self.function):
+            return f"the tool {name} needs an async function, got {self.function!r:.80}"
+        if isinstance(arguments, Mapping):
+            kind = cast("Mapping[str, object]", arguments).get("type", "object")
+            return None if kind == "object" else f"the tool {name} needs a JSON schema of an object, got one of {kind}"
+        if arguments is None or isinstance(arguments, str | list | tuple | bool):
+            return f"the tool {name} needs a msgspec struct or a JSON schema as arguments, got {arguments!r:.80}"
+        return None
 
     async def call(self, arguments: msgspec.Struct | JsonObject | str) -> object:
         """Run it; `arguments` may be JSON text or a plain dict. Raises `RequestError` when they do not fit."""
         try:
-            if isinstance(arguments, str):
-                checked = msgspec.json.decode(arguments, type=self.arguments)
-            else:
-                checked = msgspec.convert(arguments, self.arguments, strict=True)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            checked = await self._checked(arguments)
+        except (ValueError, TypeError, RecursionError, RequestError) as error:  # msgspec's are ValueErrors
             message = f"the tool {self.name} cannot take these arguments: {error}"
             raise RequestError(message, param="arguments") from error
         return await self.function(checked)
 
+    async def _checked(self, arguments: msgspec.Struct | JsonObject | str) -> object:
+        if not isinstance(self.arguments, Mapping):
+            if isinstance(arguments, str):
+                return msgspec.json.decode(arguments, type=self.arguments)
+            return msgspec.convert(arguments, self.arguments, strict=True)
+        from pyagent.core.emulation.schemas import fault_of
+
+        given = msgspec.json.decode(arguments) if isinstance(arguments, str) else msgspec.to_builtins(arguments)
+        schema = {"type": "object", **self.arguments}
+        fault = await asyncio.to_thread(fault_of, given, schema, "arguments")  # a schema may take it a second
+        if fault is not None:
+            raise ValueError(fault)
+        return given
+
     def definition(self) -> Tool:
-        """The tool as a model is told of it."""
-        schema = msgspec.json.schema(self.arguments)
+        """The tool as a model is told of it: a JSON schema with the arguments' properties at its top."""
+        schema = (
+            {"type": "object", **self.arguments} if isinstance(self.arguments, Mapping) else _schema(self.arguments)
+        )
         return Tool(function=FunctionDefinition(name=self.name, description=self.description, parameters=schema))
+
+
+def _schema(kind: type[Any]) -> JsonObject:
+    """The schema of a struct, without the reference that msgspec begins with: many backends want an object there."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    parts = cast("dict[str, JsonObject]", components)
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    top = parts.get(name, cast("JsonObject", schema))
+    others = {other: part for other, part in parts.items() if other != name}
+    if f'"#/$defs/{name}"'.encode() in msgspec.json.encode([top, others]):  # it holds others of its own kind
+        others = parts
+    return {**top, "$defs": others} if others else dict(top)
