@@ -182,11 +182,11 @@ def _with_key(settings: Settings, link: LinkSettings) -> Settings:
 
 
 def _warn_left_out(broken: Sequence[PluginError]) -> None:
-    from pyagent.infrastructure.observability.logging import WarningScope, warn_once
+    import logging
 
-    scope = WarningScope("chain")
-    for error in broken:
-        warn_once(scope, error.plugin, "a link of the chain is left out", reason=str(error))
+    plugin_to_error = {error.plugin: error for error in reversed(broken)}  # one line a plugin
+    for error in plugin_to_error.values():
+        logging.getLogger("pyagent.chain").warning("a link of the chain is left out", extra={"reason": str(error)})
 
 
 def make_journal(settings: Settings) -> FileJournal:

@@ -24,7 +24,7 @@ def test_cli_help_lists_every_command(environment: dict[str, str]) -> None:
     shown = pyagent("--help", env=environment).stdout
     for name in ("run", "chat", "agent", "serve", "demo", "doctor", "models", "runs", "chain", "config", "plugins"):
         assert re.search(rf"^  {name}\b", shown, re.MULTILINE), name
-    assert "--runner" in pyagent("serve", "--help", env=environment).stdout
+    assert "--port" in pyagent("serve", "--help", env=environment).stdout
     assert pyagent("version", env=environment).stdout.startswith("pyagent 0.")
 
 
@@ -35,7 +35,6 @@ def test_cli_wrong_usage_is_exit_2(environment: dict[str, str]) -> None:
         ["run"],
         ["run", "x", "--frob"],
         ["serve", "--port", "99999"],
-        ["serve", "--runner", "x"],
     ):
         done = pyagent(*arguments, env=environment)
         assert done.returncode == 2, arguments
@@ -54,7 +53,6 @@ def test_cli_wrong_usage_is_exit_2(environment: dict[str, str]) -> None:
         (["agent", "maths", "1"], "did you mean 'math'"),
         (["agent", "math", "--precision", "3", "1+1"], "math has no option --precision"),
         (["agent", "math", "--expression"], "needs a value"),
-        (["serve", "--runner", "torch"], "computes on the CPU only"),
         (["serve", "--host", "0.0.0.0"], "needs API keys"),
         (["runs", "show", "r-none"], "there is no run"),
         (["demo", "nowhere"], "there is no folder nowhere"),

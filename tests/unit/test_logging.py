@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,10 +15,8 @@ from hypothesis import strategies as st
 from pyagent.infrastructure.observability.logging import (
     Format,
     Level,
-    WarningScope,
     configure_logging,
     redact,
-    warn_once,
 )
 
 
@@ -148,32 +145,3 @@ def test_control_characters_are_escaped() -> None:
 def test_any_fields_are_written(fields: dict[str, object]) -> None:
     """No field makes the log fail, and none of them disappears."""
     assert redact(None, "info", fields).keys() == fields.keys()
-
-
-def test_warning_is_said_once_per_scope() -> None:
-    """A warning is said once for each scope and key, and the scope counts the rest."""
-    stream = _configured()
-    one, other = WarningScope("engine"), WarningScope("engine")
-    for _ in range(3):
-        warn_once(one, "kv", "the cache is full", blocks=4)
-    warn_once(one, "kv2", "other key")
-    warn_once(other, "kv", "the cache is full")
-    assert [line["event"] for line in _lines(stream)] == ["the cache is full", "other key", "the cache is full"]
-    assert _lines(stream)[0]["blocks"] == 4
-    assert one.num_held_back("kv") == 2
-
-
-def test_scope_is_bounded_and_shared_by_threads() -> None:
-    """Threads share a scope without saying a thing twice, and keys from outside cannot fill the memory."""
-    scope = WarningScope("server")
-    firsts: list[int] = []
-
-    def work() -> None:
-        firsts.extend(key for key in range(5000) if scope.is_first(key))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(firsts) == len(set(firsts)) == 4096

@@ -56,7 +56,7 @@ def test_plain_flags_are_those_declared() -> None:
 
 
 WORDS = st.sampled_from(
-    ["a", "8080", "70000", "-1", "007", "", "auto", "torch", "gpu", "./m.gguf", "a=b", "--port", "--help", "-h", "--"]
+    ["a", "8080", "70000", "-1", "007", "", "auto", "gpu", "./m.gguf", "a=b", "--port", "--help", "-h", "--"]
 )
 
 
@@ -68,13 +68,11 @@ def test_plain_flags_are_read_as_typer_reads_them(pairs: list[tuple[str, str, bo
         arguments += [f"{flag}={text}"] if is_joined else [flag, text]
     plain = read_plain(arguments, serving.FLAGS)
     if plain is not None:
-        defaults: dict[str, object] = {**dict.fromkeys(("model", "chain", "host", "port", "config")), "runner": "auto"}
+        defaults: dict[str, object] = dict.fromkeys(("model", "chain", "host", "port", "config"))
         assert values_by_typer(arguments) == {**defaults, **plain}
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--port"], ["--port", "x"], ["--model", "--port"], ["extra"], ["--runner", "gpu"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["--port"], ["--port", "x"], ["--model", "--port"], ["extra"]])
 def test_what_is_not_plain_is_left_to_the_parser(arguments: list[str]) -> None:
     """Help, a missing value, a wrong value, an argument too many: none is read."""
     assert read_plain(arguments, serving.FLAGS) is None

@@ -31,17 +31,6 @@ def _words(arguments: Sequence[str]) -> Iterator[str]:
         yield from (flag, text) if sign and flag.startswith("--") else (argument,)
 
 
-def one_of(*words: str) -> Callable[[str], object]:
-    """Reads one of these words."""
-
-    def read(text: str) -> object:
-        if text not in words:
-            raise ValueError(text)
-        return text
-
-    return read
-
-
 def whole_number(most: int) -> Callable[[str], object]:
     """Reads a whole number from 0, in plain digits."""
 

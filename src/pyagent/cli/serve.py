@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,10 +16,9 @@ app = typer.Typer(add_completion=False)
 def serve(
     model: Model = None,
     chain: Chain = None,
-    runner: Annotated[Literal["auto", "cpu", "torch"], typer.Option("--runner", help="What computes.")] = "auto",
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = None,
     config: Config = None,
 ) -> None:
     """Answer OpenAI clients over HTTP until Ctrl+C."""
-    serving.serve(model=model, chain=chain, runner=runner, host=host, port=port, config=config)
+    serving.serve(model=model, chain=chain, host=host, port=port, config=config)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyagent.cli.plain_flags import one_of, whole_number
+from pyagent.cli.plain_flags import whole_number
 from pyagent.cli.running_servers import announced
 from pyagent.cli.startup import fetch_first_model, read_settings, set_up_logging
-from pyagent.core.errors import ConfigError, PyAgentError
+from pyagent.core.errors import PyAgentError
 
 if TYPE_CHECKING:
     from pyagent.core.chain import Chain as BackendChain
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 FLAGS: Mapping[str, Callable[[str], object]] = {
     "--model": str,
     "--chain": str,
-    "--runner": one_of("auto", "cpu", "torch"),
     "--host": str,
     "--port": whole_number(65535),
     "--config": Path,
@@ -40,7 +39,6 @@ def serve(
     *,
     model: str | None = None,
     chain: str | None = None,
-    runner: str = "auto",
     host: str | None = None,
     port: int | None = None,
     config: Path | None = None,
@@ -49,8 +47,6 @@ def serve(
     gc.disable()  # what is imported stays: looking for garbage in it is a tenth of the time to start
     from pyagent.assembly import make_chain, make_host
 
-    if runner == "torch":
-        raise ConfigError("this version computes on the CPU only; use --runner cpu, or auto", key="runner")
     settings = read_settings(config, chain, model, server__host=host, server__port=port)
     fetch_first_model(settings)
     plugins = make_host(settings)

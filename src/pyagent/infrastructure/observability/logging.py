@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import traceback
-from collections.abc import Hashable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Literal, TextIO, cast
 
@@ -27,7 +25,6 @@ Format = Literal["console", "json"]
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _MAX_CAUSES = 8
-_MAX_KEYS = 4096
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -117,32 +114,3 @@ def _escaped(value: object) -> object:
             return [_escaped(inner) for inner in cast("list[object]", value)]
         case _:
             return value
-
-
-@dataclass(frozen=True, slots=True)
-class WarningScope:
-    """Where a warning is said once: a process, a model, a run. Forgets with its owner; counts what it held back."""
-
-    name: str
-    _key_to_count: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def num_held_back(self, key: Hashable) -> int:
-        """How often the warning came again after it was said."""
-        return max(0, self._key_to_count.get(key, 0) - 1)
-
-    def is_first(self, key: Hashable) -> bool:
-        """Whether this is the first time; past 4096 keys nothing is first any more."""
-        with self._lock:
-            count = self._key_to_count.get(key, 0)
-            if count == 0 and len(self._key_to_count) >= _MAX_KEYS:
-                return False
-            self._key_to_count[key] = count + 1
-            return count == 0
-
-
-def warn_once(scope: WarningScope, key: Hashable, event: str, **fields: object) -> None:
-    """Log a warning the first time `key` comes up in `scope`; `fields` go with it."""
-    if scope.is_first(key):
-        # the standard library's logger: structlog's own would print plain lines until logging is configured
-        logging.getLogger(f"pyagent.{scope.name}").warning(event, extra=fields)
