@@ -30,6 +30,7 @@ class IdleRunner:
         self.seconds = 0.0
 
     pages_per_block = 1
+    num_lookahead_tokens = 0
 
     @property
     def free_pages(self) -> int:
@@ -119,7 +120,7 @@ def measure(num_requests: int, context: int, num_steps: int) -> dict[str, list[f
         assert plan is not None
         output = runner.execute(plan.batch)
         computed = time.perf_counter()
-        engine.scheduler.apply_output(plan, output.tokens)
+        engine.scheduler.apply_output(plan, output)
         landed = time.perf_counter()
         for request, token in zip(plan.sampled, output.tokens, strict=True):
             news = request.accept(token, None, landed)

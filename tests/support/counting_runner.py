@@ -27,6 +27,7 @@ class CountingRunner:
     pages_per_block: int = 1
     can_swap: bool = False
     num_lost: int = 0
+    num_lookahead_tokens: int = 0
     swapped: dict[int, list[int]] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
 
@@ -99,9 +100,19 @@ class CountingRunner:
             start += length
             if place < len(batch.samplers):
                 output.tokens.append(next_token(self.pool.tokens(sequence_id)))
+                if place < batch.num_decoding:
+                    self._accept_more(place, sequence_id, output)
         assert start == len(batch.tokens)
         self.pool.check()
         return output
+
+    def _accept_more(self, row: int, sequence_id: int, output: StepOutput) -> None:
+        """As if a draft of up to `num_lookahead_tokens` had been verified: how many are right goes by the token."""
+        num_right = output.tokens[row] % (self.num_lookahead_tokens + 1)
+        for _ in range(num_right):
+            last = output.more.get(row, output.tokens[row : row + 1])[-1]
+            self.pool.commit(sequence_id, [last])
+            output.more.setdefault(row, []).append(next_token(self.pool.tokens(sequence_id)))
 
 
 def next_token(log: list[int]) -> int:

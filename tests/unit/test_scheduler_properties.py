@@ -119,6 +119,7 @@ class Hopeful(OutputLengths):
     can_swap=st.booleans(),
     num_lost=st.integers(0, 2),
     is_async=st.booleans(),
+    num_lookahead_tokens=st.integers(0, 3),
 )
 def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     queue: QueueOptions,
@@ -130,10 +131,11 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     can_swap: bool,
     num_lost: int,
     is_async: bool,
+    num_lookahead_tokens: int,
 ) -> None:
     """Whatever arrives, stops or is aborted when: no step exceeds the budget, every text is the one a request has
-    alone, preempted or not, each ends once, and at the end no block is held."""
-    runner = CountingRunner(blocks, can_swap=can_swap, num_lost=num_lost)
+    alone, preempted or not, in steps of one token or several, each ends once, and at the end no block is held."""
+    runner = CountingRunner(blocks, can_swap=can_swap, num_lost=num_lost, num_lookahead_tokens=num_lookahead_tokens)
     queues = make_queues({"default": queue, "bulk": replace(queue, share=0.5)})
     load: Load
     engine = Engine(

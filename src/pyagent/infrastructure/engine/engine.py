@@ -220,7 +220,8 @@ class Engine:
             if request.status is not Status.FINISHED:
                 self._end(request, request.finish("error", error=reason))
         start = time.perf_counter()
-        over = self.scheduler.apply_output(plan, output.tokens)
+        over = self.scheduler.apply_output(plan, output)
+        in_flight.num_more = sum(map(len, output.more.values()))
         in_flight.planning += time.perf_counter() - start
         return over
 
@@ -235,15 +236,26 @@ class Engine:
             if request.search is not None:
                 self._search(request, request.search, likelihood, now)
                 continue
-            try:
-                if likelihood is not None:
-                    request.note(likelihood)
-                emitted = request.stop(now) if token in request.end_ids else request.accept(token, likelihood, now)
-            except Exception as error:
-                logger.exception("request %d failed", request.id)
-                emitted = request.finish("error", error=str(error).partition("<state>")[0])
-            if emitted is not None:
-                self._deliver(request, emitted)
+            after = output.more.get(row, ()) if output.more else ()
+            self._take(request, token, likelihood, now, len(after))
+            for place, further in enumerate(after, 1):
+                if not request.is_finished:  # by the token before
+                    self._take(request, further, None, now, len(after) - place)
+
+    def _take(self, request: Request, token: int, likelihood: Likelihood | None, now: float, num_after: int) -> None:
+        """Emit what a sampled token gives its client; `num_after` further ones of the step come after it."""
+        try:
+            if likelihood is not None:
+                request.note(likelihood)
+            if token in request.end_ids:
+                emitted: Output | None = request.stop(now)
+            else:
+                emitted = request.accept(token, likelihood, now, num_after)
+        except Exception as error:
+            logger.exception("request %d failed", request.id)
+            emitted = request.finish("error", error=str(error).partition("<state>")[0])
+        if emitted is not None:
+            self._deliver(request, emitted)
 
     def _search(self, request: Request, search: Search, likelihood: Likelihood | None, now: float) -> None:
         """Take a beam's candidates; when all beams of its search have them, go on by a token or end the search."""
@@ -300,7 +312,8 @@ class Engine:
         seconds = now - max(in_flight.started - in_flight.planning, self._last_step_end)
         self._last_step_end = now
         self.scheduler.costs.note(seconds, plan.num_prompt, plan.num_decoding)
-        self.counts.note_step(seconds, in_flight.planning, len(plan.batch.tokens), len(plan.sampled))
+        num_output = len(plan.sampled) + in_flight.num_more
+        self.counts.note_step(seconds, in_flight.planning, len(plan.batch.tokens), num_output)
 
     def _end_overdue(self) -> None:
         """End the requests whose deadline has passed."""

@@ -185,6 +185,11 @@ class Request:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended."""
+        return self.status is Status.FINISHED
+
+    @property
     def num_left(self) -> int:
         """Tokens still to compute before the next token can be sampled."""
         return 1 if self.status is Status.DECODING else len(self.tokens) - self.num_computed
@@ -241,10 +246,10 @@ class Request:
         self.logprob += likelihood.logprob
         self.num_likelihoods += 1
 
-    def accept(self, token: int, likelihood: Likelihood | None, now: float) -> Output | None:
+    def accept(self, token: int, likelihood: Likelihood | None, now: float, num_after: int = 0) -> Output | None:
         """Take in a sampled token that is no end token; return an output for the client, None while there is none.
 
-        The token is in the log already.
+        The token is in the log already, with `num_after` further ones of its step, which go when it ends the answer.
         """
         self.last_token = now
         if self.first_token is None:
@@ -257,11 +262,13 @@ class Request:
             text, is_stopped = self.stops.push(text)
         logprobs = () if likelihood is None else self._logprobs(token, likelihood)
         if is_stopped or (self.grammar is not None and self.grammar.is_finished):
+            if num_after:
+                del self.tokens[-num_after:]
             tail = "" if is_stopped else self.stops.flush(self.detokenizer.flush())
             return self.finish("stop", text + tail, logprobs)
-        if len(self.tokens) - self.num_prompt_tokens >= self.max_tokens:
+        if self.num_output_tokens - num_after >= self.max_tokens:
             return self.finish("length", text + self.stops.flush(self.detokenizer.flush()), logprobs)
-        return self._output(text, logprobs) if text or logprobs else None
+        return self._output(text, logprobs, num_after=num_after) if text or logprobs else None
 
     def stop(self, now: float) -> Output:
         """Finish on an end-of-sequence token, which is no part of the log."""
@@ -288,9 +295,11 @@ class Request:
         logprobs: tuple[TokenLogprob, ...],
         reason: FinishReason | None = None,
         error: str | None = None,
+        num_after: int = 0,
     ) -> Output:
-        tokens = tuple(self.tokens[self.num_told :])
-        self.num_told = len(self.tokens)
+        end = len(self.tokens) - num_after
+        tokens = tuple(self.tokens[self.num_told : end])
+        self.num_told = end
         return Output(text, logprobs, reason, error, tokens, self.index, reason is not None)
 
     def _logprobs(self, token: int, likelihood: Likelihood) -> tuple[TokenLogprob, ...]:

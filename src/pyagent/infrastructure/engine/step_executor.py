@@ -31,6 +31,7 @@ class InFlightStep:
     planning: float
     faults: dict[int, str]
     future: Future[StepOutput] | None
+    num_more: int = 0  # tokens accepted beyond one for each row
     started: float = field(default_factory=time.perf_counter)
 
 

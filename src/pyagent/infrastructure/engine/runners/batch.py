@@ -37,8 +37,9 @@ PLAIN_KEY = PrefixKey()
 class Batch:
     """Segments: the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]`, one segment for a sequence.
 
-    The first `len(samplers)` segments draw the sequence's next token after their last: with `samplers[i]`, as its
-    `steps[i]`-th, from the tokens that `masks[i]` allows where there is one.
+    The first `len(samplers)` segments sample the sequence's next token after their last: with `samplers[i]`, as its
+    `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. The first `num_decoding` segments have
+    room for `Runner.num_lookahead_tokens` more.
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -47,10 +48,11 @@ class Batch:
     samplers: list[SamplerState] = field(default_factory=list["SamplerState"])
     steps: list[int] = field(default_factory=list[int])
     masks: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    num_decoding: int = 0
 
 
 class Likelihood(NamedTuple):
-    """A drawn token's log probability, and the likeliest tokens with theirs."""
+    """A sampled token's log probability, and the likeliest tokens with theirs."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -58,15 +60,25 @@ class Likelihood(NamedTuple):
 
 @dataclass(slots=True)
 class StepOutput:
-    """The tokens drawn, in the order of the segments that draw; likelihoods and faults for those that have any."""
+    """The tokens sampled, in the order of the segments that sample; likelihoods and faults of rows that have any.
+
+    `more` has, by row below `num_decoding`, the tokens accepted after `tokens[row]` in the same step, where the runner
+    verified several: at most `Runner.num_lookahead_tokens`. Their KV is computed, but for the last one's.
+    """
 
     tokens: list[int]
+    more: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
     errors: dict[int, str] = field(default_factory=dict[int, str])
 
 
 class Runner(Protocol):
     """Owns a model's weights and KV memory on one device, and computes batches."""
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Tokens that a step may accept for a sequence beyond its next one; the scheduler reserves room for them."""
+        ...
 
     @property
     def context_length(self) -> int:

@@ -54,6 +54,8 @@ class CpuOptions:
 class CpuRunner:
     """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
 
+    num_lookahead_tokens = 0
+
     def __init__(self, path: Path, options: CpuOptions | None = None, kv: Reservation | None = None) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it.
 
@@ -212,4 +214,5 @@ class CpuRunner:
         tokens, likelihoods, errors = self.model.execute(
             self.pool, batch.sequence_ids, batch.lengths, batch.tokens, batch.samplers, batch.steps, batch.masks
         )
-        return StepOutput(tokens, {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}, errors)
+        found = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
+        return StepOutput(tokens, likelihoods=found, errors=errors)

@@ -20,7 +20,9 @@ T = TypeVar("T")
 class DecodeBatch:
     """Keep decoding requests in columns; the order changes when one leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_lookahead_tokens: int = 0) -> None:
+        """Reserve for each step `num_lookahead_tokens` beyond a request's next token."""
+        self._num_lookahead = num_lookahead_tokens
         self.requests: list[Request] = []
         self.ids: list[int] = []
         self.logs: list[list[int]] = []
@@ -48,9 +50,22 @@ class DecodeBatch:
         self.logs.append(request.tokens)
         self.samplers.append(request.sampler)
         self.steps.append(step)
+        self._file(request, step)
+
+    def skip(self, request: Request, num_tokens: int) -> bool:
+        """Move a request on by tokens that a step accepted beyond its next one; True when it has no more to sample."""
+        place = self._places[request.id]
+        self.steps[place] += num_tokens
+        if self.steps[place] >= request.max_tokens:
+            return True
+        self._file(request, self.steps[place])
+        return False
+
+    def _file(self, request: Request, step: int) -> None:
+        """File a request under the ticks at which it needs memory and samples its last token."""
         stamp = self._stamps[request.id] = self._next_stamp
         self._next_stamp += 1
-        room = request.num_reserved - (request.num_prompt_tokens + step) + 1
+        room = request.num_reserved - (request.num_prompt_tokens + step + self._num_lookahead) + 1
         self._due[(self._tick + max(0, room)) % BLOCK_TOKENS].append((stamp, request))
         self._last.setdefault(self._tick + request.max_tokens - step - 1, []).append((stamp, request))
 
@@ -77,7 +92,7 @@ class DecodeBatch:
 
     def num_tokens(self, request: Request) -> int:
         """Return the tokens of a request's log, those in flight counted: what the next step needs reserved."""
-        return request.num_prompt_tokens + self.steps[self._places[request.id]]
+        return request.num_prompt_tokens + self.steps[self._places[request.id]] + self._num_lookahead
 
     def advance(self) -> list[Request]:
         """Advance the batch by the step now planned; return the requests for which it is the last, which leave."""

@@ -22,7 +22,7 @@ from itertools import chain, islice
 
 from pyagent.infrastructure.engine.options import SchedulerLimits
 from pyagent.infrastructure.engine.request import Request, Status, TransitionError
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, Batch, Runner
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, Batch, Runner, StepOutput
 from pyagent.infrastructure.engine.scheduler.admission import KvAdmission
 from pyagent.infrastructure.engine.scheduler.decode_batch import DecodeBatch
 from pyagent.infrastructure.engine.scheduler.preemption import choose_preemptions
@@ -55,7 +55,7 @@ class Scheduler:
         self.queues = make_queues({}) if queues is None else queues
         self.admission = KvAdmission(runner)
         self.costs = StepCosts(self.limits.decode_latency)
-        self.decode_batch = DecodeBatch()
+        self.decode_batch = DecodeBatch(runner.num_lookahead_tokens)
         self.prefilling: dict[int, Request] = {}
         self.ending: dict[int, Request] = {}
         self.parked: dict[int, Request] = {}
@@ -148,9 +148,9 @@ class Scheduler:
     def plan_ahead(self) -> Plan | None:
         """Return the step after the one in flight if it is the same batch whatever is sampled; `fill` it later.
 
-        None when a request waits or prefills, when a sampled token decides what comes next, or when memory is short.
+        None when a request waits or prefills, when what is sampled decides what comes next, or when memory is short.
         """
-        others = self.prefilling or self.parked or self.queues.num_waiting
+        others = self.prefilling or self.parked or self.queues.num_waiting or self.runner.num_lookahead_tokens
         if others or not self.decode_batch.requests or self._num_masked or self._num_searching:
             return None
         for request in self.decode_batch.need_memory():
@@ -166,6 +166,7 @@ class Scheduler:
             tokens=tokens,
             samplers=self.decode_batch.samplers.copy(),
             steps=self.decode_batch.steps.copy(),
+            num_decoding=len(self.decode_batch),
         )
         plan = Plan(batch, self.decode_batch.requests.copy(), self.decode_batch.logs.copy(), len(self.decode_batch))
         plan.ending = self.decode_batch.advance()
@@ -173,17 +174,19 @@ class Scheduler:
             self.ending[request.id] = request
         return plan
 
-    def apply_output(self, plan: Plan, tokens: list[int]) -> set[Request]:
+    def apply_output(self, plan: Plan, output: StepOutput) -> set[Request]:
         """Apply a computed step: append the sampled tokens to the logs, and open what was prefilled to sharing.
 
-        Return the requests that are over: ended meanwhile, or by an end-of-sequence token.
+        Drop from `output.more` what comes after an end-of-sequence token or exceeds `max_tokens`. Return the requests
+        that are over: ended meanwhile, by an end-of-sequence token, or by the last of several tokens.
         """
         for chunk in plan.chunks:
             request = chunk.request
             request.num_prefilled = chunk.end
             if request.id not in self.prefilling:
                 self._pending_prefixes.discard(request)
-        if not (plan.has_ended or self._num_searching) and self.end_ids.isdisjoint(tokens):
+        tokens = output.tokens
+        if not (plan.has_ended or self._num_searching or output.more) and self.end_ids.isdisjoint(tokens):
             for log, token in zip(plan.logs, tokens, strict=True):
                 log.append(token)
             return set()
@@ -193,7 +196,25 @@ class Scheduler:
                 over.add(request)
             elif request.search is None:
                 request.tokens.append(token)
+        accepted = {row: self._accept(plan.sampled[row], more, over) for row, more in output.more.items()}
+        output.more = {row: more for row, more in accepted.items() if more}
         return over
+
+    def _accept(self, request: Request, more: list[int], over: set[Request]) -> list[int]:
+        """Append further tokens to a request's log; return those that count, an end-of-sequence token as the last."""
+        if request in over or request.search is not None:
+            return []
+        end = next((place for place, token in enumerate(more) if token in request.end_ids), None)
+        kept = more[: max(0, request.max_tokens - request.num_output_tokens)]
+        kept = kept if end is None else kept[: end + 1]
+        accepted = kept if end is None or len(kept) <= end else kept[:end]
+        request.tokens += accepted
+        if len(accepted) < len(kept) or request.num_output_tokens >= request.max_tokens:
+            over.add(request)
+        if request in self.decode_batch and self.decode_batch.skip(request, len(accepted)):
+            self.decode_batch.remove(request)
+            self.ending[request.id] = request
+        return kept
 
     # -- decoding -----------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Plan:
             batch.samplers = [batch.samplers[place] for place in places]
             batch.steps = [batch.steps[place] for place in places]
             batch.lengths = [1] * len(places)
-            self.num_decoding = len(places)
+            self.num_decoding = batch.num_decoding = len(places)
         self.batch.tokens = [log[-1] for log in self.logs]
 
     def requests(self) -> set[Request]:
