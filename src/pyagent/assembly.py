@@ -7,7 +7,6 @@ on nothing below. A server answers before it has a fleet, so nothing of a fleet 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
@@ -17,6 +16,7 @@ from pyagent.core.backends import Backend, Link
 from pyagent.core.chain.chain import Chain
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import ConfigError, PluginError
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.plugins import PluginHost
 from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.resilience.spend_limit import SpendLimit
@@ -46,8 +46,7 @@ def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict
         for plugin in host.plugins():
             if plugin.state == "quarantined" and plugin.name == link.scheme:
                 raise PluginError(f"the backend {link.scheme!r} is not there: {plugin.reason}", plugin=plugin.name)
-        nearest = get_close_matches(link.scheme, factories, n=1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(sorted(factories)) or 'none'}"
+        hint = did_you_mean(link.scheme, factories, f"there are {', '.join(sorted(factories)) or 'none'}")
         raise ConfigError(f"no plugin brings the backend {link.scheme!r} (chain entry {entry!r}); {hint}", key="chain")
     if not headers:
         return factories[link.scheme](link, settings)
@@ -110,10 +109,8 @@ def _check_private(private: Sequence[str], known: Sequence[str]) -> None:
     """Raise `ConfigError` for a misspelt entry of rules.private, which would keep private requests from their link."""
     names = {*known, *_OWN_PLUGINS}
     for name in private:
-        near = get_close_matches(name, names, n=1, cutoff=0.6)
-        if name not in names and near:
-            text = f"rules.private names {name!r}, which is no scheme or link; did you mean {near[0]!r}?"
-            raise ConfigError(text, key="rules.private")
+        if name not in names and (hint := did_you_mean(name, names)):
+            raise ConfigError(f"rules.private names {name!r}, which is no scheme or link; {hint}", key="rules.private")
 
 
 def _refuse_itself(backend: Backend, own_address: tuple[str, int]) -> None:

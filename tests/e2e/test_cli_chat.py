@@ -60,7 +60,7 @@ def test_agents_go_on_from_what_was_said(environment: dict[str, str], chain: str
 
 def test_errors_are_told_once(chain: str, environment: dict[str, str]) -> None:
     """In a pipe the first error ends the chat with exit code 1, told once; a mistyped command is told the nearest."""
-    for line, says in (("/model nosuch", "nosuch"), ("/fiel x", "did you mean /file?"), ("/file nowhere", "no file")):
+    for line, says in (("/model nosuch", "nosuch"), ("/fiel x", "did you mean '/file'?"), ("/file nowhere", "no file")):
         done = pyagent("chat", "--chain", chain, env=environment, text=f"{line}\nhello\n")
         assert done.returncode == 1
         assert says in done.stderr

@@ -42,8 +42,8 @@ def test_a_missing_subcommand_shows_help(arguments: list[str], environment: dict
         (["rnu", "x"], "did you mean 'run'?"),
         (["runs", "lst"], "Did you mean 'list'?"),
         (["run", "x", "--jso"], "--json"),
-        (["config", "show", "engine.memroy"], "did you mean engine.memory?"),
-        (["agent", "code-health", "--tpo", "2"], "did you mean --top?"),
+        (["config", "show", "engine.memroy"], "did you mean 'engine.memory'?"),
+        (["agent", "code-health", "--tpo", "2"], "did you mean '--top'?"),
         (["agent", "maths"], "did you mean 'math'?"),
     ],
 )

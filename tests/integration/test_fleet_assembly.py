@@ -80,7 +80,7 @@ def test_mixed_job_runs_in_one_journalled_run(settings: Settings, tmp_path: Path
 def test_unknown_backend_names_the_nearest(settings: Settings) -> None:
     """A chain entry no plugin knows is refused with the nearest scheme there is."""
     host = make_host(settings)
-    with pytest.raises(ConfigError, match="did you mean native"):
+    with pytest.raises(ConfigError, match="did you mean 'native'"):
         make_backend("nativ:smollm2", settings, host)
     assert make_chain(settings, host).names == ["native"]
 

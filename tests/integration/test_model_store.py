@@ -137,7 +137,7 @@ def test_damaged_wheel_is_named(store: ModelStore, tmp_path: Path) -> None:
 
 def test_unknown_names_are_told_the_nearest(store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name nobody knows is answered with the nearest one, or all, or the path that was meant."""
-    with pytest.raises(ModelError, match="model 'tiny1' is not known; did you mean tiny:1"):
+    with pytest.raises(ModelError, match="model 'tiny1' is not known; did you mean 'tiny:1'"):
         store.locate("tiny1")
     with pytest.raises(ModelError, match="known are tiny:1, tiny:bad, hf:OWNER/NAME, or a file's path"):
         store.pull("something/else")
@@ -145,7 +145,7 @@ def test_unknown_names_are_told_the_nearest(store: ModelStore, tmp_path: Path, m
     (tmp_path / "folder").mkdir()
     with pytest.raises(ModelError, match=r"did you mean the path \./folder\?"):
         store.locate("folder")
-    with pytest.raises(ModelError, match="did you mean tiny:1"):
+    with pytest.raises(ModelError, match="did you mean 'tiny:1'"):
         store.look("tinny:1")
 
 

@@ -79,9 +79,9 @@ def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) ->
     ("arguments", "text"),
     [
         (("show", "smollm2:135m"), "smollm2:135m is not here yet; fetch it first: pyagent models pull smollm2:135m"),
-        (("show", "smollm:135m"), "did you mean smollm2:135m?"),
+        (("show", "smollm:135m"), "did you mean 'smollm2:135m'?"),
         (("show", "./no.gguf"), "model file no.gguf does not exist"),
-        (("pull", "smol2:135m"), "did you mean smollm2:135m?"),
+        (("pull", "smol2:135m"), "did you mean 'smollm2:135m'?"),
         (("rm", "smollm2:135m"), "smollm2:135m is not in the store; there are: none"),
     ],
 )
@@ -166,5 +166,5 @@ def test_first_model_is_fetched_only_for_a_native_first_link(tmp_path: Path, mon
     for chain in (["openai:http://127.0.0.1:1/v1", "native"], ["native:./some.gguf"]):
         fetch_first_model(load_settings(overrides={"chain": chain}).settings)
     assert not (tmp_path / "models").exists()
-    with pytest.raises(ModelError, match="did you mean smollm2:135m"):
+    with pytest.raises(ModelError, match="did you mean 'smollm2:135m'"):
         fetch_first_model(load_settings(overrides={"chain": ["native:smollm2:136m"]}).settings)

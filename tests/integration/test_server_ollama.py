@@ -340,7 +340,7 @@ def test_ollama_pull_tells_its_progress(tmp_path: Path) -> None:
         assert [(entry.completed, entry.total) for entry in news if entry.total] == [(10, 20), (20, 20)]
         assert (news[-1].status, store.find("tiny:1") is None) == ("success", False)
         assert client.pull("tiny:1").status == "success"
-        with pytest.raises(ollama.ResponseError, match="did you mean tiny:1") as caught:
+        with pytest.raises(ollama.ResponseError, match="did you mean 'tiny:1'") as caught:
             client.pull("tiny:11", stream=False)
         assert caught.value.status_code == 404
         with pytest.raises(ollama.ResponseError, match="disk is full"):

@@ -370,7 +370,7 @@ def test_what_is_not_mathematics_is_refused(text: str) -> None:
 
 def test_unknown_function_names_the_nearest() -> None:
     """A misspelt function is refused with the one meant."""
-    with pytest.raises(RequestError, match="did you mean sqrt"):
+    with pytest.raises(RequestError, match="did you mean 'sqrt'"):
         read_question("sqr(2)")
 
 

@@ -129,10 +129,10 @@ def test_the_scene_of_the_handbook_loads() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "hint"),
     [
-        ("[engine]\nmemroy = '1GB'", "engine.memroy", "did you mean engine.memory?"),
-        ("[engin]\nmemory = '1GB'", "engin", "did you mean engine?"),
-        ("chian = ['native']", "chian", "did you mean chain?"),
-        ("[budget.run]\nseconnds = 3", "budget.run.seconnds", "did you mean budget.run.seconds?"),
+        ("[engine]\nmemroy = '1GB'", "engine.memroy", "did you mean 'engine.memory'?"),
+        ("[engin]\nmemory = '1GB'", "engin", "did you mean 'engine'?"),
+        ("chian = ['native']", "chian", "did you mean 'chain'?"),
+        ("[budget.run]\nseconnds = 3", "budget.run.seconnds", "did you mean 'budget.run.seconds'?"),
         ("zzz = 1", "zzz", "`pyagent config show` lists all settings"),
     ],
 )
@@ -210,8 +210,8 @@ def test_environment_takes_lists_tables_and_words(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
     [
-        ("PYAGENT_ENGIN__MEMORY", "1GB", "did you mean PYAGENT_ENGINE__MEMORY?"),
-        ("PYAGENT_ENGINE__MEMROY", "1GB", "did you mean engine.memory?"),
+        ("PYAGENT_ENGIN__MEMORY", "1GB", "did you mean 'PYAGENT_ENGINE__MEMORY'?"),
+        ("PYAGENT_ENGINE__MEMROY", "1GB", "did you mean 'engine.memory'?"),
         ("PYAGENT_ENGINE", "[1", "error parsing value"),
         ("PYAGENT_SERVER__PORT", "x", "env PYAGENT_SERVER__PORT"),
     ],

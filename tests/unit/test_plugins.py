@@ -179,7 +179,7 @@ BROKEN = {
     "empty": ("x = 1", "says it brings agents, but empty does not fill pyagent_register_agents"),
     "misspelt": (
         "from pyagent.plugin import hookimpl\n@hookimpl\ndef pyagent_register_agent(): return []",
-        "fills the hook pyagent_register_agent, which does not exist; did you mean pyagent_register_agents?",
+        "fills the hook pyagent_register_agent, which does not exist; did you mean 'pyagent_register_agents'?",
     ),
     "unmarked": ("def pyagent_register_agents(): return []", "without the mark @hookimpl"),
     "arguments": (
@@ -559,7 +559,7 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
     assert shown["provides"] == {"agents": ["haiku"]}
     error = CliRunner().invoke(app, ["show", "alhpa"]).exception
     assert isinstance(error, ConfigError)
-    assert "did you mean alpha?" in str(error)
+    assert "did you mean 'alpha'?" in str(error)
     lines = CliRunner().invoke(app, ["list"]).stdout
     assert "omega comes before alpha" in lines
 

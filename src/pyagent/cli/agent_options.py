@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
@@ -17,6 +16,7 @@ import msgspec
 from pyagent.cli.input import text_or_input
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task, arguments_type
+from pyagent.core.nearest import did_you_mean
 
 _TYPE_NAMES: dict[object, str] = {str: "TEXT", int: "INTEGER", float: "NUMBER", bool: ""}
 
@@ -168,8 +168,7 @@ def _option_in(agent: Agent, word: str, known: Mapping[str, Option]) -> tuple[st
     if not known:
         raise RequestError(f"{agent.name} takes no options, got {word}", param="arguments")
     flags = [option.flag for option in known.values()]
-    nearest = get_close_matches(f"--{key}", flags, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(flags)}"
+    hint = did_you_mean(f"--{key}", flags, f"it has {', '.join(flags)}")
     raise RequestError(f"{agent.name} has no option --{key}; {hint}", param="arguments")
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ import msgspec
 from pyagent.cli.output import coloured
 from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams, Usage
+from pyagent.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from pyagent.cli.chat import Loop
@@ -77,8 +77,7 @@ class Conversation:
         elif command in {"/new", "/clear"}:
             self.forget(None)
         elif command.startswith("/") and "/" not in command[1:]:
-            nearest = get_close_matches(command, COMMANDS, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else "/help lists what there is"
+            hint = did_you_mean(command, COMMANDS, "/help lists all commands")
             raise RequestError(f"there is no {command}; {hint}", param="command")
         else:
             self._answer(text)

@@ -40,15 +40,13 @@ def list_plugins(config: Config = None, as_json: AsJson = False) -> None:
 @app.command()
 def show(name: str, config: Config = None, as_json: AsJson = False) -> None:
     """Show all there is to know of one plugin."""
-    from difflib import get_close_matches
-
     from pyagent.core.errors import ConfigError
+    from pyagent.core.nearest import did_you_mean
 
     host = _loaded_host(config)
     infos = {info.name: info for info in host.plugins()}
     if name not in infos:
-        nearest = get_close_matches(name, infos, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else "`pyagent plugins list` shows all"
+        hint = did_you_mean(name, infos, "`pyagent plugins list` shows all")
         raise ConfigError(f"there is no plugin {name!r}; {hint}")
     described = _as_json(host, infos[name])
     if as_json:

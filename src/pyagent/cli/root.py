@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from pyagent import __version__
 from pyagent.core.errors import PyAgentError
+from pyagent.core.nearest import did_you_mean
 
 COMMANDS = {
     "run": "Give a task to the fleet and watch it work.",
@@ -102,8 +102,8 @@ class _LazyGroup(TyperGroup):
         """Return the command that the first word names; an unknown one fails with the nearest name."""
         name = args[0]
         if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            nearest = get_close_matches(name, self.list_commands(ctx), n=1)
-            ctx.fail(f"there is no command {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
+            hint = did_you_mean(name, self.list_commands(ctx), "`pyagent --help` lists all commands")
+            ctx.fail(f"there is no command {name!r}; {hint}")
         return super().resolve_command(ctx, args)
 
 

@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -21,6 +20,7 @@ import msgspec
 import platformdirs
 
 from pyagent.core.errors import ConfigError
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.secrets import strike_out, strike_text
 from pyagent.core.settings import ENV_PREFIX, Section, Setting, Settings, sections_in, settings_in
 
@@ -205,8 +205,7 @@ def _leaves(kind: type[Section], data: Mapping[str, object], prefix: str, where:
 def unknown_key(key: str, where: str = "") -> ConfigError:
     """Return the error for a setting that there is not, naming the nearest one."""
     sections = {known.rpartition(".")[0] for known in leaf_settings()} - {""}
-    nearest = get_close_matches(key, [*leaf_settings(), *sections], n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}?" if nearest else "`pyagent config show` lists all settings"
+    hint = did_you_mean(key, [*leaf_settings(), *sections], "`pyagent config show` lists all settings")
     place = f" ({where})" if where else ""
     return ConfigError(f"unknown setting {key}{place}; {hint}", key=key)
 
@@ -276,8 +275,8 @@ def _decoded(variable: str, key: str, value: str) -> object:
 
 
 def _unknown_variable(variable: str) -> ConfigError:
-    nearest = get_close_matches(variable.upper(), [env_name(key) for key in leaf_settings()], n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}?" if nearest else "`pyagent config show` lists all settings"
+    known = [env_name(key) for key in leaf_settings()]
+    hint = did_you_mean(variable.upper(), known, "`pyagent config show` lists all settings")
     return ConfigError(f"unknown environment variable {variable}; {hint}")
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, cast
 
 import pluggy
 
 from pyagent.core.errors import PluginError
 from pyagent.core.hooks import PROJECT_NAME, HookSpecs
+from pyagent.core.nearest import did_you_mean
 
 PREFIX = "pyagent_register_"
 NOUNS: tuple[str, ...] = tuple(name.removeprefix(PREFIX) for name in vars(HookSpecs) if name.startswith(PREFIX))
@@ -51,8 +51,7 @@ def import_target(target: str) -> object:
 
 def unknown_noun(entry_name: str, noun: str) -> str:
     """Say that an entry point brings something no hook is for."""
-    nearest = get_close_matches(noun, NOUNS, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else "it may need a newer PyAgent"
+    hint = did_you_mean(noun, NOUNS, "it may need a newer PyAgent")
     return f"its entry point {entry_name!r} brings {noun!r}, which is none of {', '.join(NOUNS)}; {hint}"
 
 
@@ -76,8 +75,7 @@ def _hook_problem(hook: str, options: Mapping[str, object] | None) -> str | None
     if hook not in known:
         if options and options.get("optionalhook"):
             return None
-        nearest = get_close_matches(hook, known, n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"the hooks are {', '.join(known)}"
+        hint = did_you_mean(hook, known, f"the hooks are {', '.join(known)}")
         return f"fills the hook {hook}, which does not exist; {hint}"
     if options is None:
         return f"defines {hook} without the mark @hookimpl (from pyagent.plugin import hookimpl)"
@@ -170,9 +168,8 @@ def needs_problem(name_to_needs: Mapping[str, Sequence[str]], trusted: Collectio
     for name, needs in name_to_needs.items():
         for needed in needs:
             if needed not in name_to_needs and name not in trusted:
-                nearest = get_close_matches(needed, name_to_needs, n=1)
-                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                return [name], f"its agent {name!r} needs {needed!r}, which no enabled plugin brings{hint}"
+                hint = did_you_mean(needed, name_to_needs, "`pyagent agent` lists all agents")
+                return [name], f"its agent {name!r} needs {needed!r}, which no enabled plugin brings; {hint}"
     known = {name: [needed for needed in needs if needed in name_to_needs] for name, needs in name_to_needs.items()}
     if cycle := find_cycle(known):
         return cycle, f"agents need each other in a circle: {' -> '.join(cycle)}"

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import cast
 
 import msgspec
 
 from pyagent.core.messages import ChatRequest, ImagePart
+from pyagent.core.nearest import nearest
 
 _BYTES_PER_TOKEN = 3.5
 """English has about four bytes a token, code and other scripts fewer."""
@@ -98,8 +98,8 @@ def _read_term(text: str) -> Term:
         return Term(match[1], match[2], match[3].replace("_", ""), is_negated)
     if match := re.fullmatch(_NAMED, said):
         return Term(match[1], "=", match[2], is_negated)
-    near = get_close_matches(said, _WORDS, n=1, cutoff=0.6)
-    known = f"{near[0]!r}" if near else f"{', '.join(_WORDS)}, `context > N`, `max_tokens > N`, `agent = NAME`"
+    found = nearest(said, _WORDS)
+    known = f"{found!r}" if found else f"{', '.join(_WORDS)}, `context > N`, `max_tokens > N`, `agent = NAME`"
     raise ValueError(f"expected {known}, got {text!r}")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ import msgspec
 from pyagent.core.backends import Link
 from pyagent.core.chain.conditions import Condition
 from pyagent.core.errors import ConfigError
+from pyagent.core.nearest import nearest
 from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, TRUTH, Kind, number, read_table
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
@@ -127,8 +127,8 @@ def _read_link(entry: object, number: int) -> str | LinkSettings:
 
 
 def _nearest(key: str) -> str:
-    near = get_close_matches(key, _READERS, n=1, cutoff=0.5)
-    return f"{near[0]!r}" if near else f"one of {', '.join(_READERS)}"
+    found = nearest(key, _READERS)
+    return f"{found!r}" if found else f"one of {', '.join(_READERS)}"
 
 
 def _read_use(value: object) -> str:

@@ -8,13 +8,13 @@ the type of `Task.arguments`. The fleet checks both, so that nothing malformed s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.messages import JsonObject, Message
+from pyagent.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
@@ -142,10 +142,9 @@ _MAX_NAMES_TOLD = 12
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> RequestError:
     """The error for a name nobody has, with the nearest one that somebody has."""
-    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
     some = ", ".join(sorted(known)[:_MAX_NAMES_TOLD]) or "none"
     more = f" and {len(known) - _MAX_NAMES_TOLD} more" if len(known) > _MAX_NAMES_TOLD else ""
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {some}{more}"
+    hint = did_you_mean(name, known, f"there are {some}{more}")
     return RequestError(f"there is no {what} {name!r}; {hint}", param=what, code=f"{what}_not_found")
 
 

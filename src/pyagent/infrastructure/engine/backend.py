@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from pyagent.core.messages import (
     ModelInfo,
     Unsupported,
 )
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt
 from pyagent.infrastructure.engine.client import EngineClient, EngineState, LocalEngine
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
@@ -112,8 +112,7 @@ class NativeBackend:
         name = asked if asked in self.model_names else asked.removeprefix(_SCHEME)
         if name in self.model_names:
             return name
-        near = get_close_matches(asked, self.model_names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it offers {', '.join(self.model_names)} (engine.models)"
+        hint = did_you_mean(asked, self.model_names, f"it offers {', '.join(self.model_names)} (engine.models)")
         raise RequestError(f"{self.name} does not offer model {asked!r}; {hint}", param="model", code="model_not_found")
 
     async def models(self) -> list[ModelInfo]:

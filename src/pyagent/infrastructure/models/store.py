@@ -8,7 +8,6 @@ fetches a model at a time; others wait for it and use what it fetched.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import hashlib
 import logging
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from pyagent.core.errors import ModelError
+from pyagent.core.nearest import did_you_mean
 from pyagent.infrastructure.models.sources import CATALOG, WheelSource, fetch_from_hub
 
 logger = logging.getLogger("pyagent.models")
@@ -199,8 +199,7 @@ class ModelStore:
 
     def _unknown(self, name: str) -> ModelError:
         known = sorted({*self.catalog, *(model.manifest.name for model in self.list())})
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, hf:OWNER/NAME, or a file's path"
+        hint = did_you_mean(name, known, f"known are {', '.join(known)}, hf:OWNER/NAME, or a file's path")
         if Path(name).exists():
             hint = f"did you mean the path ./{name}?"
         return ModelError(f"model {name!r} is not known; {hint}", model=name)

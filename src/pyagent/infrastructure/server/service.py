@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -18,6 +17,7 @@ from pyagent.core.backends import Backend
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
@@ -158,8 +158,7 @@ def _continue_trace(request: Request) -> None:
 def unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
     """The error for a model that nobody here has, with the nearest name."""
     names = [model.id for model in models]
-    close = get_close_matches(wanted, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:20]) or 'none'}"
+    hint = did_you_mean(wanted, names, f"there are {', '.join(names[:20]) or 'none'}")
     return RequestError(f"there is no model {wanted!r}; {hint}", param="model", code="model_not_found")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import UnionType
@@ -12,6 +11,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, Tool
+from pyagent.core.nearest import did_you_mean
 from pyagent.infrastructure.server.bounds import check_body
 
 DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
@@ -78,10 +78,10 @@ def field_error(text: str, kind: type[msgspec.Struct], inside: str = "") -> Requ
     path = _PATH.search(text)
     where = ".".join(filter(None, (inside, path[1] if path else "")))
     if unknown := _UNKNOWN.search(text):
-        close = difflib.get_close_matches(unknown[1], kind.__struct_encode_fields__, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close and not path else ""
+        hint = "" if path else did_you_mean(unknown[1], kind.__struct_encode_fields__)
         name = f"{where}.{unknown[1]}" if where else unknown[1]
-        return RequestError(f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
+        text = f"unknown field {name!r}" + (f"; {hint}" if hint else "")
+        return RequestError(text, param=name, code="unknown_parameter")
     if kind_said := _KIND.search(text):
         return RequestError(f"{where}={kind_said[1]} is not supported", param=where, code="unsupported_parameter")
     if (said := _NO_CHOICE.search(text)) and path and (choices := _choices(kind, path[1])):

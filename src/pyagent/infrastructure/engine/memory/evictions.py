@@ -7,12 +7,12 @@ which order a policy gives blocks up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, PyAgentError
 from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
 from pyagent.core.hooks import hookimpl
+from pyagent.core.nearest import did_you_mean
 
 DEFAULT = "lru"
 _NAMES = (DEFAULT, "lfu", "fifo", "arc", "slru", "tlru", "priority")
@@ -42,8 +42,7 @@ def pick_eviction(name: str, factories: Mapping[str, EvictionPolicyFactory] = BU
     factories = {DEFAULT: BUILT_IN[DEFAULT], **factories}
     factory = factories.get(name)
     if factory is None:
-        nearest = get_close_matches(name, factories, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(sorted(factories))}"
+        hint = did_you_mean(name, factories, f"there are {', '.join(sorted(factories))}")
         raise ConfigError(f"engine.eviction: no plugin brings the policy {name!r}; {hint}", key="engine.eviction")
     return factory
 

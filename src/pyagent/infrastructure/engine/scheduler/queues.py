@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeVar
 
 from pyagent.core.errors import ConfigError, PyAgentError, RequestError
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.scheduling import PreemptingPolicy, QueuePolicy, QueuePolicyFactory
 from pyagent.infrastructure.engine.scheduler.policies import BUILT_IN
 from pyagent.infrastructure.engine.scheduler.policies.guarded import answer_in_time, guarded
@@ -238,8 +238,7 @@ def make_queues(
 def _make_queue(name: str, options: QueueOptions, factories: Mapping[str, QueuePolicyFactory]) -> ClassQueue:
     factory = factories.get(options.policy)
     if factory is None:
-        nearest = get_close_matches(options.policy, factories, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(sorted(factories))}"
+        hint = did_you_mean(options.policy, factories, f"there are {', '.join(sorted(factories))}")
         raise ConfigError(
             f"engine.queues.{name}: no plugin brings the policy {options.policy!r}; {hint}", key="engine.queues"
         )

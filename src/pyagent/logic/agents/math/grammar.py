@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from pyagent.core.errors import RequestError
+from pyagent.core.nearest import did_you_mean
 
 MAX_CHARACTERS = 10_000
 MAX_DEPTH = 60
@@ -276,8 +276,7 @@ class _Parser:
             return Node("constant", _CONSTANTS.get(name) or _CONSTANTS[lower])
         if re.fullmatch(r"[A-Za-z]\d*", name) or lower in _GREEK:
             return Node("symbol", name)
-        nearest = get_close_matches(lower, [*FUNCTIONS, *_SAME], n=1, cutoff=0.7)
-        hint = f"did you mean {nearest[0]}?" if nearest else "names are single letters, Greek letters or functions"
+        hint = did_you_mean(lower, [*FUNCTIONS, *_SAME], "names are single letters, Greek letters or functions")
         raise RequestError(f"{name!r} is not a name mathematics knows here; {hint}", param="text")
 
     def call(self, name: str) -> Node:
