@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyagent.core.backends import Backend
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.journal import Journal
+    from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.fleet.tracing import Tracer
     from pyagent.core.plugins import PluginHost
@@ -40,6 +41,7 @@ class Fleet(orchestrator.Fleet):
         backend: Backend | None = None,
         agents: Iterable[Agent] | None = None,
         tools: Iterable[FleetTool] | None = None,
+        tool_providers: Iterable[ToolProvider] | None = None,
         journal: Journal | None = None,
         host: PluginHost | None = None,
     ) -> None:
@@ -48,6 +50,8 @@ class Fleet(orchestrator.Fleet):
 
             settings = load_settings().settings
         host = make_host(settings) if host is None else host
+        if tool_providers is None:  # tools given by hand are all there are
+            tool_providers = host.tool_providers().values() if tools is None else ()
         self._is_backend_owned = backend is None
         limits = orchestrator.FleetLimits(
             run_tokens=settings.budget.run.tokens,
@@ -59,6 +63,7 @@ class Fleet(orchestrator.Fleet):
             make_chain(settings, host) if backend is None else backend,
             host.agents().values() if agents is None else agents,
             host.tools().values() if tools is None else tools,
+            tool_providers=tool_providers,
             journal=make_journal(settings) if journal is None else journal,
             limits=limits,
             tracer=_make_tracer(settings.server.otlp_endpoint),

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.file_access import readable_path
     from pyagent.core.fleet.scores import Score
+    from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
     from pyagent.core.line_reader import LineReader, LineTooLongError
@@ -92,6 +93,7 @@ _LATER = {
     "Score": "pyagent.core.fleet.scores",
     "Settings": "pyagent.core.settings",
     "Task": "pyagent.core.fleet.agent",
+    "ToolProvider": "pyagent.core.fleet.tool_providers",
     "error_body": "pyagent.http_pool",
     "estimated_tokens": "pyagent.core.emulation.cutting",
     "estimated_usage": "pyagent.core.emulation.cutting",
@@ -162,6 +164,7 @@ __all__ = [
     "TokenLogprob",
     "Tool",
     "ToolCall",
+    "ToolProvider",
     "Unsupported",
     "UnsupportedError",
     "Usage",

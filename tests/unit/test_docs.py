@@ -27,7 +27,14 @@ EXAMPLES = ROOT / "examples"
 PAGES = sorted(
     [*DOCS.rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 )
-PLUGIN_EXAMPLES = ("pyagent-haiku", "pyagent-words", "pyagent-command", "pyagent-shortest", "pyagent-count")
+PLUGIN_EXAMPLES = (
+    "pyagent-haiku",
+    "pyagent-words",
+    "pyagent-command",
+    "pyagent-shortest",
+    "pyagent-count",
+    "pyagent-toolserver",
+)
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

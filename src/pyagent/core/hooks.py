@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyagent.core.backends import BackendFactory
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.scheduling import QueuePolicyFactory
 
@@ -56,6 +57,14 @@ class HookSpecs:
     @hookspec
     def pyagent_register_tools(self) -> Sequence[FleetTool]:
         """Tools that agents may call by name through their context."""
+        ...
+
+    @hookspec
+    def pyagent_register_tool_providers(self) -> Sequence[ToolProvider]:
+        """What brings tools only once it is open, such as the client of a tool server.
+
+        A fleet opens its providers on its first run and closes them with itself; one that fails is left out.
+        """
         ...
 
     @hookspec

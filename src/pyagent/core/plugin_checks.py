@@ -31,6 +31,7 @@ _MAKERS: dict[str, str] = {
 _MEMBERS: dict[str, tuple[str, ...]] = {
     "agents": ("description", "run"),
     "tools": ("description", "arguments", "call", "definition"),
+    "tool_providers": ("open", "close"),
 }
 
 
@@ -110,6 +111,8 @@ def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]
         name = _checked_name(plugin, noun, item)
         if noun == "agents" and (problem := agent_problem(item)):
             raise PluginError(f"brings the agent {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
+        if noun == "tool_providers" and (problem := _provider_problem(item)):
+            raise PluginError(f"brings the tool provider {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
         if name in items:
             raise PluginError(f"brings the name {name!r} twice in {PREFIX}{noun}", plugin=plugin, hook=PREFIX + noun)
         items[name] = item
@@ -139,6 +142,14 @@ def _optional_problem(agent: object) -> str | None:
         return "whose `score` is not `def score(self, task)`"
     if close is not None and not _takes(close, 0):
         return "whose `close` is not `async def close(self)`"
+    return None
+
+
+def _provider_problem(provider: object) -> str | None:
+    for member in ("open", "close"):
+        function = getattr(provider, member, None)
+        if not _is_async(function) or not _takes(function, 0):
+            return f"whose `{member}` is not `async def {member}(self)`"
     return None
 
 

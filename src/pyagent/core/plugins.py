@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyagent.core.config import Settings
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.scheduling import QueuePolicyFactory
 
@@ -193,6 +194,10 @@ class PluginHost:
     def tools(self) -> dict[str, FleetTool]:
         """Tools by name."""
         return cast("dict[str, FleetTool]", self._collect("tools"))
+
+    def tool_providers(self) -> dict[str, ToolProvider]:
+        """Tool providers by name, not opened."""
+        return cast("dict[str, ToolProvider]", self._collect("tool_providers"))
 
     def commands(self) -> dict[str, Callable[..., object]]:
         """Sub-commands of the command line by name."""

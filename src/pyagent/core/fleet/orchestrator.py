@@ -38,6 +38,7 @@ from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
+from pyagent.core.fleet.tool_providers import OpenTools, ToolProvider
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import NoTracer, Tracer
 from pyagent.core.fleet.watchdog import Watchdog
@@ -46,7 +47,7 @@ from pyagent.core.resilience.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
-Named = TypeVar("Named", Agent, FleetTool)
+Named = TypeVar("Named", Agent, FleetTool, ToolProvider)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,10 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet:
-    """Agents that share a backend, tools, a journal and limits. Use it with `async with`."""
+    """Agents that share a backend, tools, a journal and limits. Use it with `async with`.
+
+    The first run opens the tool providers, and waits until each has brought its tools, failed, or taken ten seconds.
+    """
 
     def __init__(  # noqa: PLR0913 - each is another thing the agents share
         self,
@@ -77,6 +81,7 @@ class Fleet:
         agents: Iterable[Agent],
         tools: Iterable[FleetTool] = (),
         *,
+        tool_providers: Iterable[ToolProvider] = (),
         journal: Journal | None = None,
         limits: FleetLimits | None = None,
         tracer: Tracer | None = None,
@@ -84,7 +89,8 @@ class Fleet:
         """Raises `RequestError` for two of one name, and for agents that need each other in a circle."""
         self.backend = backend
         self.agents: dict[str, Agent] = _by_name("agents", agents)
-        self.tools: dict[str, FleetTool] = _by_name("tools", tools)
+        providers = _by_name("tool providers", tool_providers)
+        self._tools = OpenTools(_by_name("tools", tools), providers.values())
         self.journal: Journal = journal or MemoryJournal()
         self.limits = limits or FleetLimits()
         self.budget = Budget("the fleet", self.limits.fleet_tokens)
@@ -107,6 +113,7 @@ class Fleet:
     async def close(self) -> None:
         """Cancel what still runs, then let the agents release what they hold: those that need others first.
 
+        The tool providers are closed after the agents, which may use their tools to the end.
         What fails to close, or takes too long, is named in a warning; the rest is closed all the same.
         """
         self._is_closed = True
@@ -115,6 +122,7 @@ class Fleet:
         await asyncio.gather(*self._jobs, return_exceptions=True)
         closers = {name: getattr(self.agents[name], "close", None) for name in reversed(self._start_order)}
         await close_all({f"the agent {name}": close for name, close in closers.items() if callable(close)})
+        await self._tools.close()
         await close_all({"the tracer": self._tracer.close})
 
     async def run(  # noqa: PLR0913 - each says another thing of the run
@@ -194,7 +202,6 @@ class Fleet:
             id=run_id,
             backend=self.backend,
             agents=self.agents,
-            tools=self.tools,
             journal=self.journal,
             budget=Budget(f"run {run_id}", limits.run_tokens, self.budget),
             deadline=deadline,
@@ -239,6 +246,7 @@ class Fleet:
 
         outcomes: dict[str, Outcome[object]] = {}
         try:
+            run.tools = await self._tools.get(run.deadline)
             after = {step.name: step.after for step in steps}
             outcomes = await run_graph(after, work, max_concurrency=run.max_concurrency, on_skip=skip)
             result = _result(after, outcomes)

@@ -37,7 +37,6 @@ class Run:
     id: str
     backend: Backend
     agents: Mapping[str, Agent]
-    tools: Mapping[str, FleetTool]
     journal: Journal
     budget: Budget
     deadline: Deadline
@@ -49,6 +48,7 @@ class Run:
     tenant: str = ""
     is_private: bool = False
     tracer: Tracer = field(default_factory=NoTracer)
+    tools: Mapping[str, FleetTool] = field(default_factory=dict[str, FleetTool])
     slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
     num_records: int = 0

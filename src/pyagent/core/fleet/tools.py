@@ -65,18 +65,28 @@ class FleetTool:
         from pyagent.core.emulation.schemas import fault_of
 
         given = msgspec.json.decode(arguments) if isinstance(arguments, str) else msgspec.to_builtins(arguments)
-        schema = {"type": "object", **self.arguments}
-        fault = await asyncio.to_thread(fault_of, given, schema, "arguments")  # a schema may take it a second
+        # In a thread: a schema may take a second to check.
+        fault = await asyncio.to_thread(fault_of, given, self._parameters(), "arguments")
         if fault is not None:
             raise ValueError(fault)
         return given
 
+    def check(self) -> None:
+        """Raise `RequestError` when the arguments are neither a type that msgspec knows nor a sound JSON schema."""
+        from pyagent.core.emulation.schemas import fault_of
+
+        try:
+            fault_of({}, self._parameters(), "tools")
+        except (TypeError, RequestError) as error:
+            raise RequestError(f"the tool {self.name} cannot be offered: {error}", param="tools") from error
+
     def definition(self) -> Tool:
         """The tool as a model is told of it: a JSON schema with the arguments' properties at its top."""
-        schema = (
-            {"type": "object", **self.arguments} if isinstance(self.arguments, Mapping) else _schema(self.arguments)
-        )
-        return Tool(function=FunctionDefinition(name=self.name, description=self.description, parameters=schema))
+        return Tool(function=FunctionDefinition(self.name, self.description, self._parameters()))
+
+    def _parameters(self) -> JsonObject:
+        """The arguments as a JSON schema of an object."""
+        return {"type": "object", **self.arguments} if isinstance(self.arguments, Mapping) else _schema(self.arguments)
 
 
 def _schema(kind: type[Any]) -> JsonObject:
