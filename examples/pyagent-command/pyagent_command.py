@@ -17,7 +17,7 @@ from pyagent.plugin import (
     EmbedRequest,
     EmbedResult,
     Health,
-    Link,
+    LinkSpec,
     ModelInfo,
     RequestError,
     Settings,
@@ -32,7 +32,7 @@ class CommandBackend:
 
     abilities: Abilities = frozenset({"prompt"})  # of what a request may ask besides an answer to messages
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: LinkSpec) -> None:
         self.name = str(link)
         self.words = shlex.split(link.target)
 
@@ -86,7 +86,7 @@ class CommandBackend:
         """Nothing is kept between requests."""
 
 
-def make_backend(link: Link, settings: Settings) -> Backend:
+def make_backend(link: LinkSpec, settings: Settings) -> Backend:
     """The backend of a chain entry such as `command:my-model --quiet`."""
     return CommandBackend(link)
 

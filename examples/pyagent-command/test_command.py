@@ -3,12 +3,12 @@ import asyncio
 import pytest
 from pyagent_command import CommandBackend
 
-from pyagent.plugin import Answer, BackendError, ChatRequest, Link, Message, collect
+from pyagent.plugin import Answer, BackendError, ChatRequest, LinkSpec, Message, collect
 
 
 def ask(program: str, text: str) -> Answer:
     request = ChatRequest(messages=[Message("user", text)])
-    return asyncio.run(collect(CommandBackend(Link("command", program)).chat(request)))
+    return asyncio.run(collect(CommandBackend(LinkSpec("command", program)).chat(request)))
 
 
 def test_answer_is_what_the_program_writes():
@@ -26,5 +26,5 @@ def test_failing_program_is_a_backend_error():
 
 def test_missing_program_is_not_ready():
     """Health says what is missing, without raising."""
-    health = asyncio.run(CommandBackend(Link("command", "no-such-program")).health())
+    health = asyncio.run(CommandBackend(LinkSpec("command", "no-such-program")).health())
     assert not health.is_ready

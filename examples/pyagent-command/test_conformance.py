@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from pyagent_command import CommandBackend
 
-from pyagent.plugin import Link
+from pyagent.plugin import LinkSpec
 from pyagent.testing import BackendConformance, Subject
 
 
@@ -13,8 +13,8 @@ class TestCommand(BackendConformance):
     @contextmanager
     def subject(self) -> Iterator[Subject]:
         yield Subject(
-            lambda: CommandBackend(Link("command", "cat")),
+            lambda: CommandBackend(LinkSpec("command", "cat")),
             scheme="command",
-            make_down=lambda: CommandBackend(Link("command", "no-such-program")),
+            make_down=lambda: CommandBackend(LinkSpec("command", "no-such-program")),
             unknown_model=None,
         )

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pyagent.core.backends import Backend, Link
+from pyagent.core.backends import Backend, LinkSpec
 from pyagent.core.chain.chain import Chain
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import ConfigError, PluginError
@@ -40,7 +40,7 @@ def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict
 
     Raises `ConfigError` naming the schemes there are, `PluginError` when the plugin that brings it is broken.
     """
-    link = Link.parse(entry)
+    link = LinkSpec.parse(entry)
     factories = host.backends()
     if link.scheme not in factories:
         for plugin in host.plugins():

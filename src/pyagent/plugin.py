@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyagent.core.backends import Answer, Backend, BackendFactory, Link, collect
+from pyagent.core.backends import Answer, Backend, BackendFactory, LinkSpec, collect
 from pyagent.core.errors import (
     AgentError,
     BackendError,
@@ -138,7 +138,7 @@ __all__ = [
     "JsonSchemaFormat",
     "LineReader",
     "LineTooLongError",
-    "Link",
+    "LinkSpec",
     "Message",
     "ModelError",
     "ModelInfo",

@@ -160,7 +160,7 @@ def test_link_that_comes_later_is_found_and_one_that_went_is_passed_by() -> None
     assert ask() == ("b", 0)  # looked for a moment ago
     now[0] += 10
     assert ask() == ("late", 0)
-    assert chain._members[0].continues
+    assert chain._links[0].continues
     assert asyncio.run(chain.embed(EmbedRequest(model="", input=["x"]))).model == "link:late"
     state["why"] = "gone"
     now[0] += 10

@@ -13,7 +13,7 @@ from support.chains import Played, chain_of, says
 from support.wire import WHOLE, answered, ask, chat, head, serving
 
 from pyagent.assembly import make_host, make_link
-from pyagent.core.backends import Backend, Link, collect
+from pyagent.core.backends import Backend, LinkSpec, collect
 from pyagent.core.chain import LinkSettings
 from pyagent.core.errors import (
     BackendError,
@@ -79,12 +79,12 @@ def test_openai_backend_is_made_from_a_chain_entry(monkeypatch: pytest.MonkeyPat
     """`openai:URL#model` with the key that the settings name for that host."""
     monkeypatch.setenv("BOX_KEY", "k")
     settings = Settings(backends=Backends(api_keys={"gpu-box:8000": "env:BOX_KEY"}))
-    backend = make_backend(Link.parse("openai:http://gpu-box:8000/v1/#qwen"), settings)
+    backend = make_backend(LinkSpec.parse("openai:http://gpu-box:8000/v1/#qwen"), settings)
     assert isinstance(backend, Backend)
     assert backend.name == "openai:http://gpu-box:8000/v1#qwen"
     assert backend._pool._headers == {"authorization": "Bearer k"}  # type: ignore[attr-defined]
     assert pyagent_register_backends() == {"openai": make_backend, "github": make_github}
-    other = make_backend(Link.parse("openai:http://other/v1"), settings)
+    other = make_backend(LinkSpec.parse("openai:http://other/v1"), settings)
     assert other._pool._headers == {}  # type: ignore[attr-defined]
 
 
@@ -115,7 +115,7 @@ def test_header_without_its_value_is_told_by_name(monkeypatch: pytest.MonkeyPatc
     """A variable that is not set, or a file of two lines, is an error that shows no value."""
     (tmp_path / "secret").write_text("very\nsecret")
     for place in ("env:NOT_SET", f"file:{tmp_path / 'secret'}"):
-        link = Link("openai", "http://h/v1", {"x-gate": place})
+        link = LinkSpec("openai", "http://h/v1", {"x-gate": place})
         with pytest.raises(ConfigError, match=r"the header x-gate of openai:http://h/v1 is to be") as caught:
             make_backend(link, Settings())
         assert "very" not in str(caught.value)
@@ -134,20 +134,20 @@ def test_headers_of_a_link_that_sends_none_are_refused(tmp_path: Path) -> None:
 def test_openai_backend_refuses_a_bad_url(target: str) -> None:
     """What is not an http(s) URL, or holds a password, is refused with an example."""
     with pytest.raises(ConfigError, match="openai:"):
-        make_backend(Link("openai", target), Settings())
+        make_backend(LinkSpec("openai", target), Settings())
 
 
 def test_github_models_is_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     """`github:MODEL` needs no URL; without a token it says in one sentence what to set."""
     monkeypatch.delenv("GITHUB_TOKEN", raising=False)
-    backend = make_github(Link.parse("github:openai/gpt-4.1"), Settings())
+    backend = make_github(LinkSpec.parse("github:openai/gpt-4.1"), Settings())
     assert backend.name == "github:openai/gpt-4.1"
     health = asyncio.run(backend.health())
     assert health.detail.startswith("its key env:GITHUB_TOKEN is not set")
     with pytest.raises(BackendError, match="GITHUB_TOKEN"):
         asyncio.run(collect(backend.chat(chat())))
     monkeypatch.setenv("GITHUB_TOKEN", "ghp_x")
-    assert make_github(Link.parse("github"), Settings())._missing_key == ""  # type: ignore[attr-defined]
+    assert make_github(LinkSpec.parse("github"), Settings())._missing_key == ""  # type: ignore[attr-defined]
 
     async def listed() -> list[tuple[str, int | None]]:
         body = [{"id": "openai/gpt-4.1", "limits": {"max_input_tokens": 8000}}]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyagent.assembly import make_chain, make_host
-from pyagent.core.backends import Answer, Backend, BackendFactory, Link, collect
+from pyagent.core.backends import Answer, Backend, BackendFactory, LinkSpec, collect
 from pyagent.core.chain import Chain
 from pyagent.core.config import Settings, load_settings
 from pyagent.core.hooks import hookimpl
@@ -84,7 +84,7 @@ class _Plugin:
 
     @hookimpl
     def pyagent_register_backends(self) -> dict[str, BackendFactory]:
-        def make(link: Link, settings: Settings) -> Backend:
+        def make(link: LinkSpec, settings: Settings) -> Backend:
             return self._backends[link.target]
 
         return {"link": make}

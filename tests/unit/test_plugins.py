@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import pyagent.plugin
 from pyagent.cli.plugins import app
-from pyagent.core.backends import Link
+from pyagent.core.backends import LinkSpec
 from pyagent.core.config import Settings
 from pyagent.core.errors import ConfigError, PluginError
 from pyagent.core.hooks import hookimpl
@@ -443,13 +443,13 @@ def backends_plugin(**schemes: object) -> object:
 def test_backend_factory_failures_name_the_plugin() -> None:
     """A factory that raises, lacks a package or makes no backend is a `PluginError`; PyAgent's own errors pass."""
 
-    def raises(link: Link, _: Settings) -> None:
+    def raises(link: LinkSpec, _: Settings) -> None:
         raise KeyError(str(link))
 
-    def lacks(_: Link, __: Settings) -> None:
+    def lacks(_: LinkSpec, __: Settings) -> None:
         import not_there_at_all  # noqa: F401  # pyright: ignore[reportMissingImports]
 
-    def refuses(_: Link, __: Settings) -> None:
+    def refuses(_: LinkSpec, __: Settings) -> None:
         raise ConfigError("bad target", key="chain")
 
     host = PluginHost()
@@ -458,41 +458,41 @@ def test_backend_factory_failures_name_the_plugin() -> None:
     )
     host.register(plugin, "mine")
     factories = host.backends()
-    assert factories["echo"](Link("echo"), Settings()).name == "echo"
+    assert factories["echo"](LinkSpec("echo"), Settings()).name == "echo"
     for scheme, reason in {
         "raises": "plugin 'mine' failed to make the backend raises:x: KeyError",
         "lacks": "plugin 'mine' needs the package 'not-there-at-all'",
         "wrong": "made a int for wrong:x, which is not a Backend",
     }.items():
         with pytest.raises(PluginError) as caught:
-            factories[scheme](Link(scheme, "x"), Settings())
+            factories[scheme](LinkSpec(scheme, "x"), Settings())
         assert reason in str(caught.value)
     with pytest.raises(ConfigError, match="bad target"):
-        factories["refuses"](Link("refuses"), Settings())
+        factories["refuses"](LinkSpec("refuses"), Settings())
 
 
 def test_backend_factory_that_breaks_gives_way_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
     """Of two plugins that bring a scheme the second makes the link where the first breaks; a wrong link is told."""
 
-    def breaks(_: Link, __: Settings) -> None:
+    def breaks(_: LinkSpec, __: Settings) -> None:
         raise SystemExit(3)
 
-    def refuses(_: Link, __: Settings) -> None:
+    def refuses(_: LinkSpec, __: Settings) -> None:
         raise ConfigError("bad target", key="chain")
 
     host = PluginHost()
     host.register(backends_plugin(echo=breaks, strict=refuses), "first")
     host.register(backends_plugin(echo=lambda _, __: EchoBackend(), strict=lambda _, __: EchoBackend()), "second")
     with caplog.at_level("WARNING"):
-        assert host.backends()["echo"](Link("echo"), Settings()).name == "echo"
+        assert host.backends()["echo"](LinkSpec("echo"), Settings()).name == "echo"
     assert "plugin 'first' failed to make the backend echo: SystemExit" in caplog.text
     with pytest.raises(ConfigError, match="bad target"):
-        host.backends()["strict"](Link("strict"), Settings())
+        host.backends()["strict"](LinkSpec("strict"), Settings())
     host = PluginHost()
     host.register(backends_plugin(echo=breaks), "first")
     host.register(backends_plugin(echo=lambda _, __: 3), "second")
     with pytest.raises(PluginError, match="'first' failed"):
-        host.backends()["echo"](Link("echo"), Settings())
+        host.backends()["echo"](LinkSpec("echo"), Settings())
 
 
 @pytest.mark.parametrize("schemes", [{"a:b": print}, {"a": 3}, {"": print}])
@@ -569,7 +569,7 @@ API = (
     "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError Decline EmbedRequest "
     "EmbedResult EvictionPolicy EvictionPolicyFactory FailedAttempt FinishReason FleetTool FunctionCall "
     "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonSchemaFormat LineReader LineTooLongError "
-    "Link Message ModelError ModelInfo "
+    "LinkSpec Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
     "ReasoningEffort RequestError ResponseFormat Role SamplingParams Score Settings Task TextPart Timings TokenLogprob "
     "Tool ToolCall ToolProvider Unsupported UnsupportedError Usage collect error_body estimated_tokens estimated_usage "

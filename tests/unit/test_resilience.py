@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyagent.core.chain.member import Member
+from pyagent.core.chain.link import Link
 from pyagent.core.chain.ordering import Weights
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import BudgetError
@@ -156,15 +156,15 @@ def test_hedges_stay_within_their_part_of_requests(num_requests: int) -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=5), st.integers(1, 300))
 def test_weights_converge(weights: list[float], num_requests: int) -> None:
     """After any number of requests each neighbour is within one of its share for each of the others."""
-    members = [
-        Member(EchoBackend(name=f"e:{at}"), LinkSettings(use="e", weight=weight), BreakerPolicy(), SpendLimit())
+    links = [
+        Link(EchoBackend(name=f"e:{at}"), LinkSettings(use="e", weight=weight), BreakerPolicy(), SpendLimit())
         for at, weight in enumerate(weights)
     ]
-    turns, first = Weights(), [0] * len(members)
+    turns, first = Weights(), [0] * len(links)
     for _ in range(num_requests):
-        first[members.index(turns.order(members, "")[0])] += 1
+        first[links.index(turns.order(links, "")[0])] += 1
     for count, weight in zip(first, weights, strict=True):
-        assert abs(count - num_requests * weight / sum(weights)) <= len(members)
+        assert abs(count - num_requests * weight / sum(weights)) <= len(links)
 
 
 @settings(deadline=None)

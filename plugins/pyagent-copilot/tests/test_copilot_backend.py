@@ -22,7 +22,7 @@ from pyagent.plugin import (
     CapacityError,
     ChatRequest,
     DeadlineError,
-    Link,
+    LinkSpec,
     Message,
     PyAgentError,
     RequestError,
@@ -145,7 +145,7 @@ def is_running(pid: int) -> bool:
 
 def test_absent_program_is_one_sentence() -> None:
     """Without the program, health and error say how to get it."""
-    backend = make_backend(Link.parse("copilot:gpt-5.2"), Settings())
+    backend = make_backend(LinkSpec.parse("copilot:gpt-5.2"), Settings())
     assert backend.name == "copilot:gpt-5.2"
     absent = CopilotBackend(program="no-such-copilot")
     assert "npm install -g @github/copilot" in asyncio.run(absent.health()).detail

@@ -25,7 +25,7 @@ from pyagent.plugin import (
     ImagePart,
     ImageUrl,
     JsonSchemaFormat,
-    Link,
+    LinkSpec,
     Message,
     RequestError,
     ResponseFormat,
@@ -230,7 +230,7 @@ def test_models_and_health() -> None:
 def test_link_names_model_and_server() -> None:
     """`lmstudio:MODEL` means this machine, `lmstudio:URL#MODEL` another; a broken URL is refused."""
     with lmstudio_server() as server:
-        backend = make_backend(Link.parse(f"lmstudio:{server.url}#qwen3-4b"), Settings())
+        backend = make_backend(LinkSpec.parse(f"lmstudio:{server.url}#qwen3-4b"), Settings())
 
         async def main() -> str:
             answer = await collect(backend.chat(HELLO))
@@ -239,9 +239,9 @@ def test_link_names_model_and_server() -> None:
             return answer.text
 
         assert asyncio.run(main()) == "Hello from the fake."
-    assert make_backend(Link.parse("lmstudio:qwen3-4b"), Settings()).name == "lmstudio:qwen3-4b"
+    assert make_backend(LinkSpec.parse("lmstudio:qwen3-4b"), Settings()).name == "lmstudio:qwen3-4b"
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        make_backend(Link.parse("lmstudio:https://host"), Settings())
+        make_backend(LinkSpec.parse("lmstudio:https://host"), Settings())
 
 
 TOOL = Tool(FunctionDefinition("add", "adds", {"type": "object", "properties": {"a": {"type": "integer"}}}))
@@ -308,7 +308,7 @@ def test_link_options_decide_on_loading() -> None:
     """`ttl` and `context` go with the loading, `unload` undoes it at the end, `jit=no` leaves loading to the user."""
     with lmstudio_server(models=("a", "b"), loaded=["b"]) as server:
         for query, loaded in (("ttl=60&context=2048", ["b", "a"]), ("", ["b", "a"])):
-            backend = make_backend(Link.parse(f"lmstudio:{server.url}#a?{query}".rstrip("?")), Settings())
+            backend = make_backend(LinkSpec.parse(f"lmstudio:{server.url}#a?{query}".rstrip("?")), Settings())
 
             async def main(backend: Backend = backend) -> None:
                 await collect(backend.chat(HELLO))
@@ -320,10 +320,10 @@ def test_link_options_decide_on_loading() -> None:
         assert server.loads[0]["loadTtlMs"] == 60_000
         assert "2048" in str(server.loads[0]["loadConfigStack"])
         server.loaded[:] = ["b"]
-        backend = make_backend(Link.parse(f"lmstudio:{server.url}#a?unload=yes"), Settings())
+        backend = make_backend(LinkSpec.parse(f"lmstudio:{server.url}#a?unload=yes"), Settings())
         asyncio.run(main(backend))
         assert server.loaded == ["b"]
-        backend = make_backend(Link.parse(f"lmstudio:{server.url}#a?jit=no"), Settings())
+        backend = make_backend(LinkSpec.parse(f"lmstudio:{server.url}#a?jit=no"), Settings())
         with pytest.raises(BackendError, match="lms load a"):
             asyncio.run(main(backend))
         asyncio.run(backend.close())
@@ -332,7 +332,7 @@ def test_link_options_decide_on_loading() -> None:
 def test_models_used_longest_ago_go_first() -> None:
     """With `keep=2` a third model unloads the one asked longest ago, never one that answers, nor the user's own."""
     with lmstudio_server(models=("a", "b", "c", "mine"), loaded=["mine"]) as server:
-        backend = make_backend(Link.parse(f"lmstudio:{server.url}?keep=2"), Settings())
+        backend = make_backend(LinkSpec.parse(f"lmstudio:{server.url}?keep=2"), Settings())
 
         async def ask_for(model: str) -> None:
             await collect(backend.chat(msgspec.structs.replace(HELLO, model=model)))
@@ -357,7 +357,7 @@ def test_models_used_longest_ago_go_first() -> None:
 def test_wrong_link_options_are_refused(query: str) -> None:
     """Each wrong option is named with what is expected."""
     with pytest.raises(ConfigError, match="lmstudio: "):
-        make_backend(Link.parse(f"lmstudio:m?{query}"), Settings())
+        make_backend(LinkSpec.parse(f"lmstudio:m?{query}"), Settings())
 
 
 def test_slow_loading_is_waited_for_while_it_moves() -> None:

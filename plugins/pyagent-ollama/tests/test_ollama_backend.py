@@ -32,7 +32,7 @@ from pyagent.plugin import (
     ImagePart,
     ImageUrl,
     JsonSchemaFormat,
-    Link,
+    LinkSpec,
     Message,
     PyAgentError,
     ReasoningEffort,
@@ -267,7 +267,7 @@ def test_models_and_health() -> None:
 def test_link_names_model_and_server() -> None:
     """`ollama:MODEL` means the local server, `ollama:URL#MODEL` another; a broken URL is refused."""
     with ollama_server() as server:
-        backend = make_backend(Link.parse(f"ollama:{server.url}#llama3.2"), Settings())
+        backend = make_backend(LinkSpec.parse(f"ollama:{server.url}#llama3.2"), Settings())
         assert backend.name == f"ollama:{server.url}#llama3.2"
 
         async def main() -> str:
@@ -277,9 +277,9 @@ def test_link_names_model_and_server() -> None:
             return answer.text
 
         assert asyncio.run(main()) == "Hello from the fake."
-    assert make_backend(Link.parse("ollama:llama3.2:3b"), Settings()).name == "ollama:llama3.2:3b"
+    assert make_backend(LinkSpec.parse("ollama:llama3.2:3b"), Settings()).name == "ollama:llama3.2:3b"
     with pytest.raises(ConfigError, match="ollama:URL#MODEL"):
-        make_backend(Link.parse("ollama:http://:99999"), Settings())
+        make_backend(LinkSpec.parse("ollama:http://:99999"), Settings())
 
 
 def embed(server: OllamaServer, texts: list[str], model: str = "llama3.2") -> EmbedResult:
@@ -353,7 +353,7 @@ def test_link_options_reach_ollama() -> None:
     """What a link says after its `?` is sent with each request; an unknown option is refused with those there are."""
     with ollama_server(answer="ok", thinking="hm") as server:
         backend = make_backend(
-            Link.parse(f"ollama:{server.url}#llama3.2?keep_alive=10m&num_ctx=2048&think=low"), Settings()
+            LinkSpec.parse(f"ollama:{server.url}#llama3.2?keep_alive=10m&num_ctx=2048&think=low"), Settings()
         )
 
         async def main() -> None:
@@ -393,7 +393,7 @@ def test_effort_reaches_models_that_think(effort: ReasoningEffort, think: bool |
 def test_wrong_link_options_are_refused(query: str) -> None:
     """Each wrong option is named with what is expected."""
     with pytest.raises(ConfigError, match="ollama: "):
-        make_backend(Link.parse(f"ollama:m?{query}"), Settings())
+        make_backend(LinkSpec.parse(f"ollama:m?{query}"), Settings())
 
 
 def test_thinking_is_off_under_a_form() -> None:
@@ -453,7 +453,7 @@ def test_key_is_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch, caplog: 
     """OLLAMA_HOST and OLLAMA_API_KEY are honoured; without the key the error says what to set."""
 
     async def look() -> Health:
-        backend = make_backend(Link.parse("ollama"), Settings())
+        backend = make_backend(LinkSpec.parse("ollama"), Settings())
         try:
             return await backend.health()
         finally:

@@ -148,11 +148,11 @@ class Conversation:
 
     def _use_model(self, name: str) -> None:
         from pyagent.assembly import make_host
-        from pyagent.core.backends import Link
+        from pyagent.core.backends import LinkSpec
 
         if name:
             schemes = make_host(self.settings).backends()
-            entry = name if Link.parse(name).scheme in schemes else f"native:{name}"
+            entry = name if LinkSpec.parse(name).scheme in schemes else f"native:{name}"
             self.connect([entry], is_checked=True)
         sys.stdout.write(f"talking to {', '.join(self.entries)}\n")
 

@@ -75,10 +75,10 @@ def fetch_first_model(settings: Settings) -> None:
 
     For commands with a display of their own, before it begins. Links further down fetch theirs when they are reached.
     """
-    from pyagent.core.backends import Link
+    from pyagent.core.backends import LinkSpec
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
-    link = Link.parse(_first_entry(settings)) if settings.chain else None
+    link = LinkSpec.parse(_first_entry(settings)) if settings.chain else None
     if link is None or link.scheme != "native":
         return
     name = link.target or next(iter(settings.engine.models), "")

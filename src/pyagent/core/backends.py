@@ -81,7 +81,7 @@ async def abilities_of(backend: Backend, model: ModelInfo) -> Abilities:
     return found if model.reads_images is not False else found - {"images"}
 
 
-class Link(msgspec.Struct, frozen=True):
+class LinkSpec(msgspec.Struct, frozen=True):
     """One entry of a chain as a user writes it: `scheme[:target]`.
 
     `native:smollm2:135m`, `openai:http://gpu-box:8000/v1`, `openai:http://host/v1#model`, `ollama:llama3.2`. `headers`
@@ -94,7 +94,7 @@ class Link(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
     @classmethod
-    def parse(cls, text: str) -> Link:
+    def parse(cls, text: str) -> LinkSpec:
         """Split a chain entry; raises `ConfigError` for an empty one."""
         scheme, _, target = text.strip().partition(":")
         if not scheme:
@@ -119,7 +119,7 @@ class Link(msgspec.Struct, frozen=True):
         return f"{self.scheme}:{self.target}" if self.target else self.scheme
 
 
-BackendFactory = Callable[[Link, "Settings"], Backend]
+BackendFactory = Callable[[LinkSpec, "Settings"], Backend]
 """Makes a backend of one scheme. Cheap: models load and sockets open on first use."""
 
 

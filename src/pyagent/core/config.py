@@ -25,7 +25,7 @@ from pyagent.core.secrets import strike_out, strike_text
 from pyagent.core.settings import ENV_PREFIX, Section, Setting, Settings, sections_in, settings_in
 
 if TYPE_CHECKING:
-    from pyagent.core.backends import Link
+    from pyagent.core.backends import LinkSpec
 
 __all__ = [
     "Loaded",
@@ -117,7 +117,7 @@ def read_secret(reference: str) -> str | None:
         raise ConfigError(f"the file of the key, {name}, cannot be read: {error}", key="backends.api_keys") from error
 
 
-def read_headers(link: Link) -> dict[str, str]:
+def read_headers(link: LinkSpec) -> dict[str, str]:
     """A link's headers with their values, read where they say; raises `ConfigError` without telling any."""
     headers: dict[str, str] = {}
     for name, given in link.headers.items():

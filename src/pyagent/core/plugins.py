@@ -41,7 +41,7 @@ from pyagent.core.plugin_checks import (
 )
 
 if TYPE_CHECKING:
-    from pyagent.core.backends import Backend, BackendFactory, Link
+    from pyagent.core.backends import Backend, BackendFactory, LinkSpec
     from pyagent.core.config import Settings
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
@@ -376,7 +376,7 @@ class PluginHost:
         """The factory with its failures turned into `PluginError`s that name the plugin."""
         hook = f"{PREFIX}backends"
 
-        def make(link: Link, settings: Settings) -> Backend:
+        def make(link: LinkSpec, settings: Settings) -> Backend:
             from pyagent.core.backends import Backend
 
             try:
@@ -424,7 +424,7 @@ def _first_of(factories: list[BackendFactory]) -> BackendFactory:
     if len(factories) == 1:
         return factories[0]
 
-    def make(link: Link, settings: Settings) -> Backend:
+    def make(link: LinkSpec, settings: Settings) -> Backend:
         broken: list[PluginError] = []
         for factory in factories:
             try:

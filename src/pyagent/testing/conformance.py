@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from pyagent.core.abilities import ABILITIES, SOFT, Abilities
-from pyagent.core.backends import Answer, Backend, Link, collect
+from pyagent.core.backends import Answer, Backend, LinkSpec, collect
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import BackendError, DeadlineError, InvalidOutputError, ModelError, PyAgentError, RequestError
 from pyagent.core.messages import (
@@ -106,7 +106,7 @@ class BackendConformance:
     def test_backend_is_named_after_its_scheme(self) -> None:
         """Rules for private requests name schemes, so a backend's name begins with its own."""
         with self.subject() as subject:
-            assert Link.parse(subject.make().name).scheme == subject.scheme
+            assert LinkSpec.parse(subject.make().name).scheme == subject.scheme
 
     def test_several_requests_at_once(self) -> None:
         """Answers under way at the same time do not mix, and each is whole."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyagent.plugin import Backend, BackendFactory, Link, hookimpl
+from pyagent.plugin import Backend, BackendFactory, LinkSpec, hookimpl
 
 if TYPE_CHECKING:
     from pyagent.plugin import Settings
 
 
-def make_backend(link: Link, settings: Settings) -> Backend:
+def make_backend(link: LinkSpec, settings: Settings) -> Backend:
     """The backend of a chain entry `lmstudio`, `lmstudio:MODEL` or `lmstudio:URL#MODEL`, options after a `?`."""
     from pyagent_lmstudio.backend import LMStudioBackend
     from pyagent_lmstudio.options import read_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyagent.plugin import ConfigError, Link
+from pyagent.plugin import ConfigError, LinkSpec
 
 _KNOWN = ("ttl", "context", "keep", "jit", "unload")
 _TRUTHS = {"yes": True, "no": False}
@@ -25,7 +25,7 @@ class LinkOptions:
     unloads: bool = False
 
 
-def read_options(link: Link) -> LinkOptions:
+def read_options(link: LinkSpec) -> LinkOptions:
     """`ttl=600&context=8192&keep=2&jit=no&unload=yes`. Raises `ConfigError` naming what it does not know."""
     given = link.options(_KNOWN)
     return LinkOptions(

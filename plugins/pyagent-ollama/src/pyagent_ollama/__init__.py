@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pyagent.plugin import Backend, BackendFactory, Link, hookimpl
+from pyagent.plugin import Backend, BackendFactory, LinkSpec, hookimpl
 
 if TYPE_CHECKING:
     from pyagent.plugin import Settings
 
 
-def make_backend(link: Link, settings: Settings) -> Backend:
+def make_backend(link: LinkSpec, settings: Settings) -> Backend:
     """The backend of a chain entry `ollama`, `ollama:MODEL` or `ollama:URL#MODEL`, options after a `?`.
 
     Without a URL the server is that of `OLLAMA_HOST`, as for Ollama's own tools; `OLLAMA_API_KEY` goes to it.

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from pyagent.plugin import ConfigError, Link
+from pyagent.plugin import ConfigError, LinkSpec
 
 _DURATION = re.compile(r"-?\d+(\.\d+)?(ns|us|ms|s|m|h)")
 _LEVELS = {"yes": True, "no": False, "low": "low", "medium": "medium", "high": "high", "max": "max"}
@@ -27,7 +27,7 @@ class LinkOptions:
     pulls: bool = False
 
 
-def read_options(link: Link) -> LinkOptions:
+def read_options(link: LinkSpec) -> LinkOptions:
     """`keep_alive=10m&num_ctx=8192&think=low&pull=yes`. Raises `ConfigError` naming what it does not know."""
     given = link.options(_KNOWN)
     keep_alive, num_ctx = given.get("keep_alive"), given.get("num_ctx", "")

@@ -22,7 +22,7 @@ from pyagent.core.chain.failures import (
     public_reason,
     reason_of,
 )
-from pyagent.core.chain.member import Admission, Member
+from pyagent.core.chain.link import Admission, Link
 from pyagent.core.errors import (
     BackendError,
     CapacityError,
@@ -57,7 +57,7 @@ class Attempt:
     `num_after` links could take over when it breaks off.
     """
 
-    member: Member
+    link: Link
     admission: Admission
     budget: RetryBudget
     deadline: Deadline
@@ -76,35 +76,35 @@ class Attempt:
     @property
     def name(self) -> str:
         """The link's name."""
-        return self.member.name
+        return self.link.name
 
     async def begin(self, request: ChatRequest, *, is_raced: bool = False, may_be_empty: bool = False) -> None:
         """Read up to the first delta that says something; raises what the link raised.
 
         An answer without a word is a failure, unless it `may_be_empty`, as the rest of one that was broken off may.
         """
-        member, started = self.member, self.member.clock()
+        link, started = self.link, self.link.clock()
         if request.timeout_seconds is not None:  # once begun, the answer may use all the time the caller has
             request = msgspec.structs.replace(request, timeout_seconds=self.deadline.remaining_seconds)
         self._request = request
         try:
-            stream = member.backend.chat(request)
+            stream = link.backend.chat(request)
             self._stream = Pump(stream) if is_raced else stream
-            what = f"the first token of {member.name}"
-            self.head = await self.within(self.share, _until_token(self._stream, member.name), what)
+            what = f"the first token of {link.name}"
+            self.head = await self.within(self.share, _until_token(self._stream, link.name), what)
             if not may_be_empty and _is_empty(self.head, request):
                 raise EmptyAnswerError(self.name, self.head)  # noqa: TRY301 - judged as other failures are
         except Exception as error:
             self.judge(error)
             raise
         self._num_deltas = len(self.head)
-        seconds = member.clock() - started
-        member.times.add(seconds)
-        member.concurrency.answered(self.admission.slot, seconds)
+        seconds = link.clock() - started
+        link.times.add(seconds)
+        link.concurrency.answered(self.admission.slot, seconds)
 
     async def within(self, share: Deadline, work: Awaitable[T], what: str) -> T:
         """Await `work` for as long as the share and the link's own timeout allow; the link's own is its failure."""
-        own = self.member.settings.timeout_seconds
+        own = self.link.settings.timeout_seconds
         given = share.remaining_seconds
         try:
             return await (share if own is None else share.sooner(own)).bound(work, what)
@@ -127,9 +127,9 @@ class Attempt:
         """
         name, stream, head = self.name, cast("AsyncIterator[ChatDelta]", self._stream), self.head
         if self.admission.permit.is_probe:  # its first token lets the others back in; the rest is a call like any
-            self.member.breaker.succeed(self.admission.permit)
-            self.member.breaker.release(self.admission.permit)
-            permit = self.member.breaker.acquire() or self.admission.permit
+            self.link.breaker.succeed(self.admission.permit)
+            self.link.breaker.release(self.admission.permit)
+            permit = self.link.breaker.acquire() or self.admission.permit
             self.admission = Admission(permit, self.admission.slot, self.admission.reserved_usd)
         first = head[0]
         yield msgspec.structs.replace(
@@ -138,7 +138,7 @@ class Attempt:
         for delta in head[1:]:
             yield delta if delta.backend else msgspec.structs.replace(delta, backend=name)
         self._usage = head[-1].usage
-        is_bounded = self.member.settings.timeout_seconds is not None or self.deadline.is_set
+        is_bounded = self.link.settings.timeout_seconds is not None or self.deadline.is_set
         what = f"the next token of {name}"
         try:
             while True:
@@ -177,15 +177,15 @@ class Attempt:
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """The link's vectors; raises what the link raised."""
-        started = self.member.clock()
+        started = self.link.clock()
         try:
-            work = self.member.embed(request)
+            work = self.link.embed(request)
             result = await self.within(self.share, work, f"the vectors of {self.name}")
         except Exception as error:
             self.judge(error)
             raise
         self._usage = result.usage
-        self.member.concurrency.answered(self.admission.slot, self.member.clock() - started)
+        self.link.concurrency.answered(self.admission.slot, self.link.clock() - started)
         self.judge(None)
         return result
 
@@ -194,27 +194,27 @@ class Attempt:
         if self._is_judged:
             return
         self._is_judged = True
-        member, permit = self.member, self.admission.permit
+        link, permit = self.link, self.admission.permit
         is_alive = error is None or isinstance(error, _SIGNS_OF_LIFE)
         if is_alive:
-            member.breaker.succeed(permit)
+            link.breaker.succeed(permit)
         else:
-            member.breaker.fail(permit, public_reason(cast("Exception", error)))
+            link.breaker.fail(permit, public_reason(cast("Exception", error)))
         if error is None:
             self.budget.succeed()
-            member.stats.num_answers += 1
+            link.stats.num_answers += 1
         elif isinstance(error, CapacityError):
-            member.cool_down(error.retry_after_seconds)
-            member.concurrency.overloaded(self.admission.slot)
+            link.cool_down(error.retry_after_seconds)
+            link.concurrency.overloaded(self.admission.slot)
         elif isinstance(error, (DeadlineError, LateError)):
-            member.concurrency.overloaded(self.admission.slot)
+            link.concurrency.overloaded(self.admission.slot)
 
     async def aclose(self) -> None:
         """Without a verdict by now there is none: the caller left, or was in a hurry. Safe to call twice."""
         if self._is_left:
             return
         self._is_left = True
-        self.spent_usd = self.member.leave(self.admission, self._used())
+        self.spent_usd = self.link.leave(self.admission, self._used())
         if isinstance(self._stream, AsyncGenerator | Pump):
             await cast("AsyncGenerator[ChatDelta, None]", self._stream).aclose()
 

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from pyagent.core.backends import Backend, Hintable, Link
+from pyagent.core.backends import Backend, Hintable, LinkSpec
 from pyagent.core.chain import hedging
 from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.forms import fault_of_answer, has_form
+from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
-from pyagent.core.chain.member import Member
 from pyagent.core.chain.ordering import Weights, why_not
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
@@ -102,14 +102,14 @@ class Chain:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     draw: Callable[[float, float], float] = random.uniform
     name: str = "chain"
-    _members: list[Member] = field(init=False)
+    _links: list[Link] = field(init=False)
     _weights: Weights = field(init=False, default_factory=Weights)
     _lists: ModelLists = field(init=False, default_factory=ModelLists)
 
     def __post_init__(self) -> None:
         settings = self.settings or [LinkSettings(use=backend.name) for backend in self.links]
-        self._members = [
-            Member(backend, own, self.breaker_policy, self.spend_limit, self.clock)
+        self._links = [
+            Link(backend, own, self.breaker_policy, self.spend_limit, self.clock)
             for backend, own in zip(self.links, settings, strict=True)
         ]
 
@@ -121,7 +121,7 @@ class Chain:
 
     async def _ask_once(self, request: ChatRequest, response_cache: ResponseCache) -> AsyncGenerator[ChatDelta, None]:
         request = self._bounded(request)
-        links = [member.name for member in self._choose(request)[1]]
+        links = [link.name for link in self._choose(request)[1]]
         async with aclosing(response_cache.chat(request, links, self._ask)) as stream:
             async for delta in stream:
                 yield delta
@@ -190,20 +190,20 @@ class Chain:
 
     def hint(self, hint: Hint) -> None:
         """Pass a hint on to the links that take some: whoever has computed the prompt knows what to do with it."""
-        for member in self._members:
-            if isinstance(member.backend, Hintable):
-                member.backend.hint(hint)
+        for link in self._links:
+            if isinstance(link.backend, Hintable):
+                link.backend.hint(hint)
 
     async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Ask the links that compute prompts themselves; about a request, the first of them that may see it."""
         if isinstance(question, ExplainPrompt | PinPrompt):
-            request, members = self._choose(question.request)
+            request, links = self._choose(question.request)
             asked = msgspec.structs.replace(question, request=request)
-            for member in members:
-                if isinstance(member.backend, PromptCache):
-                    return await member.backend.query_cache(asked)
+            for link in links:
+                if isinstance(link.backend, PromptCache):
+                    return await link.backend.query_cache(asked)
             raise RequestError("no link of the chain keeps prompts itself; `native` does", param="model")
-        caches = [member.backend for member in self._members if isinstance(member.backend, PromptCache)]
+        caches = [link.backend for link in self._links if isinstance(link.backend, PromptCache)]
         answers = [await cache.query_cache(question) for cache in caches]
         models = {model.model: model for answer in answers for model in answer.models}
         return CacheQueryResult(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
@@ -211,11 +211,11 @@ class Chain:
     def _failover(self, request: ChatRequest) -> Failover:
         request = self._bounded(request)
         deadline = Deadline.after(request.timeout_seconds, self.clock)
-        request, members = self._choose(request)
+        request, links = self._choose(request)
         if request.model:
-            members = sorted(members, key=lambda member: _RANKS[self._lists.has(member, request.model)])
-        members = self._weights.order(members, request.session or request.origin.run)
-        return Failover(request, members, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
+            links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
+        links = self._weights.order(links, request.session or request.origin.run)
+        return Failover(request, links, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
 
     def _bounded(self, request: ChatRequest) -> ChatRequest:
         seconds = request.timeout_seconds
@@ -223,13 +223,13 @@ class Chain:
             return request
         return msgspec.structs.replace(request, timeout_seconds=self.deadline_seconds)
 
-    def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[Member]]:
+    def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
         """The links that may see the request; a request whose model is a link's name goes to that link alone."""
-        if not self._members:
+        if not self._links:
             raise BackendError("the chain is empty: set `chain` in pyagent.toml", backend=self.name, retryable=False)
-        request, members = self._named(request)
-        reasons = {member.name: why_not(member, request, self.private) for member in members}
-        eligible = [member for member in members if not reasons[member.name]]
+        request, links = self._named(request)
+        reasons = {link.name: why_not(link, request, self.private) for link in links}
+        eligible = [link for link in links if not reasons[link.name]]
         if eligible:
             return request, eligible
         if request.n > 1 or request.best_of is not None or request.beam is not None:
@@ -244,38 +244,38 @@ class Chain:
         param = "messages" if request.assistant_prefix else "model"
         raise RequestError(f"no link of the chain takes this request: {said}", param=param)
 
-    def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Member]]:
-        named = [member for member in self._members if member.name == request.model] if request.model else []
-        return (msgspec.structs.replace(request, model=""), named) if named else (request, self._members)
+    def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
+        named = [link for link in self._links if link.name == request.model] if request.model else []
+        return (msgspec.structs.replace(request, model=""), named) if named else (request, self._links)
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def models(self) -> list[ModelInfo]:
         """The models of every link that says so in time, in the chain's order, each once a link."""
         return [
-            msgspec.structs.replace(model, backend=model.backend or member.name)
-            for member, models in await self._lists.models(self._present())
+            msgspec.structs.replace(model, backend=model.backend or link.name)
+            for link, models in await self._lists.models(self._present())
             for model in models
         ]
 
     async def has_model(self, model: str) -> bool:
         """Whether a link has a model, by its name or the link's; no link that is slow to say holds this up."""
-        members = self._present()
-        return any(model == member.name for member in members) or await self._lists.find(members, model)
+        links = self._present()
+        return any(model == link.name for link in links) or await self._lists.find(links, model)
 
     def link_of(self, model: ModelInfo) -> Backend | None:
         """The link that offers a model: the one it names, or else one of the same kind."""
-        exact = (member for member in self._members if member.name == model.backend)
-        alike = (member for member in self._members if member.scheme == Link.parse(model.backend or "-").scheme)
-        member = next(exact, None) or next(alike, None)
-        return member.backend if member else None
+        exact = (link for link in self._links if link.name == model.backend)
+        alike = (link for link in self._links if link.scheme == LinkSpec.parse(model.backend or "-").scheme)
+        link = next(exact, None) or next(alike, None)
+        return link.backend if link else None
 
     async def health(self) -> Health:
         """Ready when one link is."""
-        members = self._present()
-        states = await asyncio.gather(*(health_of(member.backend) for member in members))
-        rows = zip(members, states, strict=True)
-        detail = "; ".join(f"{member.name}: {state.detail or _READY[state.is_ready]}" for member, state in rows)
+        links = self._present()
+        states = await asyncio.gather(*(health_of(link.backend) for link in links))
+        rows = zip(links, states, strict=True)
+        detail = "; ".join(f"{link.name}: {state.detail or _READY[state.is_ready]}" for link, state in rows)
         models = [model for state in states if state.is_ready for model in state.models]
         return Health(is_ready=any(state.is_ready for state in states), detail=detail or "no links", models=models)
 
@@ -289,7 +289,7 @@ class Chain:
         left = self._present()
         try:
             while (left or asked) and not deadline.is_past:
-                asked |= {asyncio.create_task(self._health(member)) for member in left[:1]}
+                asked |= {asyncio.create_task(self._health(link)) for link in left[:1]}
                 left = left[1:]
                 patience = min(_READY_STEP_SECONDS, deadline.remaining_seconds) if left else deadline.remaining_seconds
                 done, asked = await asyncio.wait(asked, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -305,39 +305,38 @@ class Chain:
         """What would be tried for `request`, in order, and why the rest would not. Sends no request."""
         asked, named = self._named(request)
         reasons = [
-            why_not(member, asked, self.private) if member in named else "another link is named"
-            for member in self._members
+            why_not(link, asked, self.private) if link in named else "another link is named" for link in self._links
         ]
-        states = await asyncio.gather(*map(self._health, self._members))
-        rows = zip(self._members, states, reasons, strict=True)
-        return [view_of(member, state, reason) for member, state, reason in rows]
+        states = await asyncio.gather(*map(self._health, self._links))
+        rows = zip(self._links, states, reasons, strict=True)
+        return [view_of(link, state, reason) for link, state, reason in rows]
 
     @property
     def names(self) -> list[str]:
         """The links that are there now, as they are written."""
-        return [member.settings.use for member in self._members if not member.absence()]
+        return [link.settings.use for link in self._links if not link.absence()]
 
     def link_states(self) -> list[LinkState]:
         """How each link stands, and what it did so far."""
-        return [member.state() for member in self._members]
+        return [link.state() for link in self._links]
 
-    def _present(self) -> list[Member]:
-        return [member for member in self._members if not member.absence()]
+    def _present(self) -> list[Link]:
+        return [link for link in self._links if not link.absence()]
 
-    async def _health(self, member: Member) -> Health:
-        return Health(is_ready=False) if member.absence() else await health_of(member.backend)
+    async def _health(self, link: Link) -> Health:
+        return Health(is_ready=False) if link.absence() else await health_of(link.backend)
 
     async def load(self) -> None:
         """Let the first link get ready before it is asked, where it can; what fails now is told when it is asked."""
-        for member in self._present()[:1]:
-            if isinstance(member.backend, Loadable):
+        for link in self._present()[:1]:
+            if isinstance(link.backend, Loadable):
                 with contextlib.suppress(PyAgentError):
-                    await member.backend.load()
+                    await link.backend.load()
 
     async def close(self) -> None:
         """Close every link, also when one of them fails to."""
         await self._lists.close()
-        results = await asyncio.gather(*(member.backend.close() for member in self._members), return_exceptions=True)
+        results = await asyncio.gather(*(link.backend.close() for link in self._links), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -16,7 +16,7 @@ import msgspec
 
 from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.failures import reason_of
-from pyagent.core.chain.member import Member
+from pyagent.core.chain.link import Link
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt, Message, Resumption, Usage
 
@@ -67,9 +67,9 @@ class DeliveredAnswer:
             return "several answers do not go on elsewhere"
         return "it does not go on elsewhere, as a tool call was told already" if self.has_calls else ""
 
-    def is_taken_by(self, member: Member) -> bool:
+    def is_taken_by(self, link: Link) -> bool:
         """Whether a link can go on with the answer: one with a form, or likelihoods, only exactly."""
-        if not self.text or not self.request.messages or member.continues:
+        if not self.text or not self.request.messages or link.continues:
             return True
         wanted = self.request.response_format
         has_form = wanted is not None and wanted.type != "text"
@@ -81,12 +81,12 @@ class DeliveredAnswer:
         most = self.request.sampling.max_tokens
         return bool(self.text) and most is not None and self.num_pieces >= most
 
-    def request_for(self, member: Member) -> ChatRequest:
+    def request_for(self, link: Link) -> ChatRequest:
         """What a link is asked: the request, or the rest of its answer."""
         request = self.request
         if not self.text:
-            return request if member.takes_prefix else _with_message(request)
-        if request.messages and member.counts_prefix:
+            return request if link.takes_prefix else _with_message(request)
+        if request.messages and link.counts_prefix:
             return msgspec.structs.replace(request, answer_prefix=request.answer_prefix + self.text)
         most = request.sampling.max_tokens
         if most is not None:
@@ -94,27 +94,27 @@ class DeliveredAnswer:
         sampling = msgspec.structs.replace(request.sampling, max_tokens=most)
         if not request.messages and not request.prompt_token_ids:
             return msgspec.structs.replace(request, prompt=(request.prompt or "") + self.text, sampling=sampling)
-        if member.continues:
+        if link.continues:
             prefix = request.answer_prefix + self.text
             begun = msgspec.structs.replace(request, answer_prefix=prefix, sampling=sampling)
-            return begun if member.takes_prefix else _with_message(begun)
+            return begun if link.takes_prefix else _with_message(begun)
         ask = Message("user", _ASK.format(anchor=anchor_of(self.text)))
         messages = [*request.messages, Message("assistant", self.text), ask]
         return msgspec.structs.replace(request, messages=messages, sampling=sampling)
 
     async def deltas(self, attempt: Attempt, attempts: list[FailedAttempt]) -> AsyncGenerator[ChatDelta, None]:
         """An attempt's deltas as the caller gets them, remembered."""
-        needs_seam = bool(self.text) and bool(self.request.messages) and not attempt.member.continues
+        needs_seam = bool(self.text) and bool(self.request.messages) and not attempt.link.continues
         seam = Seam(self.text) if needs_seam else None
         num_before, resumed, self.resumed = self.num_pieces if self.text else 0, self.resumed, None
         if resumed is not None:
-            stats = attempt.member.stats
+            stats = attempt.link.stats
             stats.num_continued += resumed.kind == "continue"
             stats.num_restarted += resumed.kind == "restart"
         async with aclosing(attempt.rest(attempts, resumed, can_go_on=not self._obstacle())) as stream:
             async for delta in stream:
                 told = delta if seam is None else _joined(delta, seam)
-                if num_before and told.usage and not attempt.member.counts_prefix:
+                if num_before and told.usage and not attempt.link.counts_prefix:
                     told = msgspec.structs.replace(told, usage=_with_told(told.usage, num_before))
                 self._note(told)
                 yield told

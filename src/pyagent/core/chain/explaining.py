@@ -6,7 +6,7 @@ import msgspec
 
 from pyagent.core.backends import Backend
 from pyagent.core.chain.failures import reason_of
-from pyagent.core.chain.member import Member
+from pyagent.core.chain.link import Link
 from pyagent.core.errors import DeadlineError
 from pyagent.core.messages import Health
 from pyagent.core.resilience.breaker import State
@@ -40,32 +40,32 @@ async def health_of(backend: Backend) -> Health:
         return Health(is_ready=False, detail=reason_of(error))
 
 
-def view_of(member: Member, health: Health, why_not: str) -> LinkView:
+def view_of(link: Link, health: Health, why_not: str) -> LinkView:
     """A row of the explanation; `why_not` says why the request may not go there."""
-    state = member.breaker.state
-    reason = why_not or _reason(member, health, state)
+    state = link.breaker.state
+    reason = why_not or _reason(link, health, state)
     return LinkView(
-        backend=member.name,
+        backend=link.name,
         is_eligible=not why_not and state != "open",
         reason=reason,
         breaker=state,
         is_ready=health.is_ready,
         detail=health.detail,
-        limits=limits_of(member),
+        limits=limits_of(link),
     )
 
 
-def _reason(member: Member, health: Health, state: State) -> str:
+def _reason(link: Link, health: Health, state: State) -> str:
     if state == "open":
-        return reason_of(member.open_error())
+        return reason_of(link.open_error())
     if not health.is_ready:
         return "would be tried, and would likely fail"
     return "would be tried" if state == "closed" else "would be probed by one request"
 
 
-def limits_of(member: Member) -> str:
+def limits_of(link: Link) -> str:
     """What bounds a link, in words; empty when nothing does."""
-    settings = member.settings
+    settings = link.settings
     said = [f"weight {settings.weight:g}" if settings.weight is not None else ""]
     said.append(f"at most {settings.timeout_seconds:g} s of silence" if settings.timeout_seconds is not None else "")
     said += [
@@ -74,7 +74,7 @@ def limits_of(member: Member) -> str:
     ]
     if settings.concurrency is not None:
         found = " now" if settings.concurrency == "auto" else ""
-        said.append(f"{member.concurrency.limit} at once{found}")
+        said.append(f"{link.concurrency.limit} at once{found}")
     if settings.price is not None:
         said.append(f"${settings.price.input:g} in, ${settings.price.output:g} out for a million tokens")
     if settings.hedge_percentile is not None:

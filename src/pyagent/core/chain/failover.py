@@ -12,7 +12,7 @@ from typing import cast
 
 from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.failures import EmptyAnswerError, Failure, FilteredError, kind_of, reason_of
-from pyagent.core.chain.member import Admission, Member, Refusal
+from pyagent.core.chain.link import Admission, Link, Refusal
 from pyagent.core.errors import (
     BackendError,
     BudgetError,
@@ -33,14 +33,14 @@ _OF_ONE_LINK = frozenset({"model_not_found", "loop_detected"})
 
 @dataclass(slots=True)
 class Failover:
-    """`members` in the order to ask them; `attempts` of all rounds that the caller was not told of, `errors` of this.
+    """`links` in the order to ask them; `attempts` of all rounds that the caller was not told of, `errors` of this.
 
     `leftover` is what there is of an answer that a content filter kept back, or that is empty. `accepts` says which
     links can go on with the answer now.
     """
 
     request: ChatRequest
-    members: Sequence[Member]
+    links: Sequence[Link]
     deadline: Deadline
     policy: RetryPolicy
     budget: RetryBudget
@@ -50,8 +50,8 @@ class Failover:
     errors: list[Exception] = field(default_factory=list[Exception])
     spent_usd: float = 0.0
     leftover: list[ChatDelta] = field(default_factory=list[ChatDelta])
-    accepts: Callable[[Member], bool] = lambda _: True
-    _open: list[Member] = field(default_factory=list[Member])
+    accepts: Callable[[Link], bool] = lambda _: True
+    _open: list[Link] = field(default_factory=list[Link])
     _all: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
     _index: int = 0
     _round: int = 0
@@ -73,41 +73,41 @@ class Failover:
 
     def start_now(self, *, is_hedge: bool = False) -> Attempt | None:
         """The next attempt of this round, if a link is left that can be asked now."""
-        while self._index < len(self.members):
-            member = self.members[self._index]
-            num_left = len(self.members) - self._index
+        while self._index < len(self.links):
+            link = self.links[self._index]
+            num_left = len(self.links) - self._index
             self._index += 1
-            if member.settings.context is not None and member.settings.context < self._num_tokens:
-                text = f"{self._num_tokens} tokens or more, its context has {member.settings.context}"
-                self._add(member, "context", ContextOverflowError(text, num_tokens=self._num_tokens, limit=0))
+            if link.settings.context is not None and link.settings.context < self._num_tokens:
+                text = f"{self._num_tokens} tokens or more, its context has {link.settings.context}"
+                self._add(link, "context", ContextOverflowError(text, num_tokens=self._num_tokens, limit=0))
                 continue
-            if not self.accepts(member):
-                text = f"{member.name} cannot go on exactly where the answer stopped"
-                self._add(member, "broken_off", BackendError(text, backend=member.name, retryable=False))
+            if not self.accepts(link):
+                text = f"{link.name} cannot go on exactly where the answer stopped"
+                self._add(link, "broken_off", BackendError(text, backend=link.name, retryable=False))
                 continue
-            admitted = member.admit(self.request, self.spent_usd)
+            admitted = link.admit(self.request, self.spent_usd)
             if not isinstance(admitted, Refusal):
-                return self._attempt(member, admitted, num_left, is_hedge=is_hedge)
+                return self._attempt(link, admitted, num_left, is_hedge=is_hedge)
             if admitted.kind == "open":
-                self._open.append(member)
-                self._note(member, admitted)
+                self._open.append(link)
+                self._note(link, admitted)
             elif not is_hedge:
-                self._add(member, admitted.kind, admitted.error)
+                self._add(link, admitted.kind, admitted.error)
         return None if is_hedge else self._last_resort()
 
     def _last_resort(self) -> Attempt | None:
         """An attempt of a link that is left alone: nobody else answered, so it may as well be asked."""
         while self._open:
-            member = self._open.pop(0)
-            admitted = member.admit(self.request, self.spent_usd, is_last_resort=True)
+            link = self._open.pop(0)
+            admitted = link.admit(self.request, self.spent_usd, is_last_resort=True)
             if not isinstance(admitted, Refusal):
-                return self._attempt(member, admitted, len(self._open) + 1)
+                return self._attempt(link, admitted, len(self._open) + 1)
             self.errors.append(admitted.error)
         return None
 
-    def _attempt(self, member: Member, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Attempt:
+    def _attempt(self, link: Link, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Attempt:
         share = self._share(num_left)
-        return Attempt(member, admission, self.budget, self.deadline, share, num_left - 1, is_hedge=is_hedge)
+        return Attempt(link, admission, self.budget, self.deadline, share, num_left - 1, is_hedge=is_hedge)
 
     def failed(self, attempt: Attempt, error: Exception) -> None:
         """Note a failed attempt. Raises its error when the next link would not help, or there is no time for it."""
@@ -121,7 +121,7 @@ class Failover:
         """Note a failed attempt, after which the next link is asked whatever it was."""
         if isinstance(error, FilteredError | EmptyAnswerError) and not self.leftover:
             self.leftover = error.head
-        self._add(attempt.member, kind_of(error), error)
+        self._add(attempt.link, kind_of(error), error)
 
     def take_failed(self) -> list[FailedAttempt]:
         """The attempts the caller has not been told of yet."""
@@ -150,13 +150,13 @@ class Failover:
         wrapped.__cause__ = errors[-1] if errors else None
         return wrapped
 
-    def _add(self, member: Member, kind: Failure, error: Exception) -> None:
-        self._note(member, Refusal(kind, error))
+    def _add(self, link: Link, kind: Failure, error: Exception) -> None:
+        self._note(link, Refusal(kind, error))
         self.errors.append(error)
 
-    def _note(self, member: Member, refusal: Refusal) -> None:
-        member.stats.failures[refusal.kind] += 1
-        attempt = FailedAttempt(member.name, reason_of(refusal.error), refusal.kind)
+    def _note(self, link: Link, refusal: Refusal) -> None:
+        link.stats.failures[refusal.kind] += 1
+        attempt = FailedAttempt(link.name, reason_of(refusal.error), refusal.kind)
         self.attempts.append(attempt)
         self._all.append(attempt)
 

@@ -23,12 +23,12 @@ async def begin(
 
     What fails is told to `failover`, which may raise. All but the returned attempt are closed.
     """
-    patience = None if failover.request.tools else attempt.member.hedge_seconds()
+    patience = None if failover.request.tools else attempt.link.hedge_seconds()
     hedges.succeed()
     if patience is not None and hedges.left >= 1:
         return await _raced(attempt, failover, delivered, hedges, patience)
     try:
-        await attempt.begin(delivered.request_for(attempt.member), may_be_empty=bool(delivered.text))
+        await attempt.begin(delivered.request_for(attempt.link), may_be_empty=bool(delivered.text))
     except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
         await close(attempt, failover)
         failover.failed(attempt, error)
@@ -56,7 +56,7 @@ async def _raced(
             other = failover.start_now(is_hedge=True) if hedges.left >= 1 else None
             if other is not None:
                 hedges.spend()
-                other.member.stats.num_hedges += 1
+                other.link.stats.num_hedges += 1
                 racing[_started(other, delivered)] = other
         while racing:
             done, _ = await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +64,7 @@ async def _raced(
                 first = racing.pop(task)
                 error = task.exception()
                 if error is None:
-                    first.member.stats.num_hedges_won += first.is_hedge
+                    first.link.stats.num_hedges_won += first.is_hedge
                     return first
                 await close(first, failover)
                 if not isinstance(error, Exception):
@@ -80,5 +80,5 @@ async def _raced(
 
 
 def _started(attempt: Attempt, delivered: DeliveredAnswer) -> asyncio.Task[None]:
-    asked = delivered.request_for(attempt.member)
+    asked = delivered.request_for(attempt.link)
     return asyncio.ensure_future(attempt.begin(asked, is_raced=True, may_be_empty=bool(delivered.text)))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyagent.core.chain.member import Member
+from pyagent.core.chain.link import Link
 from pyagent.core.messages import ModelInfo
 from pyagent.core.resilience.deadline import Clock, Deadline
 
@@ -39,25 +39,25 @@ class ModelLists:
     clock: Clock = time.monotonic
     _links: dict[str, _Known] = field(default_factory=dict[str, _Known])
 
-    def has(self, member: Member, model: str) -> bool | None:
+    def has(self, link: Link, model: str) -> bool | None:
         """Whether a link listed a model; None when it never said what it has."""
-        known = self._links.get(member.name)
+        known = self._links.get(link.name)
         if known is None or known.models is None:
             return None
         return any(model == one.id for one in known.models)
 
-    async def models(self, members: Sequence[Member]) -> list[tuple[Member, list[ModelInfo]]]:
+    async def models(self, links: Sequence[Link]) -> list[tuple[Link, list[ModelInfo]]]:
         """Return what each link has now, as far as they say in time; a link that fails has what it had before."""
-        tasks = [task for member in members if (task := self._asked(member, fresh_seconds=0.0)) is not None]
+        tasks = [task for link in links if (task := self._asked(link, fresh_seconds=0.0)) is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=WAIT_SECONDS)
-        return [(member, self._links[member.name].models or []) for member in members]
+        return [(link, self._links[link.name].models or []) for link in links]
 
-    async def find(self, members: Sequence[Member], model: str) -> bool:
+    async def find(self, links: Sequence[Link], model: str) -> bool:
         """Return whether a link has a model, as soon as one says so."""
-        pending = {task for member in members if (task := self._asked(member)) is not None}
+        pending = {task for link in links if (task := self._asked(link)) is not None}
         deadline = Deadline.after(WAIT_SECONDS)
-        while not any(self.has(member, model) for member in members):
+        while not any(self.has(link, model) for link in links):
             if not pending or deadline.is_past:
                 return False
             _, pending = await asyncio.wait(
@@ -73,24 +73,24 @@ class ModelLists:
             task.cancel()
         await asyncio.gather(*mine, return_exceptions=True)
 
-    def _asked(self, member: Member, fresh_seconds: float = _FRESH_SECONDS) -> asyncio.Task[None] | None:
+    def _asked(self, link: Link, fresh_seconds: float = _FRESH_SECONDS) -> asyncio.Task[None] | None:
         """The question to a link that is worth waiting for; asks it where what it said is older than that."""
-        known = self._links.setdefault(member.name, _Known())
+        known = self._links.setdefault(link.name, _Known())
         now = self.clock()
         is_under_way = (
             known.task is not None and not known.task.done() and known.task.get_loop() is asyncio.get_running_loop()
         )
         if not is_under_way and now - max(known.asked_at, known.failed_at) > fresh_seconds:
             known.asked_at = now
-            known.task = asyncio.create_task(self._ask(member, known))
+            known.task = asyncio.create_task(self._ask(link, known))
             is_under_way = True
         is_hopeless = now - known.failed_at < _FORGIVEN_SECONDS
         return known.task if is_under_way and not is_hopeless else None
 
-    async def _ask(self, member: Member, known: _Known) -> None:
+    async def _ask(self, link: Link, known: _Known) -> None:
         late = asyncio.get_running_loop().call_later(WAIT_SECONDS, self._fail, known)
         try:
-            known.models = await Deadline.after(_ASK_SECONDS).bound(member.backend.models(), member.name)
+            known.models = await Deadline.after(_ASK_SECONDS).bound(link.backend.models(), link.name)
             known.failed_at = float("-inf")
         except Exception:  # noqa: BLE001 - a link that cannot say has nothing to offer
             self._fail(known)

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
 
-from pyagent.core.chain.member import Member
+from pyagent.core.chain.link import Link
 from pyagent.core.messages import ChatRequest
 
 
-def why_not(member: Member, request: ChatRequest, private: Sequence[str]) -> str:
+def why_not(link: Link, request: ChatRequest, private: Sequence[str]) -> str:
     """Why a link may not see a request; empty when it may."""
-    if absence := member.absence():
+    if absence := link.absence():
         return f"not found: {absence}"
     wants_several = request.n > 1 or request.best_of is not None or request.beam is not None
-    if wants_several and not getattr(member.backend, "gives_several", False):
+    if wants_several and not getattr(link.backend, "gives_several", False):
         return "it gives one answer to a request"
-    if (request.assistant_prefix or request.answer_prefix) and not member.continues:
+    if (request.assistant_prefix or request.answer_prefix) and not link.continues:
         return "it cannot go on from an answer's beginning"
-    if request.private and not (member.scheme in private or member.name in private):
+    if request.private and not (link.scheme in private or link.name in private):
         return "the request is private, this link is not"
-    unmet = next((condition.text for condition in member.settings.when if not condition.holds(request)), "")
+    unmet = next((condition.text for condition in link.settings.when if not condition.holds(request)), "")
     return f"only when {unmet}" if unmet else ""
 
 
@@ -37,29 +37,29 @@ class Weights:
 
     _name_to_owed: dict[str, float] = field(default_factory=dict[str, float])
 
-    def order(self, members: Sequence[Member], session: str) -> list[Member]:
-        """The members, each run of neighbours with weights put in the order to ask them."""
-        if not any(member.settings.weight for member in members):
-            return list(members)
-        ordered: list[Member] = []
-        for has_weight, group in groupby(members, key=lambda member: member.settings.weight is not None):
+    def order(self, links: Sequence[Link], session: str) -> list[Link]:
+        """The links, each run of neighbours with weights put in the order to ask them."""
+        if not any(link.settings.weight for link in links):
+            return list(links)
+        ordered: list[Link] = []
+        for has_weight, group in groupby(links, key=lambda link: link.settings.weight is not None):
             run = list(group)
             ordered += self._drawn(run, session) if has_weight and len(run) > 1 else run
         return ordered
 
-    def _drawn(self, run: list[Member], session: str) -> list[Member]:
+    def _drawn(self, run: list[Link], session: str) -> list[Link]:
         if session:
-            return sorted(run, key=lambda member: _score(member, session))
+            return sorted(run, key=lambda link: _score(link, session))
         owed = self._name_to_owed
-        for member in run:
-            owed[member.name] = owed.get(member.name, 0.0) + (member.settings.weight or 0.0)
-        ranked = sorted(run, key=lambda member: -owed[member.name])
-        owed[ranked[0].name] -= sum(member.settings.weight or 0.0 for member in run)
+        for link in run:
+            owed[link.name] = owed.get(link.name, 0.0) + (link.settings.weight or 0.0)
+        ranked = sorted(run, key=lambda link: -owed[link.name])
+        owed[ranked[0].name] -= sum(link.settings.weight or 0.0 for link in run)
         return ranked
 
 
-def _score(member: Member, session: str) -> float:
+def _score(link: Link, session: str) -> float:
     """Smallest for the link that a session belongs to; each gets sessions in proportion to its weight."""
-    digest = blake2b(f"{session}\0{member.name}".encode(errors="surrogatepass"), digest_size=8).digest()
+    digest = blake2b(f"{session}\0{link.name}".encode(errors="surrogatepass"), digest_size=8).digest()
     part = (int.from_bytes(digest) + 1) / (2**64 + 1)
-    return -math.log(part) / (member.settings.weight or 1.0)
+    return -math.log(part) / (link.settings.weight or 1.0)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pyagent.core.backends import Link
+from pyagent.core.backends import LinkSpec
 from pyagent.core.chain.conditions import Condition
 from pyagent.core.errors import ConfigError
 from pyagent.core.nearest import nearest
@@ -133,7 +133,7 @@ def _nearest(key: str) -> str:
 
 def _read_use(value: object) -> str:
     try:
-        return str(Link.parse(cast("str", TEXT.read(value))))
+        return str(LinkSpec.parse(cast("str", TEXT.read(value))))
     except ConfigError as error:
         raise ValueError(f"expected SCHEME or SCHEME:TARGET, got {value!r}") from error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
 from pyagent.core.abilities import ABILITIES, SOFT, Abilities, needs, noting
-from pyagent.core.backends import Backend, BackendFactory, Link
+from pyagent.core.backends import Backend, BackendFactory, LinkSpec
 from pyagent.core.config import read_headers, read_secret
 from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError, UnsupportedError
@@ -288,13 +288,13 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def make_backend(link: Link, settings: Settings) -> Backend:
+def make_backend(link: LinkSpec, settings: Settings) -> Backend:
     """The backend of a chain entry `openai:URL[#model]`, with the key that `backends.api_keys` names for its host."""
     url, _, model = link.target.partition("#")
     return _made(url, model, settings, headers=read_headers(link))
 
 
-def make_github(link: Link, settings: Settings) -> Backend:
+def make_github(link: LinkSpec, settings: Settings) -> Backend:
     """GitHub Models: a chain entry `github` or `github:MODEL`, with the token in GITHUB_TOKEN."""
     return _made(GITHUB.url, link.target, settings, GITHUB, headers=read_headers(link))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pyagent.core.backends import Backend, BackendFactory, Link
+from pyagent.core.backends import Backend, BackendFactory, LinkSpec
 from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import Parts, hookimpl
 from pyagent.core.settings import Settings
@@ -30,7 +30,7 @@ class _Links:
         self._parts = parts
         self._shared: tuple[object, EngineClient] | None = None
 
-    def make(self, link: Link, settings: Settings) -> Backend:
+    def make(self, link: LinkSpec, settings: Settings) -> Backend:
         """Models run by the host's one engine. Cheap: they load on first use."""
         # The engine is imported when a chain names it, not when the plugin is looked at.
         from pyagent.infrastructure.engine.backend import NativeBackend

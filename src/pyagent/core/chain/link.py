@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
-from pyagent.core.backends import Backend, Link
+from pyagent.core.backends import Backend, LinkSpec
 from pyagent.core.chain.conditions import estimated_tokens
 from pyagent.core.chain.failures import Failure
 from pyagent.core.chain.settings import LinkSettings
@@ -49,7 +49,7 @@ class Absent(Protocol):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What one call holds: give all of it back through `Member.leave`, once."""
+    """What one call holds: give all of it back through `Link.leave`, once."""
 
     permit: Permit
     slot: Slot
@@ -64,7 +64,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Member:
+class Link:
     """One link. `settings` are the user's; `spend_limit` is shared by the chain."""
 
     backend: Backend
@@ -83,7 +83,7 @@ class Member:
     _absent: Absent | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.scheme = Link.parse(self.backend.name).scheme
+        self.scheme = LinkSpec.parse(self.backend.name).scheme
         self._absent = self.backend if isinstance(self.backend, Absent) else None
         self.breaker = Breaker(self.breaker_policy, self.clock)
         wanted = self.settings.concurrency
