@@ -26,6 +26,7 @@ from pyagent.core.errors import (
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
+    FinishReason,
 )
 from pyagent.infrastructure.server.errors import http_error
 
@@ -109,6 +110,28 @@ def test_server_error_in_mid_stream_is_an_event() -> None:
                 pass
 
     run(work, broken)
+
+
+@pytest.mark.parametrize("reason", ["error", "abort"])
+@pytest.mark.parametrize(
+    ("path", "failed"),
+    [
+        ("/v1/chat/completions", '"code":"backend"'),
+        ("/v1/messages", "event: error"),
+        ("/v1/responses", "event: response.failed"),
+        ("/api/chat", '{"error":'),
+    ],
+)
+def test_server_answer_that_ends_in_an_error_is_no_answer(path: str, failed: str, reason: FinishReason) -> None:
+    """A backend's `finish_reason: error` is a 502, or the API's error event in a stream, not `stop`."""
+    broken = Model(lambda _request: [ChatDelta(content="Hel"), ChatDelta(finish_reason=reason)])
+    asked = {"model": "m"} | ({"input": "hi"} if path == "/v1/responses" else {"messages": HI})
+    asked |= {"max_tokens": 9} if path == "/v1/messages" else {}
+    whole = post({**asked, "stream": False}, broken, path=path)
+    assert whole.status_code == 502
+    assert f"finish_reason {reason!r}" in whole.text
+    streamed = post({**asked, "stream": True}, broken, path=path)
+    assert (streamed.status_code, failed in streamed.text) == (200, True), streamed.text
 
 
 def test_server_empty_answers_are_errors() -> None:

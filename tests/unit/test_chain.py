@@ -92,6 +92,14 @@ def ask(chain: Chain, **fields: object):
     return asyncio.run(main())
 
 
+@pytest.mark.parametrize("steps", [(), ("be", "gun")])
+def test_chain_goes_on_after_an_answer_that_ends_in_an_error(steps: tuple[str, ...]) -> None:
+    """A link's `finish_reason: error` is its failure, before its first word and after: the next one is asked."""
+    second = Played("b", says("whole"))
+    answer = ask(Chain([Played("a", says(*steps, finish="error")), second]))
+    assert (len(second.requests), answer.text.endswith("whole"), answer.last.finish_reason) == (1, True, "stop")
+
+
 def test_chain_first_link_answers() -> None:
     """The first link that can answers, and every delta says so."""
     first, second = Link("a:1"), Link("b:1")

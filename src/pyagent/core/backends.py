@@ -147,6 +147,14 @@ def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:
     return [msgspec.structs.replace(kept[0], attempts=attempts, resumed=resumed), *kept[1:]]
 
 
+def check_end(delta: ChatDelta, name: str) -> ChatDelta:
+    """The delta, when it is no end in an error; raises `BackendError` otherwise: what came so far is no whole answer."""
+    if delta.finish_reason in {"error", "abort"}:
+        text = f"{name} broke off its answer: finish_reason {delta.finish_reason!r}"
+        raise BackendError(text, backend=delta.backend or name)
+    return delta
+
+
 async def collect(stream: AsyncIterator[ChatDelta]) -> Answer:
     """Read a stream to its end."""
     deltas = without_void([delta async for delta in stream])

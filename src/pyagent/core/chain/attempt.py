@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from pyagent.core.backends import check_end
 from pyagent.core.chain.conditions import estimated_tokens
 from pyagent.core.chain.failures import (
     BrokenOffError,
@@ -149,7 +150,7 @@ class Attempt:
                 if delta is None:
                     break
                 self._num_deltas += 1
-                self._usage = delta.usage or self._usage
+                self._usage = check_end(delta, name).usage or self._usage
                 yield delta if delta.backend else msgspec.structs.replace(delta, backend=name)
         except (RequestError, UnsupportedError) as error:
             self.judge(error)
@@ -272,7 +273,7 @@ async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[Chat
     """Read up to and including the first delta that says something."""
     head: list[ChatDelta] = []
     async for delta in stream:
-        head.append(delta)
+        head.append(check_end(delta, name))
         if delta.finish_reason == "content_filter" and not (delta.content or delta.tool_calls):
             raise FilteredError(name, head)
         if delta.content or delta.reasoning or delta.tool_calls or delta.finish_reason:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from starlette.datastructures import State
 
-from pyagent.core.backends import without_void
+from pyagent.core.backends import check_end, without_void
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.observability.metrics import AnswerWatch
@@ -70,6 +70,7 @@ class Answer:
             self.trace.saw(delta)
         self.state.backend = delta.backend or self.backend
         self.state.first_token_seconds = self.watch.first_token_seconds
+        check_end(delta, self.backend)
         if delta.usage is not None:
             self.state.num_tokens, self.state.usage = delta.usage.total_tokens, delta.usage
 

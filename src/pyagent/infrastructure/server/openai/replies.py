@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, FinishReason, JsonObject, ModelInfo, TokenLogprob, ToolCall, Usage
+from pyagent.core.messages import ChatDelta, JsonObject, ModelInfo, TokenLogprob, ToolCall, Usage
 from pyagent.infrastructure.server.errors import HttpError
 
 _DONE = b"data: [DONE]\n\n"
@@ -43,7 +43,7 @@ class Reply:
         reasoning = "".join(delta.reasoning for delta in deltas)
         calls = [call for delta in deltas for call in delta.tool_calls]
         logprobs = [entry for delta in deltas for entry in delta.logprobs]
-        choice: JsonObject = {"index": last.index, "finish_reason": _finish(last.finish_reason)}
+        choice: JsonObject = {"index": last.index, "finish_reason": last.finish_reason}
         if self.is_chat:
             message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
             message |= {"reasoning_content": reasoning} if reasoning else {}
@@ -58,7 +58,7 @@ class Reply:
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
         self._usage = delta.usage
-        choice: JsonObject = {"index": delta.index, "finish_reason": _finish(delta.finish_reason)}
+        choice: JsonObject = {"index": delta.index, "finish_reason": delta.finish_reason}
         if self.is_chat:
             piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
             piece |= {"content": delta.content} if delta.content else {}
@@ -115,10 +115,6 @@ def _who(first: ChatDelta) -> JsonObject:
     who: JsonObject = {"backend": first.backend} if first.backend else {}
     who |= {"attempts": first.attempts} if first.attempts else {}
     return who | ({"resumed": first.resumed} if first.resumed else {})
-
-
-def _finish(reason: FinishReason | None) -> str | None:
-    return {"abort": "stop", "error": "stop"}.get(reason, reason) if reason else None
 
 
 def _full(usage: Usage) -> JsonObject:
