@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import typing
@@ -113,3 +114,16 @@ def test_settings_in_force_are_logged_with_their_origin(
         "flag",
         "env PYAGENT_LOG__LEVEL",
     )
+
+
+def test_serve_says_at_its_start_which_settings_are_not_defaults() -> None:
+    """Its second line names them by origin, and there is none when all are defaults; as JSON there is one line."""
+    origins = {"chain": "flag", "engine.models": "pyagent.toml:/srv/pyagent.toml", "server.port": "flag"}
+    told = serving.start_text("http://127.0.0.1:80", ["a", "b"], origins, is_json=False).splitlines()
+    assert told == [
+        "PyAgent answers on http://127.0.0.1:80 (a, b); Ctrl+C stops it",
+        "not defaults: chain, server.port (flag); engine.models (pyagent.toml:/srv/pyagent.toml)",
+    ]
+    assert serving.start_text("http://127.0.0.1:80", ["a"], {}, is_json=False).count("\n") == 1
+    line = json.loads(serving.start_text("http://127.0.0.1:80", ["a"], origins, is_json=True))
+    assert (line["url"], line["links"], line["settings"]) == ("http://127.0.0.1:80", ["a"], origins)

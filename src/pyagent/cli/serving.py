@@ -9,13 +9,13 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyagent.cli.plain_flags import whole_number
 from pyagent.cli.running_servers import announced
-from pyagent.cli.startup import fetch_first_model, read_settings, set_up_logging
+from pyagent.cli.startup import fetch_first_model, read_layers, set_up_logging
 from pyagent.core.errors import PyAgentError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def serve(
     gc.disable()  # what is imported stays: looking for garbage in it is a tenth of the time to start
     from pyagent.assembly import make_chain, make_host
 
-    settings = read_settings(config, chain, model, server__host=host, server__port=port)
+    settings, origins = read_layers(config, chain, model, server__host=host, server__port=port)
     fetch_first_model(settings)
     plugins = make_host(settings)
     backend = make_chain(settings, plugins, own_address=(settings.server.host, settings.server.port))
@@ -83,8 +83,8 @@ def serve(
                 emulates=settings.backends.unsupported == "emulate",
                 settings=settings.server,
             )
-            names = ", ".join(backend.names)
-            sys.stdout.write(f"PyAgent answers on {address(listening)} ({names}); Ctrl+C stops it\n")
+            is_json = settings.log.format == "json"
+            sys.stdout.write(start_text(address(listening), backend.names, origins, is_json=is_json))
             sys.stdout.flush()
             gc.freeze()
             gc.enable()
@@ -95,6 +95,21 @@ def serve(
             await backend.close()
 
     run_to_end(work())
+
+
+def start_text(url: str, links: Sequence[str], origins: Mapping[str, str], *, is_json: bool) -> str:
+    """What is said at the start: where it answers, by which links, and the settings that are not defaults by origin."""
+    if is_json:  # as the log has it: a collector of lines must not meet one that is none
+        import msgspec
+
+        said = {"event": "PyAgent answers", "level": "info", "url": url, "links": links, "settings": origins}
+        return msgspec.json.encode(said).decode() + "\n"
+    told = f"PyAgent answers on {url} ({', '.join(links)}); Ctrl+C stops it\n"
+    keys_by_origin: dict[str, list[str]] = {}
+    for key, origin in origins.items():
+        keys_by_origin.setdefault(origin, []).append(key)
+    groups = [f"{', '.join(keys)} ({origin})" for origin, keys in keys_by_origin.items()]
+    return told + (f"not defaults: {'; '.join(groups)}\n" if groups else "")
 
 
 def _load(backend: BackendChain, agents: AgentBackend, settings: Settings) -> None:

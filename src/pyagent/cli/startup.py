@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 def read_settings(
     config: Path | None = None, chain: str | None = None, model: str | None = None, **more: object
 ) -> Settings:
-    """The settings with these flags on top, and logging set up by them.
+    """The settings with these flags on top, and logging set up by them, as `read_layers` has them."""
+    return read_layers(config, chain, model, **more)[0]
+
+
+def read_layers(
+    config: Path | None = None, chain: str | None = None, model: str | None = None, **more: object
+) -> tuple[Settings, dict[str, str]]:
+    """The settings with these flags on top, and where each that is no default came from; logging set up by them.
 
     `--model M` alone means the embedded engine with M; with a chain it is the model of the chain's `native` link.
     """
@@ -35,7 +42,7 @@ def read_settings(
     _log_later(loaded.settings)
     origins = {key: source for key, source in loaded.sources.items() if source != "default"}
     logging.getLogger("pyagent.settings").info("settings that are not defaults", extra={"origins": origins})
-    return loaded.settings
+    return loaded.settings, origins
 
 
 class _First(logging.Handler):

@@ -148,7 +148,7 @@ def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:
 
 
 def check_end(delta: ChatDelta, name: str) -> ChatDelta:
-    """The delta, when it is no end in an error; raises `BackendError` otherwise: what came so far is no whole answer."""
+    """The delta, when it is no end in an error; raises `BackendError` otherwise: what came is no whole answer."""
     if delta.finish_reason in {"error", "abort"}:
         text = f"{name} broke off its answer: finish_reason {delta.finish_reason!r}"
         raise BackendError(text, backend=delta.backend or name)
