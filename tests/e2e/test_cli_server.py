@@ -30,11 +30,11 @@ def _wait_until_found(env: dict[str, str], count: int) -> None:
         time.sleep(0.05)
 
 
-def test_stop_lets_answers_finish(chain: str, environment: dict[str, str]) -> None:
+def test_stop_lets_answers_finish(chain: str, environment: dict[str, str], tmp_path: Path) -> None:
     """The one server that runs is ended with code 0, and the answer it was giving is whole."""
     process, url, port = _serving(environment, chain)
     _wait_until_found(environment, 1)
-    slowly = {"stream": True, "messages": [{"role": "user", "content": "slowly"}]}
+    slowly = {"stream": True, "messages": [{"role": "user", "content": f"until {tmp_path / 'end'}"}]}
     with (
         httpx.Client(verify=False, timeout=60) as http,
         http.stream("POST", f"{url}/v1/chat/completions", json=slowly) as stream,
@@ -42,7 +42,10 @@ def test_stop_lets_answers_finish(chain: str, environment: dict[str, str]) -> No
         lines = stream.iter_lines()
         next(lines)
         stopping = started("stop", env=environment)
-        assert any('" 99"' in line for line in lines)
+        while http.get(f"{url}/ready").status_code == 200:
+            time.sleep(0.01)
+        (tmp_path / "end").touch()
+        assert any('"finish_reason":"stop"' in line for line in lines)
     shown, errors = stopping.communicate(timeout=60)
     assert (stopping.returncode, shown) == (0, f"stopped the server on 127.0.0.1:{port}\n"), errors
     _, errors = process.communicate(timeout=60)

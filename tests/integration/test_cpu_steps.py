@@ -165,15 +165,13 @@ def test_models_that_compute_at_once_take_turns(tiny_model_path: Path) -> None:
         assert [run.result(60) for run in runs] == [expected] * len(decoders)
 
 
-def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tmp_path: Path) -> None:
-    """256 sequences of 8,000 tokens: a step costs well under a millisecond besides the computing."""
-    # A window of 16 tokens keeps the computing short; the tables are as long as without one.
-    path = write_tiny_model(tmp_path / "m.gguf", llama__context_length=16_384, llama__attention__sliding_window=16)
+def bookkeeping_seconds(path: Path, num_tokens: int) -> float:
+    """What the quickest of 90 steps of 256 sequences that long takes besides the computing."""
     decoder = Decoder(path, kv_bytes=256 * 640 * 4096)
     for sequence in range(256):
         decoder.pool.add(sequence, [5])
-        decoder.pool.reserve(sequence, 8_100)
-        decoder.pool.commit(sequence, prompt(sequence, 100) * 80)
+        decoder.pool.reserve(sequence, num_tokens + 100)
+        decoder.pool.commit(sequence, (prompt(sequence, 100) * 80)[:num_tokens])
     ids, samplers = list(range(256)), [_rust.SamplerState(temperature=0) for _ in range(256)]
     lengths, tokens, steps = [1] * 256, [5] * 256, [0] * 256
     seconds: list[float] = []
@@ -182,9 +180,16 @@ def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tmp_path: Path) ->
         _, _, errors = decoder.model.execute(decoder.pool, ids, lengths, tokens, samplers, steps)
         seconds.append(time.perf_counter() - start - decoder.model.compute_seconds())
         assert not errors
-    seconds.sort()
-    print(f"bookkeeping: {seconds[0] * 1e6:.0f} us at best, {seconds[45] * 1e6:.0f} us in the middle")
-    assert seconds[0] < 0.001
+    return min(seconds)
+
+
+def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tmp_path: Path) -> None:
+    """Besides the computing, a step at 8,000 tokens costs what it does at 200 (well under a millisecond)."""
+    # A window of 16 tokens keeps the computing short; the tables are as long as without one.
+    path = write_tiny_model(tmp_path / "m.gguf", llama__context_length=16_384, llama__attention__sliding_window=16)
+    short, long = bookkeeping_seconds(path, 200), bookkeeping_seconds(path, 8_000)
+    print(f"bookkeeping: {short * 1e6:.0f} us at 200 tokens, {long * 1e6:.0f} us at 8,000")
+    assert long < 3 * short + 0.001
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

@@ -134,7 +134,7 @@ def test_openai_backend_closing_the_iterator_closes_the_connection() -> None:
             stream = backend.chat(chat())
             assert (await anext(stream)).content == "a"
             await stream.aclose()
-            await asyncio.wait_for(wire.left.wait(), 2)
+            await asyncio.wait_for(wire.left.wait(), 20)
             await backend.close()
 
     asyncio.run(main())

@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()"]
 
 
 class Talker:
-    """Says what it was asked, goes on for a second (`slowly`) or for ever (`forever`) when the question holds that."""
+    """Says what it was asked; `until PATH` goes on until there is that file, `forever` for ever."""
 
     name = "talker"
 
@@ -30,8 +30,9 @@ class Talker:
         text = request.messages[-1].text
         for word in ("You", " said: ", text):
             yield ChatDelta(content=word)
-        for number in range(100 if "slowly" in text else 0):
-            yield ChatDelta(content=f" {number}")
+        told = re.search(r"until (\S+)", text)
+        while told and not Path(told[1]).exists():  # noqa: ASYNC240 - a look at a local file
+            yield ChatDelta(content=" more")
             await asyncio.sleep(0.01)
         while "forever" in text:
             yield ChatDelta(content=" and")

@@ -122,7 +122,7 @@ def run(work: Callable[[str, openai.AsyncOpenAI], Any], backend: Any = None, **o
     async def main() -> Any:
         async with (
             serving(backend or Model(), **options) as url,
-            httpx.AsyncClient(verify=False, timeout=30, limits=httpx.Limits(max_connections=None)) as http,
+            httpx.AsyncClient(verify=False, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=http) as client,
         ):
             return await work(url, client)
@@ -139,7 +139,7 @@ def post(body: Any, backend: Any = None, *, path: str = "/v1/chat/completions", 
     async def work(url: str, _client: openai.AsyncOpenAI) -> httpx.Response:
         headers = {"content-type": "application/json"} | options.get("headers", {})
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with httpx.AsyncClient(verify=False) as http:
+        async with httpx.AsyncClient(verify=False, timeout=60) as http:
             return await http.post(url + path, content=content, headers=headers)
 
     return run(work, backend, **{name: value for name, value in options.items() if name != "headers"})
@@ -147,7 +147,7 @@ def post(body: Any, backend: Any = None, *, path: str = "/v1/chat/completions", 
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait for it, two seconds at most."""
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - the backend under test has no event to wait for
             await asyncio.sleep(0.005)
 

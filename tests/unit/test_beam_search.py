@@ -187,7 +187,7 @@ def beam_client(num_prompt: int, max_tokens: int, beam: BeamSearch, stop: Tokens
     return clients[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     beam=beams_of_any_kind,

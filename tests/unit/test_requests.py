@@ -103,7 +103,7 @@ def test_stats_add_up() -> None:
     assert stats.finished == {"length": 5}
     assert stats.waiting == {"default": 0}
     assert stats.pool.active == 0
-    assert 0 < stats.step_seconds.p50 <= stats.step_seconds.p95 <= stats.step_seconds.p99 < 1
-    assert 0 < stats.scheduler_seconds.p50 < 0.1
+    assert 0 < stats.step_seconds.p50 <= stats.step_seconds.p95 <= stats.step_seconds.p99 < 10
+    assert 0 < stats.scheduler_seconds.p50 < 1
     assert stats.first_token_seconds.p50 > 0
     assert msgspec.json.decode(msgspec.json.encode(stats), type=EngineStats) == stats

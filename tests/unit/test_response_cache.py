@@ -100,7 +100,7 @@ def test_equal_request_gets_the_same_deltas_at_once(tmp_path: Path) -> None:
         started = time.perf_counter()
         run(collect(chain.chat(request(sampling=GREEDY))))
         seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.001  # with a new event loop each time
+    assert min(seconds) < 0.02  # less than one on an idle machine, with a new event loop each time
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_template_that_grows_is_stopped(name: str) -> None:
     start = time.perf_counter()
     with pytest.raises(ModelError, match="chat template"):
         ChatTemplate(ATTACKS[name], {}, "m").render(MESSAGES)
-    assert time.perf_counter() - start < MAX_SECONDS + 1
+    assert time.perf_counter() - start < 10 * MAX_SECONDS
 
 
 @pytest.mark.parametrize("path", ["raise_exception.__globals__", "messages.__class__", "messages.append", "''.mro"])
@@ -80,7 +80,7 @@ def test_template_that_never_ends_is_stopped_in_time(name: str) -> None:
     start = time.perf_counter()
     with pytest.raises(ModelError, match="ran for more than 2 s"):
         ChatTemplate(ENDLESS[name], {}, "m").render(MESSAGES)
-    assert time.perf_counter() - start < MAX_SECONDS + 3
+    assert time.perf_counter() - start < 10 * MAX_SECONDS
 
 
 def test_template_of_300_kilobytes_is_refused() -> None:

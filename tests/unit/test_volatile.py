@@ -115,4 +115,4 @@ def test_patterns_take_no_time_on_hostile_texts() -> None:
     start = time.perf_counter()
     for text in hostile:
         normalize([Message("system", text), Message("user", "hi")])
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 20, "a pattern that goes back and forth takes hours"
