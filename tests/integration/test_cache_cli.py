@@ -51,7 +51,7 @@ def test_cache_is_shown_explained_and_pinned(url: str, tmp_path: Path) -> None:
     assert "no model is loaded yet" in said("show", "--url", url)
     chat(url, ("system", SYSTEM), ("user", "what is it at?"), session="mine")
     shown = said("show", "--url", url)
-    assert "tiny: 1 MB of KV memory" in shown
+    assert "tiny: 1.0 MB of KV memory" in shown
     assert "[mine]" in shown
     assert re.search(r"^  [0-9a-f]{16} +\d+ tokens", shown, re.MULTILINE), "each prompt has a key"
     request = tmp_path / "request.json"

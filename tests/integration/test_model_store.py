@@ -151,7 +151,7 @@ def test_unknown_names_are_told_the_nearest(store: ModelStore, tmp_path: Path, m
 
 def test_look_fetches_nothing(store: ModelStore, tmp_path: Path) -> None:
     """What loading would do is said without doing it."""
-    assert store.look("tiny:1") == "is fetched (0 MB) and loaded on first use"
+    assert store.look("tiny:1") == "is fetched (23 bytes) and loaded on first use"
     assert not store.folder.exists()
     store.pull("tiny:1")
     assert store.look("tiny:1") == "loads on first use"

@@ -183,7 +183,7 @@ def test_model_that_can_never_fit_is_refused_for_good(folder: Path) -> None:
         options = EngineOptions(cpu=CpuOptions(threads=1, kv_bytes=KV_BYTES))
         pool = ModelPool(lambda name: folder / f"{name}.gguf", options, Ledger(100_000))
         backend = NativeBackend(["a"], LocalEngine(pool), look=lambda _: "")
-        with pytest.raises(ModelError, match=r"a needs .* for its weights, .* may use 0\.1 MB; raise engine\.memory"):
+        with pytest.raises(ModelError, match=r"a needs .* for its weights, .* may use 100\.0 kB; raise engine\.memory"):
             await collect(backend.chat(ask()))
         assert pool.ledger.accounts() == {}
         await backend.close()

@@ -11,6 +11,7 @@ import typer
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.startup import read_settings
 from pyagent.core.errors import BackendError, RequestError
+from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from pyagent.core.messages import CacheReport, JsonObject
@@ -53,11 +54,11 @@ def _show_model(model: ModelCache) -> None:
     share = f"{model.hit_tokens / model.asked_tokens:.0%}" if model.asked_tokens else "none"
     num_bytes = model.num_pages * model.page_bytes
     sys.stdout.write(
-        f"{model.model}: {num_bytes / 1e6:,.0f} MB of KV memory; {model.used_pages} of {model.num_pages} pages used, "
+        f"{model.model}: {format_bytes(num_bytes)} of KV memory; {model.used_pages} of {model.num_pages} pages used, "
         f"{model.cached_pages} cached, {model.pinned_pages} pinned, {model.retained_pages} retained, "
         f"{model.demoted_pages} demoted\n"
         f"  found computed: {share} of {model.asked_tokens:,} prompt tokens; evicted: "
-        f"{sum(model.evictions.values()):,}; token logs: {model.session_bytes / 1e6:.1f} MB\n"
+        f"{sum(model.evictions.values()):,}; token logs: {format_bytes(model.session_bytes)}\n"
         + (f"  pinned: {kept}\n" if kept else "")
     )
     for prompt in model.prompts:
@@ -158,8 +159,8 @@ def answers(
     figures = msgspec.json.decode(body, type=ResponseCacheStats)
     sys.stdout.write(
         f"{figures.num_kept:,} answers are kept, {figures.num_pinned:,} of them pinned, in "
-        f"{figures.num_bytes / 1e6:,.1f} of {figures.max_bytes / 1e6:,.1f} MB; {figures.num_evicted:,} had to go, "
-        f"{figures.num_expired:,} grew too old\n"
+        f"{format_bytes(figures.num_bytes)} of {format_bytes(figures.max_bytes)}; {figures.num_evicted:,} evicted, "
+        f"{figures.num_expired:,} expired\n"
         f"{figures.hit_ratio:.0%} of requests needed no computing: {figures.num_hits:,} found, "
         f"{figures.num_shared:,} shared with an equal one, {figures.num_misses:,} computed; "
         f"{figures.num_passed:,} more are not kept\n"

@@ -14,6 +14,7 @@ import typer
 from pyagent.cli.options import AsJson, Chain, Config, Model
 from pyagent.cli.output import coloured, mark, write_json
 from pyagent.cli.startup import read_settings
+from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
@@ -111,7 +112,7 @@ def _look_at_machine(report: _Report, settings: Settings) -> None:
     report.add(
         "machine",
         "memory",
-        f"{free / 1e9:.1f} GB free" if free else "unknown",
+        f"{format_bytes(free)} free" if free else "unknown",
         is_well=free is None or free > _MIN_MEMORY_BYTES,
         advice="the default model wants 1 GB; close something, or set engine.memory lower",
     )
@@ -144,7 +145,7 @@ def _look_at_models(report: _Report, settings: Settings) -> None:
         stored = store.find(name)
         path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
         if path and path.exists():
-            size = f"{stored.size_bytes / 1e6:.0f} MB, " if stored else ""
+            size = f"{format_bytes(stored.size_bytes)}, " if stored else ""
             fault = _fault_in_model(store, name, path)
             again = f"pyagent models rm {name}, then pyagent models pull {name}" if stored else "fetch the file again"
             report.add("models", name, fault or f"{size}{path}", is_well=not fault, advice=again)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyagent.cli.options import AsJson, Config
-from pyagent.cli.startup import read_settings, size_text, terminal_progress
+from pyagent.cli.startup import read_settings, terminal_progress
+from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.models.describe import ModelDescription
@@ -41,10 +42,10 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
         typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known}))
         return
     lines = [
-        (model.manifest.name, size_text(model.size_bytes), model.manifest.licence, str(model.path)) for model in here
+        (model.manifest.name, format_bytes(model.size_bytes), model.manifest.licence, str(model.path)) for model in here
     ]
     lines += [
-        (name, size_text(source.size_bytes), source.licence, f"not here; pyagent models pull {name}")
+        (name, format_bytes(source.size_bytes), source.licence, f"not here; pyagent models pull {name}")
         for name, source in absent.items()
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -60,11 +61,11 @@ def pull(
 ) -> None:
     """Fetch a model, unless it is here."""
     if found := _store(config).find(name):
-        typer.echo(f"{name} is here: {found.path} ({size_text(found.size_bytes)})")
+        typer.echo(f"{name} is here: {found.path} ({format_bytes(found.size_bytes)})")
         return
     with terminal_progress("you asked for it") as watch:
         stored = _store(config, watch).pull(name)
-    typer.echo(f"{name} is here: {stored.path} ({size_text(stored.size_bytes)})")
+    typer.echo(f"{name} is here: {stored.path} ({format_bytes(stored.size_bytes)})")
 
 
 @app.command()
@@ -101,7 +102,7 @@ def show(
 def remove(name: str, config: Config = None) -> None:
     """Delete a model from the store."""
     removed = _store(config).remove(name)
-    typer.echo(f"deleted {name}: {size_text(removed.size_bytes)} are free again")
+    typer.echo(f"deleted {name}: {format_bytes(removed.size_bytes)} are free again")
 
 
 def _store(config: Path | None, watch: Watcher | None = None) -> ModelStore:
@@ -115,7 +116,7 @@ def _contexts(longest: int) -> list[int]:
 
 
 def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[tuple[str, str]]:
-    needs = (f"{size_text(need)} with {context:,} tokens" for context, need in memory.items())
+    needs = (f"{format_bytes(need)} with {context:,} tokens" for context, need in memory.items())
     return [
         ("architecture", f"{about.architecture}, {about.num_layers} layers"),
         ("quantisation", about.quantization),
@@ -125,5 +126,5 @@ def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[t
         ("memory", "; ".join(needs)),
         ("licence", about.licence),
         ("chat template", "yes" if about.has_chat_template else "no; completions only"),
-        ("file", f"{path} ({size_text(about.file_bytes)})"),
+        ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]

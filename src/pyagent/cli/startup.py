@@ -12,6 +12,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from pyagent.core.sizes import format_bytes
+
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings
     from pyagent.infrastructure.models.store import Fetch, Watcher
@@ -171,16 +173,11 @@ class PlainFetchProgress:
         if before is None:
             sys.stderr.write(f"{_announcement(fetch, self._reason)}\n")
         elif quarter > before:
-            sys.stderr.write(f"{fetch.name}: {size_text(fetch.done_bytes)} of {size_text(fetch.total_bytes)}\n")
+            sys.stderr.write(f"{fetch.name}: {format_bytes(fetch.done_bytes)} of {format_bytes(fetch.total_bytes)}\n")
         self._quarters[fetch.name] = max(quarter, before or 0)
 
 
 def _announcement(fetch: Fetch, reason: str) -> str:
-    size = f", {size_text(fetch.total_bytes)}" if fetch.total_bytes else ""
+    size = f", {format_bytes(fetch.total_bytes)}" if fetch.total_bytes else ""
     about = f" ({fetch.about})" if fetch.about else ""
     return f"fetching {fetch.name}{about}{size}, from {fetch.origin} into {fetch.folder}: {reason}"
-
-
-def size_text(num_bytes: int) -> str:
-    """Bytes as people say them."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from pyagent.cli.output import Colour, coloured, mark, spinner, write_json_line
 from pyagent.cli.progress import Row, RunProgress, State, as_text
-from pyagent.cli.startup import PlainFetchProgress, size_text
+from pyagent.cli.startup import PlainFetchProgress
 from pyagent.core.fleet.events import (
     AgentDeclined,
     AgentFailed,
@@ -18,6 +18,7 @@ from pyagent.core.fleet.events import (
     RouteChosen,
     encode_event,
 )
+from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -148,8 +149,8 @@ class LiveView:
         seconds = time.time() - self.progress.started_at
         lines = [live_line(row, seconds) for row in list(self.progress.rows.values())]
         if (fetch := self._fetch) is not None:
-            total = f" of {size_text(fetch.total_bytes)}" if fetch.total_bytes else ""
-            lines.append(f"  fetching {fetch.name}: {size_text(fetch.done_bytes)}{total}")
+            total = f" of {format_bytes(fetch.total_bytes)}" if fetch.total_bytes else ""
+            lines.append(f"  fetching {fetch.name}: {format_bytes(fetch.done_bytes)}{total}")
         lines.append(coloured(f"{spinner(seconds)} {seconds:5.1f} s · {self.progress.rates(seconds)}", "dim"))
         text = Text.from_ansi("\n".join(lines))
         text.no_wrap, text.overflow = True, "ellipsis"

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pyagent.core.settings import Engine
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.step_executor import AsyncScheduling
 
 SessionScope = Literal["auto", "named", "off"]
+_DEFAULTS = Engine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,8 @@ class SchedulerLimits:
     `decode_latency` is the time in seconds between two tokens that prompts may cost decoding requests; None is `auto`.
     """
 
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 1024
+    max_num_seqs: int = _DEFAULTS.max_num_seqs
+    max_num_batched_tokens: int = _DEFAULTS.max_num_batched_tokens
     max_num_waiting: int = 4096
     decode_latency: float | None = None
 

@@ -22,6 +22,7 @@ import msgspec
 
 from pyagent.core.errors import ModelError
 from pyagent.core.nearest import did_you_mean
+from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.sources import CATALOG, WheelSource, fetch_from_hub
 
 logger = logging.getLogger("pyagent.models")
@@ -111,7 +112,7 @@ class ModelStore:
             _checked_path(name)
         elif self.find(name) is None:
             if source := self.catalog.get(name):
-                return f"is fetched ({source.size_bytes / 1e6:.0f} MB) and loaded on first use"
+                return f"is fetched ({format_bytes(source.size_bytes)}) and loaded on first use"
             if not name.startswith("hf:"):
                 raise self._unknown(name)
             return "is fetched and loaded on first use"
@@ -219,9 +220,9 @@ class _LoggedFetch:
         quarter = 4 * fetch.done_bytes // fetch.total_bytes if fetch.total_bytes else 0
         level = logging.INFO if quarter > self._quarters.get(fetch.name, -1) else logging.DEBUG
         self._quarters[fetch.name] = quarter
-        done, total = fetch.done_bytes / 1e6, fetch.total_bytes / 1e6
+        done, total = format_bytes(fetch.done_bytes), format_bytes(fetch.total_bytes)
         told = (fetch.name, done, total, fetch.origin, fetch.folder)
-        logger.log(level, "fetching %s: %.0f of %.0f MB, from %s into %s", *told, extra={"fetch": fetch})
+        logger.log(level, "fetching %s: %s of %s, from %s into %s", *told, extra={"fetch": fetch})
 
 
 def is_path(name: str) -> bool:

@@ -30,13 +30,15 @@ from pyagent.core.messages import (
     PromptTokensDetails,
     Usage,
 )
+from pyagent.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event, Totals
     from pyagent.core.fleet.orchestrator import Fleet
 
-PREFIX = "agent:"
+AGENT_PREFIX = "agent:"
+"""How a model's name says that it is an agent."""
 
 
 class AgentBackend:
@@ -62,13 +64,13 @@ class AgentBackend:
 
     async def models(self) -> list[ModelInfo]:
         """One model for each agent."""
-        return [ModelInfo(id=PREFIX + name, backend=self.name) for name in (await self._made()).agents]
+        return [ModelInfo(id=AGENT_PREFIX + name, backend=self.name) for name in (await self._made()).agents]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Run the agent; closing the iterator cancels its run."""
         from pyagent.core.fleet.events import ModelCalled
 
-        name = request.model.removeprefix(PREFIX)
+        name = request.model.removeprefix(AGENT_PREFIX)
         fleet = await self._made()
         task = _task(request, name, fleet)
         run = fleet.run(
@@ -108,8 +110,9 @@ def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
     from pyagent.core.fleet.agent import Task
 
     if name not in fleet.agents:
-        known = ", ".join(PREFIX + agent for agent in fleet.agents)
-        raise RequestError(f"there is no agent {name!r}; there are {known}", param="model", code="model_not_found")
+        known = [AGENT_PREFIX + agent for agent in fleet.agents]
+        hint = did_you_mean(request.model, known, f"there are {', '.join(known)}")
+        raise RequestError(f"there is no agent {name!r}; {hint}", param="model", code="model_not_found")
     if request.tools or (request.response_format and request.response_format.type != "text"):
         param = "tools" if request.tools else "response_format"
         raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)

@@ -22,6 +22,7 @@ from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
 from pyagent.infrastructure.server.admin_routes import engine_links
+from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.answer import Answer, Reply
 from pyagent.infrastructure.server.api_keys import owned, tenant_of
 from pyagent.infrastructure.server.body import read_body
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.server.middleware.tracing import AnswerTrace
     from pyagent.infrastructure.server.responses.kept import KeptResponses
 
-AGENT_PREFIX = "agent:"
 _LARGE_BYTES, _TRIM_SECONDS = 1_000_000, 2.0
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from pyagent.core.errors import CapacityError
+from pyagent.core.sizes import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +144,12 @@ class Ledger:
         return sorted(others, key=lambda holder: holder.used)
 
     def _refusal(self, reservation: Reservation, num_bytes: int) -> str:
-        held = ", ".join(f"{account} {megabytes(size)}" for account, size in self.accounts().items()) or "nobody"
+        held = ", ".join(f"{account} {format_bytes(size)}" for account, size in self.accounts().items()) or "nobody"
         more, free = num_bytes - reservation.num_bytes, max(0, self.free_bytes)
         return (
-            f"{reservation.account} needs {megabytes(more)} of memory, but of the engine's "
-            f"{megabytes(self.total_bytes)} only {megabytes(free)} are free; held by: {held}; try again when they are "
-            "idle, or raise engine.memory"
+            f"{reservation.account} needs {format_bytes(more)} of memory, but of the engine's "
+            f"{format_bytes(self.total_bytes)} only {format_bytes(free)} are free; held by: {held}; try again when "
+            "they are idle, or raise engine.memory"
         )
 
 
@@ -158,8 +159,3 @@ def _ask(holder: Reservation, num_bytes: int) -> None:
             holder.reclaim(num_bytes)
     except Exception:
         logger.exception("%s could not be asked to give memory back", holder.account)
-
-
-def megabytes(num_bytes: int) -> str:
-    """Bytes as people read them."""
-    return f"{num_bytes / 1e6:,.1f} MB"

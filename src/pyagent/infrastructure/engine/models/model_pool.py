@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError, ModelError
-from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation, megabytes
+from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
@@ -165,9 +166,9 @@ class ModelPool:
         most = Estimates.of(path, about, options, self.ledger.total_bytes - process)
         if process + most.least_bytes > self.ledger.total_bytes:
             raise ModelError(
-                f"{entry.name} needs {megabytes(most.least_bytes)} for its weights, tokenizer, workspace and the least "
-                f"KV, the process itself has {megabytes(process)}, but the engine may use "
-                f"{megabytes(self.ledger.total_bytes)}; raise engine.memory or take a smaller model",
+                f"{entry.name} needs {format_bytes(most.least_bytes)} for its weights, tokenizer, workspace and the "
+                f"least KV, the process itself has {format_bytes(process)}, but the engine may use "
+                f"{format_bytes(self.ledger.total_bytes)}; raise engine.memory or take a smaller model",
                 model=entry.name,
             )
         memory = self._reserve_for(entry, most, held)
@@ -200,8 +201,8 @@ class ModelPool:
         measured = max(0, self._measure_process() - model_bytes)
         if measured > self.ledger.total_bytes:
             raise ConfigError(
-                f"the process holds {megabytes(measured)} beside models, but the engine may use "
-                f"{megabytes(self.ledger.total_bytes)}; raise engine.memory",
+                f"the process holds {format_bytes(measured)} beside models, but the engine may use "
+                f"{format_bytes(self.ledger.total_bytes)}; raise engine.memory",
                 key="engine.memory",
             )
         self._process.resize(measured)

@@ -19,11 +19,12 @@ from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
 from pyagent.infrastructure.models.describe import describe
 from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
+from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.errors import logged_error
 from pyagent.infrastructure.server.ollama.replies import timestamp
 from pyagent.infrastructure.server.ollama.requests import read_model
-from pyagent.infrastructure.server.service import AGENT_PREFIX, Service, json_response, unknown_model
+from pyagent.infrastructure.server.service import Service, json_response, unknown_model
 from pyagent.infrastructure.server.streaming import EventStream
 
 _LATEST = ":latest"

@@ -14,6 +14,7 @@ from pyagent import __version__
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message, ModelInfo, SamplingParams
 from pyagent.infrastructure.server.admin_routes import engine_links
+from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.api_keys import check_admin, is_admin, owned
 from pyagent.infrastructure.server.ollama.models import find_model, pull, show, show_loaded, tags
 from pyagent.infrastructure.server.ollama.replies import Reply, loaded, nanoseconds
@@ -25,7 +26,7 @@ from pyagent.infrastructure.server.ollama.requests import (
     read_embed,
     read_generate,
 )
-from pyagent.infrastructure.server.service import AGENT_PREFIX, Service, json_response
+from pyagent.infrastructure.server.service import Service, json_response
 from pyagent.infrastructure.server.streaming import unless_gone
 from pyagent.infrastructure.server.validation import decode
 from pyagent.infrastructure.server.vectors import shortened
