@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.command_line import pyagent
 
+from pyagent.testing import openai_server
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -69,3 +71,16 @@ def test_question_about_a_contract_is_answered_from_its_text(smollm2_path: Path,
     assert "lease.txt:30" in done.stdout
     assert "The Tenant may keep one cat. Dogs are not allowed" in done.stdout
     assert "cleaning fee of 300 dollars" in done.stdout
+
+
+def test_reasoning_offers_the_tools_that_are_named(environment: dict[str, str]) -> None:
+    """`pyagent agent reasoning --tools calculator` lets the model call the calculator; an unknown tool is an error."""
+    with openai_server(arguments={"question": "6*7"}) as server:
+        words = ["agent", "reasoning", "--tools", "calculator", "What is 6 times 7?", "--chain", f"openai:{server.url}"]
+        done = pyagent(*words, env=environment)
+        unknown = pyagent("agent", "reasoning", "--tools", "calculater", "x", *words[-2:], env=environment)
+    assert done.returncode == 0, done.stderr
+    assert 'calculator({"question": "6*7"}): 6*7 = 42' in done.stdout
+    assert "Hello from the fake." in done.stdout
+    assert unknown.returncode != 0
+    assert "there is no tool 'calculater'; did you mean 'calculator'?" in unknown.stderr

@@ -28,12 +28,14 @@ Json = dict[str, object]
 class OpenAIServer:
     """A running fake. Change its fields between requests; read what came in `requests`.
 
-    `answer` None means: JSON of the schema asked for, a call of the first tool, or a greeting. With `api_key`, others
+    `answer` None means: JSON of the schema asked for, a call of the first tool (with `arguments`, or with a
+    sample of its schema), or a greeting. With `api_key`, others
     are refused. `status` and `retry_after` refuse every request; without `reads_images`, those with images are refused.
     """
 
     models: tuple[str, ...] = ("fake-1",)
     answer: str | None = None
+    arguments: Json | None = None
     reasoning: str = ""
     reads_images: bool = True
     fault: Fault | None = None
@@ -157,7 +159,10 @@ class _Reply:
         call = sample_call(self.body.get("tools"), self.body.get("messages"))
         if call is None or self.server.answer is not None or self.body.get("tool_choice") == "none":
             return []
-        function = {"name": call[0], "arguments": json.dumps(call[1])}
+        function = {
+            "name": call[0],
+            "arguments": json.dumps(call[1] if self.server.arguments is None else self.server.arguments),
+        }
         return [{"id": "call_abc", "type": "function", "function": function}]
 
     def _head(self, what: str) -> Json:

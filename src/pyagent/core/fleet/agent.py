@@ -137,6 +137,15 @@ def checked_output(agent: Agent, output: object) -> object:
     return output
 
 
+def text_of(output: object) -> str:
+    """An output in words: a text as it is, else what its type says of itself, or JSON."""
+    if isinstance(output, str):
+        return output
+    if isinstance(output, msgspec.Struct) and type(output).__str__ is not msgspec.Struct.__str__:
+        return str(output)
+    return msgspec.json.encode(output, enc_hook=str).decode()
+
+
 _MAX_NAMES_TOLD = 12
 
 

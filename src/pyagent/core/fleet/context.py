@@ -22,7 +22,8 @@ from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import Call, contained
 from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
-from pyagent.core.messages import JsonObject, JsonSchemaFormat, Message, ResponseFormat, SamplingParams, Usage
+from pyagent.core.fleet.tool_calls import MAX_ROUNDS, complete_with_tools
+from pyagent.core.messages import JsonObject, JsonSchemaFormat, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -102,10 +103,23 @@ class Context:
         return await self._ask(as_messages(prompt, system), schema, choice, sampling or DEFAULT_SAMPLING)
 
     async def complete(
-        self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        tools: Sequence[str] = (),
+        max_rounds: int = MAX_ROUNDS,
     ) -> Completion:
-        """The model's answer with how it ended: `is_cut` when that was at `max_tokens`."""
-        return await self._answer(as_messages(prompt, system), None, sampling or DEFAULT_SAMPLING)
+        """The model's answer with how it ended: `is_cut` when that was at `max_tokens`.
+
+        The model may call the `tools` named: their results are given back to it, and so is what went wrong in a call,
+        for at most `max_rounds` answers that hold calls; after these it has to answer. `tool_results` has the calls.
+        """
+        messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
+        if tools:
+            return await complete_with_tools(self, messages, tools, sampling, max_rounds)
+        return await self._answer(messages, None, sampling)
 
     async def retry(self, hint: str) -> Any:
         """Ask the last question again, with its answer and what is wrong with it."""
@@ -157,10 +171,8 @@ class Context:
         self, messages: list[Message], wanted: ResponseFormat | None, sampling: SamplingParams
     ) -> Completion:
         call = ModelCall(self, messages, wanted, sampling, whole=True)
-        async with aclosing(call.deltas()) as deltas:
-            async for _ in deltas:
-                pass
-        return Completion(text="".join(call.pieces), finish_reason=call.finish_reason, usage=call.usage or Usage())
+        await call.finish()
+        return call.completion
 
     # -- tools and other agents ---------------------------------------------------------------------------------------
 
@@ -169,12 +181,16 @@ class Context:
         """Names of the tools there are."""
         return tuple(self.run.tools)
 
+    def tool(self, name: str) -> FleetTool:
+        """The tool of that name; raises `RequestError` naming the nearest one there is."""
+        if name not in self.run.tools:
+            raise unknown_name("tool", name, self.tools)
+        return self.run.tools[name]
+
     async def call_tool(self, name: str, arguments: JsonObject | msgspec.Struct) -> object:
         """What a tool returns for these arguments; raises `RequestError` when they do not fit it."""
         await self.check_open()
-        tool = self.run.tools.get(name)
-        if tool is None:
-            raise unknown_name("tool", name, list(self.run.tools))
+        tool = self.tool(name)
         started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
         try:
             attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "pyagent.step": self.step}

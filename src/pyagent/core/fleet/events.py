@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.core.messages import FailedAttempt, FinishReason, Message, Usage
+from pyagent.core.messages import FailedAttempt, FinishReason, Message, ToolCall, Usage
 
 
 def _kind(name: str) -> str:
@@ -82,6 +82,7 @@ class ModelCalled(_Event, frozen=True):
     """A model answered, or failed to (`error`). `attempts` are the backends that did not answer.
 
     A `finish_reason` of `length` means that the answer was cut at its `max_tokens`, or at the model's context length.
+    `tool_calls` are those that the answer asks for.
     """
 
     step: str
@@ -91,6 +92,7 @@ class ModelCalled(_Event, frozen=True):
     answer: str
     usage: Usage = Usage()
     finish_reason: FinishReason | None = None
+    tool_calls: list[ToolCall] = []
     attempts: list[FailedAttempt] = []
     seconds: float = 0.0
     error: str | None = None

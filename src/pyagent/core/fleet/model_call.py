@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from math import isinf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ from pyagent.core.messages import (
     Origin,
     ResponseFormat,
     SamplingParams,
+    Tool,
+    ToolCall,
     Usage,
 )
 
@@ -33,12 +35,22 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 512
 
 
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that a model made of a tool, and what the model was told of it: the output, or what went wrong."""
+
+    tool: str
+    arguments: str
+    text: str
+    is_error: bool = False
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's whole answer, how it ended, and what it used."""
+    """A model's whole answer, how it ended, what it used, and the tools it called on the way."""
 
     text: str
     finish_reason: FinishReason | None = None
     usage: Usage = Usage()
+    tool_results: tuple[ToolResult, ...] = ()
 
     @property
     def is_cut(self) -> bool:
@@ -83,12 +95,26 @@ class ModelCall:
     response_format: ResponseFormat | None
     sampling: SamplingParams
     whole: bool = False
+    tools: Sequence[Tool] = ()
+    tool_choice: Literal["none"] | None = None
     pieces: list[str] = field(default_factory=list[str])
     usage: Usage | None = None
     backend: str = ""
     model: str = ""
     finish_reason: FinishReason | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
     attempts: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
+
+    async def finish(self) -> None:
+        """Wait for the whole answer."""
+        async with aclosing(self.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer, once it is there."""
+        return Completion(text="".join(self.pieces), finish_reason=self.finish_reason, usage=self.usage or Usage())
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer as the backend streams it."""
@@ -121,7 +147,7 @@ class ModelCall:
     async def _counted(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer, reserved before and settled after, in one of the run's slots."""
         await self.context.check_open()
-        num_prompt = estimate_tokens(self.messages)
+        num_prompt = estimate_tokens(self.messages, self.tools)
         max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
         reservation = self.context.budget.reserve(num_prompt + max_tokens)
         started, fault = time.perf_counter(), "cancelled"
@@ -147,6 +173,8 @@ class ModelCall:
         request = ChatRequest(
             messages=self.messages,
             response_format=self.response_format,
+            tools=list(self.tools),
+            tool_choice=self.tool_choice,
             sampling=msgspec.structs.replace(self.sampling, max_tokens=max_tokens),
             timeout_seconds=None if isinf(deadline.at) else deadline.remaining_seconds,
             private=run.is_private,
@@ -167,7 +195,9 @@ class ModelCall:
     def _note(self, delta: ChatDelta) -> None:
         if delta.resumed and delta.resumed.kind == "restart":
             self.pieces.clear()
+            self.tool_calls.clear()
         self.pieces.append(delta.content)
+        self.tool_calls += delta.tool_calls
         self.usage = delta.usage or self.usage
         self.backend = delta.backend or self.backend
         self.model = delta.model or self.model
@@ -201,6 +231,7 @@ class ModelCall:
                 answer="".join(self.pieces),
                 usage=usage,
                 finish_reason=self.finish_reason,
+                tool_calls=self.tool_calls,
                 attempts=self.attempts,
                 seconds=seconds,
                 error=fault,

@@ -90,7 +90,8 @@ class Fleet:
         self.backend = backend
         self.agents: dict[str, Agent] = _by_name("agents", agents)
         providers = _by_name("tool providers", tool_providers)
-        self._tools = OpenTools(_by_name("tools", tools), providers.values())
+        self.tools: dict[str, FleetTool] = _by_name("tools", tools)
+        self._tools = OpenTools(self.tools, providers.values())
         self.journal: Journal = journal or MemoryJournal()
         self.limits = limits or FleetLimits()
         self.budget = Budget("the fleet", self.limits.fleet_tokens)

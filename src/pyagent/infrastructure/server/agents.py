@@ -125,6 +125,7 @@ def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
 
 
 def _delta(event: Event) -> ChatDelta | None:
+    from pyagent.core.fleet.agent import text_of
     from pyagent.core.fleet.events import Progress, RunFinished, TextDelta
 
     match event:
@@ -133,18 +134,9 @@ def _delta(event: Event) -> ChatDelta | None:
         case Progress():
             return ChatDelta(reasoning=f"{event.agent}: {event.text}\n")
         case RunFinished():
-            return ChatDelta(content=_text(event.output), finish_reason="stop", usage=_usage(event.totals))
+            return ChatDelta(content=text_of(event.output), finish_reason="stop", usage=_usage(event.totals))
         case _:
             return None
-
-
-def _text(output: object) -> str:
-    """A result as a message: a text, what its type says of itself, or JSON."""
-    if isinstance(output, str):
-        return output
-    if isinstance(output, msgspec.Struct) and type(output).__str__ is not msgspec.Struct.__str__:
-        return str(output)
-    return msgspec.json.encode(output, enc_hook=str).decode()
 
 
 def _usage(totals: Totals) -> Usage:
