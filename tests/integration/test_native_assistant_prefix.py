@@ -70,7 +70,10 @@ def test_begun_answer_keeps_its_form(tiny_model_path: Path) -> None:
         async with running(tiny_model_path) as backend:
             request = msgspec.structs.replace(chat("pick", **(GREEDY | {"ignore_eos": False})), response_format=form)
             assert (await asked(backend, request, assistant_prefix="alpha ")).text in {"beta", "gamma"}
-            for wrong, says in (("omega", "has not the form"), ("alpha beta", "all of the form")):
+            for wrong, says in (
+                ("omega", "does not match response_format"),
+                ("alpha beta", "all that response_format allows"),
+            ):
                 with pytest.raises(RequestError, match=says):
                     await asked(backend, request, assistant_prefix=wrong)
             with pytest.raises(RequestError, match="into the prompt"):

@@ -48,7 +48,7 @@ def test_answer_with_a_form_goes_on_within_it(tiny_model_path: Path) -> None:
             rest = await collect(backend.chat(begun(request, "alpha ")))
             assert rest.text in {"beta", "gamma"}
             assert rest.usage.completion_tokens > len("beta") // 4
-            with pytest.raises(RequestError, match="answer_prefix has not the form"):
+            with pytest.raises(RequestError, match="answer_prefix does not match response_format"):
                 await collect(backend.chat(begun(request, "omega")))
             with pytest.raises(RequestError, match="several are asked for"):
                 await collect(backend.chat(msgspec.structs.replace(begun(chat("x"), "y"), n=2)))

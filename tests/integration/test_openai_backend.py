@@ -13,6 +13,7 @@ from support.wire import DONE, USAGE, WHOLE, Piece, answered, ask, chat, event, 
 from pyagent.core.backends import collect
 from pyagent.core.errors import (
     BackendError,
+    InvalidOutputError,
     RequestError,
     UnsupportedError,
 )
@@ -230,7 +231,7 @@ def test_openai_backend_choice_is_checked_and_unquoted(said: str) -> None:
     assert answer.text == "yes"
     schema = wire.requests[0][2]["response_format"]["json_schema"]["schema"]
     assert schema["properties"] == {"choice": {"type": "string", "enum": ["yes", "no"]}}
-    with pytest.raises(BackendError, match="none of the choices"):
+    with pytest.raises(InvalidOutputError, match="none of the choices"):
         ask((head(), token("maybe"), token("", "stop"), DONE), request)
 
 

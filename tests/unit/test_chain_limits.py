@@ -271,7 +271,7 @@ def test_content_filter_before_any_text_asks_the_next_link(tmp_path: Path) -> No
     ],
 )
 def test_invalid_answer_is_asked_of_the_next_link(tmp_path: Path, form: ResponseFormat, wrong: str, right: str) -> None:
-    """An answer without the form asked for is not given to who reads it whole, nor by rule to who streams."""
+    """Invalid structured output reaches no caller that reads it whole, nor by rule one that streams."""
     a, b = Played("a", says(wrong)), Played("b", says(right))
     rule = '\n[rules]\ncheck_answers = "{}"\nretries = 0\n'
     links = 'chain = ["link:a", "link:b"]'

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyagent.core.abilities import ABILITIES, Abilities, needs
 from pyagent.core.backends import Answer, collect
-from pyagent.core.emulation import dialect, forms
+from pyagent.core.emulation import dialect, response_formats
 from pyagent.core.emulation.cutting import cut
 from pyagent.core.emulation.fulfil import EMULATED, fulfil
 from pyagent.core.errors import BackendError, InvalidOutputError, RequestError
@@ -196,7 +196,7 @@ def test_choice_by_words_or_by_schema(said: str) -> None:
     request = chat(response_format=CHOICE, unsupported="refuse")
     assert ask(by_schema, request, frozenset({"json_schema"})).text == "yes"
     assert by_schema.asked[0].messages == request.messages
-    assert by_schema.asked[0].response_format == forms.as_schema(CHOICE)
+    assert by_schema.asked[0].response_format == response_formats.as_schema(CHOICE)
     with pytest.raises(InvalidOutputError, match="none of the choices"):
         ask(Model("maybe", "perhaps"), chat(response_format=CHOICE))
 
@@ -392,6 +392,6 @@ def test_any_text_is_calls_or_a_fault(text: str) -> None:
     shown = [text[: dialect.safe_length(text[:end])] for end in range(len(text) + 1)]
     try:
         prose, _ = dialect.read(text, [ADD])
-    except forms.FaultyAnswer:
+    except InvalidOutputError:
         return
     assert all(prose.startswith(piece) for piece in shown)

@@ -1,4 +1,4 @@
-"""Answers that must follow a form: what the masks of any walk through a grammar allow."""
+"""Structured output: what the masks of any walk through a grammar allow."""
 
 from __future__ import annotations
 

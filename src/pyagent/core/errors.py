@@ -62,7 +62,7 @@ class Decline(RequestError):  # noqa: N818 - what an agent does, not what went w
 
 
 class InvalidOutputError(RequestError):
-    """A model's answer does not match the form, choice or call that the request asks for; another model's may.
+    """A model's answer does not match the response format or call that the request asks for; another model's may.
 
     No fault of the backend, which works: so it is the request's, and the codes are those that Groq's API made known.
     """

@@ -269,7 +269,7 @@ class BackendConformance:
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])
     @pytest.mark.parametrize("kind", ["json_object", "json_schema", "choice"])
     def test_form_of_the_answer_is_kept_or_refused(self, kind: str, mode: str) -> None:
-        """An answer has the form asked for, checked here; else the form is refused by name."""
+        """An answer matches `response_format`, checked here; else the format is refused by name."""
         with self.subject() as subject:
             answer = _served(subject, _chat(response_format=_FORMS[kind]), kind, mode)
         if answer is None or answer.last.finish_reason == "length":

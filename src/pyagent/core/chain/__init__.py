@@ -1,4 +1,4 @@
-"""The fallback chain. Names are looked up when first used: settings need the form of a link, not the chain itself."""
+"""The fallback chain. Names are looked up when first used: settings need a link as written, not the chain."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
-from pyagent.core.chain.forms import fault_of_answer, has_form
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
 from pyagent.core.chain.ordering import Weights, why_not
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
+from pyagent.core.chain.structured_output import validate_answer, wants_structured_output
 from pyagent.core.errors import BackendError, InvalidOutputError, PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
@@ -82,7 +82,7 @@ class Chain:
     """Backends tried in order. `private` lists the schemes (or whole link names) that keep text on this machine.
 
     `settings` are those of the links, in their order; none means plain links. `deadline_seconds` bounds requests that
-    give more time or none. `check_answers` says which answers with a form are checked: those read whole, or all.
+    give more time or none. `check_answers` says which structured outputs are validated: those read whole, or all.
     `answers` holds those given before, when they are to be given again.
     """
 
@@ -169,7 +169,7 @@ class Chain:
             yield delta
 
     def _checks(self, request: ChatRequest) -> bool:
-        if self.check_answers == "never" or not has_form(request):
+        if self.check_answers == "never" or not wants_structured_output(request):
             return False
         return request.whole or self.check_answers == "always"
 
@@ -343,7 +343,7 @@ class Chain:
 
 
 async def _held_back(attempt: Attempt, failover: Failover) -> list[ChatDelta]:
-    """All deltas of an answer whose form is right."""
+    """Return all deltas of an answer that matches the request."""
     attempts = failover.take_failed()
     try:
         async with aclosing(attempt.rest(attempts, can_go_on=True)) as stream:
@@ -359,6 +359,6 @@ def _check(deltas: list[ChatDelta], attempt: Attempt, failover: Failover) -> Non
     """Raise `InvalidOutputError` for a finished answer that does not match what the request asks for."""
     for index in {delta.index for delta in deltas}:
         mine = [delta for delta in deltas if delta.index == index]
-        if fault := fault_of_answer(mine, failover.request):
+        if fault := validate_answer(mine, failover.request):
             param = "tools" if any(delta.tool_calls for delta in mine) else "response_format"
             raise InvalidOutputError(f"{attempt.name}: the answer does not match {param}: {fault}", param=param)

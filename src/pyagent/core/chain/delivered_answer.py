@@ -68,12 +68,12 @@ class DeliveredAnswer:
         return "it does not go on elsewhere, as a tool call was told already" if self.has_calls else ""
 
     def is_taken_by(self, link: Link) -> bool:
-        """Whether a link can go on with the answer: one with a form, or likelihoods, only exactly."""
+        """Whether a link can go on with the answer: structured output, or one with likelihoods, only exactly."""
         if not self.text or not self.request.messages or link.continues:
             return True
         wanted = self.request.response_format
-        has_form = wanted is not None and wanted.type != "text"
-        return not has_form and self.request.sampling.top_logprobs is None
+        is_structured = wanted is not None and wanted.type != "text"
+        return not is_structured and self.request.sampling.top_logprobs is None
 
     @property
     def is_full(self) -> bool:

@@ -13,8 +13,8 @@ from typing import cast
 
 import msgspec
 
-from pyagent.core.emulation.forms import FaultyAnswer
 from pyagent.core.emulation.schemas import fault_of
+from pyagent.core.errors import InvalidOutputError
 from pyagent.core.messages import ChatRequest, FunctionCall, JsonObject, Message, Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -55,7 +55,7 @@ def _told(message: Message, names: dict[str, str]) -> Message:
 
 
 def read(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    """The text before the calls, and the calls. Raises `FaultyAnswer` for a call that cannot be made."""
+    """The text before the calls, and the calls. Raises `InvalidOutputError` for a call that cannot be made."""
     prose, tag, _ = text.partition(OPEN)
     if not tag:
         return text, []
@@ -67,16 +67,16 @@ def _read_call(block: str, by_name: dict[str, Tool]) -> ToolCall:
     try:
         said = cast("object", json.JSONDecoder().raw_decode(block)[0])
     except (ValueError, RecursionError) as error:
-        raise FaultyAnswer(f"a function call is not valid JSON: {error}") from error
+        raise InvalidOutputError(f"a function call is not valid JSON: {error}", param="tools") from error
     call = cast("JsonObject", said) if isinstance(said, dict) else {}
     name, arguments = call.get("name"), call.get("arguments", {})
     tool = by_name.get(name) if isinstance(name, str) else None
     if tool is None:
-        raise FaultyAnswer(f"there is no function {name!r}; there are {', '.join(by_name)}")
+        raise InvalidOutputError(f"there is no function {name!r}; there are {', '.join(by_name)}", param="tools")
     if not isinstance(arguments, dict):
-        raise FaultyAnswer(f"the arguments of {name} must be a JSON object")
+        raise InvalidOutputError(f"the arguments of {name} must be a JSON object", param="tools")
     if (fault := fault_of(cast("object", arguments), tool.function.parameters, "tools")) is not None:
-        raise FaultyAnswer(f"the arguments of {name} are wrong: {fault}")
+        raise InvalidOutputError(f"the arguments of {name} are wrong: {fault}", param="tools")
     function = FunctionCall(tool.function.name, json.dumps(arguments, ensure_ascii=False))
     return ToolCall(id=f"call_{uuid.uuid4().hex[:12]}", function=function)
 

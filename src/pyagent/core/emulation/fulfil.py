@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pyagent.core.abilities import SOFT, Abilities, needs, noting, without
-from pyagent.core.emulation import dialect, forms
+from pyagent.core.emulation import dialect, response_formats
 from pyagent.core.emulation.cutting import cut
-from pyagent.core.emulation.forms import FaultyAnswer
 from pyagent.core.errors import InvalidOutputError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
@@ -77,7 +76,7 @@ def _missing(
 ) -> tuple[Abilities, Abilities]:
     """What the backend lacks and must be emulated, and which hints it will not hear."""
     missing = needs(request) - abilities
-    if "json_schema" in abilities:  # a choice in the form of a schema loses nothing
+    if "json_schema" in abilities:  # a choice as a schema loses nothing
         missing -= {"choice"}
     is_emulating = (request.unsupported or unsupported) == "emulate"
     ignored = missing & SOFT if is_emulating else frozenset[str]()
@@ -133,11 +132,11 @@ def _first_call(delta: ChatDelta, called: set[int]) -> ChatDelta:
 
 @dataclass(slots=True)
 class _Plan:
-    """What is asked in words, and what must be checked: a form, calls in the text's tags, calls at all."""
+    """What is asked in words, and what must be checked: a response format, calls in the text's tags, calls at all."""
 
     request: ChatRequest
     missing: Abilities
-    form: ResponseFormat | None = None
+    response_format: ResponseFormat | None = None
     strict: list[Tool] = field(default_factory=list[Tool])
     tagged: list[Tool] = field(default_factory=list[Tool])
     needs_call: bool = False
@@ -149,7 +148,7 @@ class _Plan:
         plan = cls(request, missing)
         plan.choose_strict()
         plan.choose_tools()
-        plan.choose_form(has_choice="choice" in abilities)
+        plan.choose_response_format(has_choice="choice" in abilities)
         return plan
 
     def choose_strict(self) -> None:
@@ -176,17 +175,17 @@ class _Plan:
         if self.needs_call:
             self._ask(self.request, "Answer with a call of one of your functions, not with text.")
 
-    def choose_form(self, *, has_choice: bool) -> None:
-        """Ask for the form in words, or for a choice as a schema, where the backend does not know it."""
+    def choose_response_format(self, *, has_choice: bool) -> None:
+        """Ask for the response format in words, or for a choice as a schema, where the backend does not know it."""
         wanted = self.request.response_format
         if wanted is None or wanted.type == "text":
             return
-        if wanted.type in self.missing or self.tagged:  # a grammar for the form would forbid the tags
-            self.form = wanted
-            self._ask(msgspec.structs.replace(self.request, response_format=None), forms.instruction(wanted))
+        if wanted.type in self.missing or self.tagged:  # a grammar for it would forbid the tags
+            self.response_format = wanted
+            self._ask(msgspec.structs.replace(self.request, response_format=None), response_formats.instruction(wanted))
         elif wanted.type == "choice" and not has_choice:
-            self.form = wanted
-            self._ask(msgspec.structs.replace(self.request, response_format=forms.as_schema(wanted)))
+            self.response_format = wanted
+            self._ask(msgspec.structs.replace(self.request, response_format=response_formats.as_schema(wanted)))
 
     def _ask(self, request: ChatRequest, words: str = "") -> None:
         self.is_empty = False
@@ -195,26 +194,27 @@ class _Plan:
     @property
     def is_shown_at_once(self) -> bool:
         """Whether text before a call can be streamed: nothing about it needs to be checked."""
-        return self.form is None and not self.needs_call
+        return self.response_format is None and not self.needs_call
 
     @property
     def param(self) -> str:
         """The field that asks for what is checked."""
-        return "response_format" if self.form else "tool_choice" if self.needs_call else "tools"
+        return "response_format" if self.response_format else "tool_choice" if self.needs_call else "tools"
 
     def read(self, text: str, calls: list[ToolCall]) -> tuple[str, list[ToolCall]]:
-        """The answer's text and calls. Raises `FaultyAnswer`."""
+        """The answer's text and calls. Raises `InvalidOutputError`."""
         if self.tagged:
             text, calls = dialect.read(text, self.tagged)
-        elif (fault := forms.fault_of_calls(calls, self.strict)) is not None:
-            raise FaultyAnswer(fault)
+        elif (fault := response_formats.fault_of_calls(calls, self.strict)) is not None:
+            raise InvalidOutputError(fault, param=self.param)
         if self.needs_call and not calls:
-            raise FaultyAnswer("it calls no function, and a call was asked for")
-        if calls or self.form is None:
+            raise InvalidOutputError("it calls no function, and a call was asked for", param=self.param)
+        if calls or self.response_format is None:
             return text, calls
-        found, begun = forms.read(text, self.form), self.request.assistant_prefix + self.request.answer_prefix
+        found = response_formats.read(text, self.response_format)
+        begun = self.request.assistant_prefix + self.request.answer_prefix
         if not found.startswith(begun):
-            raise FaultyAnswer(f"it does not begin with {begun[:80]!r}")
+            raise InvalidOutputError(f"it does not begin with {begun[:80]!r}", param=self.param)
         return found, calls
 
 
@@ -239,7 +239,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
         try:
             is_cut = last.finish_reason == "length" and not plan.tagged  # told as it is, as a grammar's would be
             shown, calls = (text, calls) if is_cut else plan.read(text, calls)
-        except FaultyAnswer as error:
+        except InvalidOutputError as error:
             faults.append(str(error))
             request = _repairing(plan.request, text or _written(calls), str(error))
             continue

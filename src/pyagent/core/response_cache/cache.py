@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.core.chain.forms import fault_of_answer
+from pyagent.core.chain.structured_output import validate_answer
 from pyagent.core.messages import ChatDelta, ChatRequest, ImagePart, Origin, PromptTokensDetails
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_cache.coalescing import CoalescedResponse
@@ -195,7 +195,7 @@ def is_determined(request: ChatRequest) -> bool:
 def is_keepable(deltas: Sequence[ChatDelta], request: ChatRequest) -> bool:
     """Whether a whole answer is what the first choice of links would say again.
 
-    One by a link that stood in for another is not, nor one filtered, aborted, put together, or of the wrong form.
+    One by a link that stood in for another is not, nor one filtered, aborted, put together, or invalid.
     """
     if any(delta.attempts or delta.resumed for delta in deltas):
         return False
@@ -209,7 +209,7 @@ def _is_sound(deltas: list[ChatDelta], request: ChatRequest) -> bool:
     if reason not in {"stop", "length", "tool_calls"}:
         return False
     if reason == "stop" or any(delta.tool_calls for delta in deltas):
-        return not fault_of_answer(deltas, request)
+        return not validate_answer(deltas, request)
     return wanted is None or wanted.type == "text"
 
 

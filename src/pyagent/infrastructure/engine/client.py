@@ -199,10 +199,12 @@ class LocalEngine(Shared):
         past: PastTurn | None,
     ) -> Request:
         length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
-        has_form = request.response_format is not None and request.response_format.type != "text"
+        is_structured = request.response_format is not None and request.response_format.type != "text"
         if past is not None:
             await self.in_thread(model.remember, request, past)
-        if length > _LONG_TEXT or has_form or log is not None:  # a schema may take long to compile, a log to replay
+        if (
+            length > _LONG_TEXT or is_structured or log is not None
+        ):  # a schema may take long to compile, a log to replay
             return await self.in_thread(model.prepare, request, sink, log)
         return model.prepare(request, sink)
 

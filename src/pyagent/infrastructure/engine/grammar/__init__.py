@@ -1,4 +1,4 @@
-"""Answers that must follow a form: JSON schema, any JSON, or one of some texts. Masks come from llguidance."""
+"""Structured output: JSON schema, any JSON, or one of some texts. Masks come from llguidance."""
 
 from __future__ import annotations
 

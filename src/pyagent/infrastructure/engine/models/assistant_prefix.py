@@ -45,17 +45,17 @@ class AssistantPrefix:
         return stream
 
     def accepted(self, grammar: Grammar | None) -> Grammar | None:
-        """The grammar after it. Raises `RequestError` where the form does not begin so, or ends with it."""
+        """The grammar after it. Raises `RequestError` where the format does not begin so, or ends with it."""
         if grammar is None or not self.tokens:
             return grammar
         try:
             for token in self.tokens:
                 grammar.accept(token)
         except ValueError as error:
-            text = f"the answer's beginning has not the form asked for: {error}"
+            text = f"the answer's beginning does not match response_format: {error}"
             raise RequestError(text, param="messages") from error
         if grammar.is_finished:
-            raise RequestError("the answer's beginning is all of the form asked for already", param="messages")
+            raise RequestError("the answer's beginning is all that response_format allows already", param="messages")
         return grammar
 
 

@@ -300,7 +300,7 @@ def _resumed(request: Request, log: TokenLog) -> Output:
     try:
         return request.resume(log)
     except ValueError as error:
-        raise RequestError(f"answer_prefix has not the form asked for: {error}", param="answer_prefix") from error
+        raise RequestError(f"answer_prefix does not match response_format: {error}", param="answer_prefix") from error
 
 
 def _after_prefix(on_output: Callable[[Output], None], num_chars: int) -> Callable[[Output], None]:

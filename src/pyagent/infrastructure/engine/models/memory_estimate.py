@@ -2,7 +2,7 @@
 
 `weights` and `kv` are the model's matrices and its slabs of keys and values; `workspace` is what its steps compute in,
 for the largest step there can be; `tokenizer` what building it took of the heap; `sessions` are the token logs of
-conversations, `prompts` the beginnings that many share, `grammars` compiled answer forms.
+conversations, `prompts` the beginnings that many share, `grammars` compiled grammars.
 """
 
 from __future__ import annotations

@@ -217,11 +217,11 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         raise RequestError(f"beam.length_penalty must be between -10 and 10, got {beam.length_penalty}", param="beam")
     if not 1 <= request.n <= beam.width:
         raise RequestError(f"n must be between 1 and the {beam.width} beams, got {request.n}", param="n")
-    has_form = request.response_format is not None and request.response_format.type != "text"
+    is_structured = request.response_format is not None and request.response_format.type != "text"
     penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     refused = {
         "best_of": request.best_of is not None,
-        "response_format": has_form,
+        "response_format": is_structured,
         "top_logprobs": sampling.top_logprobs is not None,
         "stop_token_ids": bool(sampling.stop_token_ids),
         "min_tokens": sampling.min_tokens > 0,

@@ -1,6 +1,6 @@
-"""Forms of answers (JSON, a JSON schema, a choice) asked for in words and checked afterwards.
+"""Response formats (JSON, a JSON schema, a choice) asked for in words, and the answers validated.
 
-Pure: texts in, texts or a `FaultyAnswer` out.
+Pure: texts in, texts or an `InvalidOutputError` out.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from collections.abc import Iterable
 from typing import cast
 
 from pyagent.core.emulation.schemas import fault_of
+from pyagent.core.errors import InvalidOutputError
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat, Tool, ToolCall
 
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 
-class FaultyAnswer(Exception):  # noqa: N818 - not an error of the program: the model is told, and asked again
-    """An answer that is not what was asked for; the text says why, to the model."""
-
-
 def instruction(wanted: ResponseFormat) -> str:
-    """The form in words."""
+    """Return the instruction that asks a model for the format."""
     match wanted.type:
         case "choice":
             choices = ", ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice or [])
@@ -36,7 +33,7 @@ def instruction(wanted: ResponseFormat) -> str:
 
 
 def schema_of(wanted: ResponseFormat) -> JsonObject:
-    """The JSON schema of a form; a choice is an object with one property, as OpenAI takes no other root."""
+    """Return the JSON schema of a format; a choice is an object with one property, as OpenAI takes no other root."""
     if wanted.type == "json_schema":
         return wanted.json_schema.schema if wanted.json_schema else {}
     if wanted.type == "choice":
@@ -51,17 +48,17 @@ def schema_of(wanted: ResponseFormat) -> JsonObject:
 
 
 def as_schema(wanted: ResponseFormat) -> ResponseFormat:
-    """The form as a JSON schema, for a backend that knows those; `read` takes the answer back."""
+    """Return the format as a JSON schema, for a backend that knows those; `read` takes the answer back."""
     return ResponseFormat("json_schema", JsonSchemaFormat(name="answer", schema=schema_of(wanted), strict=True))
 
 
 def read(text: str, wanted: ResponseFormat) -> str:
-    """The answer without what a model likes to put around it. Raises `FaultyAnswer` when it has not the form."""
+    """Return the answer without what models put around it; raise `InvalidOutputError` where it does not match."""
     if wanted.type == "choice":
         return _read_choice(text, wanted.choice or [])
     found = _json_in(text)
     if (fault := fault_of(json.loads(found), schema_of(wanted), "response_format")) is not None:
-        raise FaultyAnswer(fault)
+        raise InvalidOutputError(fault, param="response_format")
     return found
 
 
@@ -93,9 +90,9 @@ def _json_in(text: str) -> str:
         try:
             end = json.JSONDecoder().raw_decode(text, start)[1]
         except (ValueError, RecursionError) as error:
-            raise FaultyAnswer(f"it is not valid JSON: {error}") from error
+            raise InvalidOutputError(f"it is not valid JSON: {error}", param="response_format") from error
         return text[start:end]
-    raise FaultyAnswer("it holds no JSON")
+    raise InvalidOutputError("it holds no JSON", param="response_format")
 
 
 def _read_choice(text: str, choices: list[str]) -> str:
@@ -105,10 +102,10 @@ def _read_choice(text: str, choices: list[str]) -> str:
         return plain
     try:
         value = cast("object", json.loads(_json_in(plain)))
-    except FaultyAnswer:
+    except InvalidOutputError:
         value = plain.strip("\"'`*.")
     if isinstance(value, dict):
         value = cast("JsonObject", value).get("choice")
     if value not in choices:
-        raise FaultyAnswer(f"{plain[:80]!r} is none of the choices {choices}")
+        raise InvalidOutputError(f"{plain[:80]!r} is none of the choices {choices}", param="response_format")
     return str(value)

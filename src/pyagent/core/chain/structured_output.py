@@ -1,4 +1,4 @@
-"""Whether a whole answer has the form that was asked for: JSON, a schema, one of some choices, strict calls. Pure."""
+"""Validate a whole answer against the request: JSON, a JSON schema, a choice, the arguments of strict tools. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import cast
 
 import msgspec
 
-from pyagent.core.emulation.forms import fault_of_calls, schema_of
+from pyagent.core.emulation.response_formats import fault_of_calls, schema_of
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
 
 
-def has_form(request: ChatRequest) -> bool:
-    """Whether a request asks for anything that can be checked here."""
+def wants_structured_output(request: ChatRequest) -> bool:
+    """Whether a request asks for anything that `validate_answer` checks."""
     wanted = request.response_format
     return (wanted is not None and wanted.type != "text") or any(tool.function.strict for tool in request.tools)
 
 
-def fault_of_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
-    """What is wrong with the form of one answer; empty when it is as asked for, or was cut off."""
+def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
+    """Return what is wrong with one answer; empty when it matches the request, or was cut off."""
     if calls := [call for delta in deltas for call in delta.tool_calls]:
         try:
             return fault_of_calls(calls, request.tools) or ""
@@ -29,11 +29,11 @@ def fault_of_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
     if deltas[-1].finish_reason != "stop":
         return ""
     begun = request.assistant_prefix + request.answer_prefix
-    return fault_in(begun + "".join(delta.content for delta in deltas), request.response_format)
+    return _validate_text(begun + "".join(delta.content for delta in deltas), request.response_format)
 
 
-def fault_in(text: str, wanted: ResponseFormat | None) -> str:
-    """What is wrong with an answer's form; empty when it is as asked for, or when its schema cannot be checked."""
+def _validate_text(text: str, wanted: ResponseFormat | None) -> str:
+    """Return why a text does not match `wanted`; empty when it does, or when its schema cannot be checked."""
     if wanted is None or wanted.type == "text":
         return ""
     if wanted.type == "choice":
