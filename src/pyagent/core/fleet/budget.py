@@ -1,6 +1,6 @@
 """Budgets: tokens are reserved before a call and settled after it, in this budget and in all those around it.
 
-Fleet, run and agent each have one, inside each other. A reservation is granted by every level or by none, so that two
+Runs and agents each have one, inside each other. A reservation is granted by every level or by none, so that two
 calls cannot both take the last tokens. Single-threaded by design: it lives on the event loop.
 """
 

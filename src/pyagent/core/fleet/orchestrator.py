@@ -60,12 +60,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one run and of all together, a run's time, agents, and calls at once. None is no limit."""
+    """What one run may use: tokens, time, agents, and calls at once. None is no limit."""
 
     run_tokens: int | None = None
     run_seconds: float | None = None
     run_agents: int = 10_000
-    fleet_tokens: int | None = None
     max_concurrency: int = 8
 
 
@@ -94,7 +93,6 @@ class Fleet:
         self._tools = OpenTools(self.tools, providers.values())
         self.journal: Journal = journal or MemoryJournal()
         self.limits = limits or FleetLimits()
-        self.budget = Budget("the fleet", self.limits.fleet_tokens)
         self._tracer = tracer or NoTracer()
         self._durations = Durations()
         self._scores = Scores(self.agents)
@@ -204,7 +202,7 @@ class Fleet:
             backend=self.backend,
             agents=self.agents,
             journal=self.journal,
-            budget=Budget(f"run {run_id}", limits.run_tokens, self.budget),
+            budget=Budget(f"run {run_id}", limits.run_tokens),
             deadline=deadline,
             max_concurrency=limits.max_concurrency,
             max_agents=limits.run_agents,
