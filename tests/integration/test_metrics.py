@@ -128,11 +128,21 @@ def test_every_figure_is_documented(tiny_model_path: Path) -> None:
     backend = NativeBackend.of("tiny", lambda: tiny_model_path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 20)))
     chain = Chain([backend], response_cache=ResponseCache(ResponseStore(1000, 60)))
     with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
-        http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 3, "ignore_eos": True})
+        body = {"messages": HI, "max_tokens": 3, "ignore_eos": True}
+        timings = http.post("/v1/chat/completions", json=body).json()["usage"]["timings"]
+        state = http.get("/pyagent/engine").json()
         families = list(text_string_to_metric_families(http.get("/metrics").text))
     samples = [sample for family in families for sample in family.samples]
     assert next(s.value for s in samples if s.name == "pyagent_engine_requests_finished_total") == 1
     assert next(s.value for s in samples if s.name == "pyagent_engine_generation_tokens_total") == 3
+    [engine] = [figures for link in state.values() for figures in link["stats"].values()]
+    quantiles = [s for s in samples if s.name == "pyagent_engine_first_token_seconds"]
+    assert [s.labels["quantile"] for s in quantiles] == ["0.5", "0.95", "0.99"]
+    assert all(s.value > 0 for s in quantiles)
+    assert 0 < timings["forward_seconds"] < timings["total_seconds"]
+    assert 0 < timings["scheduler_seconds"] < timings["total_seconds"]
+    assert engine["step_trend"] > 0
+    assert engine["num_slow_steps"] == 0
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     page = DOCS.read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `pyagent_")]

@@ -12,7 +12,7 @@ from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.models.loaded_model import timings_of
 from pyagent.infrastructure.engine.request import Status, TransitionError
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
-from pyagent.infrastructure.engine.stats import EngineStats
+from pyagent.infrastructure.engine.stats import Counts, EngineStats, SlowStep
 
 
 @given(st.lists(st.sampled_from(Status), max_size=12))
@@ -52,6 +52,23 @@ def test_timestamps_are_in_order_and_make_up_the_timings() -> None:
     assert timings.queue_seconds + timings.prefill_seconds == pytest.approx(timings.first_token_seconds)
     whole = timings.first_token_seconds + 4 * timings.inter_token_seconds
     assert 0 < whole <= timings.total_seconds
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_steps_are_shared_out_among_their_requests(is_async: bool) -> None:
+    """All requests together are charged no more than what the steps took; the one with more tokens is charged more."""
+    engine = Engine(CountingRunner(num_blocks=100), is_async=is_async)
+    clients = [Client(1, list(range(20)), 12), Client(2, list(range(50, 60)), 3)]
+    for client in clients:
+        engine.scheduler.add(client.request)
+    run_to_end(engine)
+    engine.close()
+    long, short = (timings_of(client.request) for client in clients)
+    assert short.forward_seconds > 0
+    assert short.scheduler_seconds > 0
+    assert long.forward_seconds > short.forward_seconds
+    assert long.scheduler_seconds > short.scheduler_seconds
+    assert long.forward_seconds + short.forward_seconds <= engine.stats().busy_seconds
 
 
 @pytest.mark.parametrize("num_blocks", [3, 20])
@@ -107,3 +124,36 @@ def test_stats_add_up() -> None:
     assert 0 < stats.scheduler_seconds.p50 < 1
     assert stats.first_token_seconds.p50 > 0
     assert msgspec.json.decode(msgspec.json.encode(stats), type=EngineStats) == stats
+
+
+def test_slow_steps_are_counted_with_their_batch() -> None:
+    """A step far beyond the usual is counted and told with its size; prefill that takes what prefill takes is not."""
+    counts = Counts()
+    for number in range(300):
+        counts.note_step_time(0.010, 0.010, 4, 4)
+        counts.note_step(0.001, 4, 4)
+        if number == 200:
+            counts.note_step_time(0.300, 0.290, 512, 5)
+            counts.note_step(0.001, 512, 4)
+    assert counts.num_slow_steps == 0
+    for seconds in (0.2, 0.4, 0.3):
+        counts.note_step_time(seconds, 0.010, 7, 6)
+        counts.note_step(0.001, 7, 6)
+    assert counts.num_slow_steps == 3
+    assert counts.slowest_step == SlowStep(seconds=0.4, usual_seconds=0.010, num_tokens=7, num_requests=6)
+
+
+def test_step_trend_tells_of_steps_that_get_slower() -> None:
+    """The trend is 1 while step times stay, and rises when the last steps take longer than those before."""
+    counts = Counts()
+    pool = CountingRunner(num_blocks=1).stats()
+
+    def trend() -> float:
+        return counts.snapshot(num_running=0, waiting={}, preemptions={}, pool=pool).step_trend
+
+    assert trend() == 1.0
+    for seconds, num_steps, expected in ((0.01, 900, 1.0), (0.02, 128, 2.0), (0.02, 1024, 1.0)):
+        for _ in range(num_steps):
+            counts.note_step_time(seconds, seconds, 1, 1)
+            counts.note_step(0.001, 1, 1)
+        assert trend() == pytest.approx(expected)

@@ -258,6 +258,9 @@ class Timings(msgspec.Struct, frozen=True):
     It waited for `queue_seconds`, then took `prefill_seconds` to its first token (their sum is
     `first_token_seconds`), then `inter_token_seconds` a token on average. `queued_at` is when it came to the engine,
     by the monotonic clock of the engine's machine: of use to those who read the same clock.
+
+    `forward_seconds` and `scheduler_seconds` are its shares of the steps it was in: of a forward pass the fraction of
+    the batch's tokens that were its own, of scheduling the same part as every other request of the batch.
     """
 
     queue_seconds: float = 0.0
@@ -267,6 +270,8 @@ class Timings(msgspec.Struct, frozen=True):
     total_seconds: float = 0.0
     num_preemptions: int = 0
     queued_at: float | None = None
+    forward_seconds: float = 0.0
+    scheduler_seconds: float = 0.0
 
 
 class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

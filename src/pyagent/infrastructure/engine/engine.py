@@ -21,7 +21,7 @@ from pyagent.infrastructure.engine.scheduler.queues import RequestQueues
 from pyagent.infrastructure.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 from pyagent.infrastructure.engine.stats import Counts, EngineStats
-from pyagent.infrastructure.engine.step_executor import InFlightStep, StepThread
+from pyagent.infrastructure.engine.step_executor import InFlightStep, StepThread, execute
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class Engine:
         over = in_flight.plan.requests() if output is None else self._apply_output(in_flight, output)
         self._in_flight = None
         self._release_later()
-        self._count(in_flight)
+        self._count(in_flight, 0.0 if output is None else output.seconds)
         if ahead is not None:
             self._launch_planned(ahead, over)
         if output is not None:
@@ -196,7 +196,7 @@ class Engine:
     def _compute(self, in_flight: InFlightStep) -> StepOutput | None:
         plan = in_flight.plan
         try:
-            output = self.runner.execute(plan.batch) if in_flight.future is None else in_flight.future.result()
+            output = execute(self.runner, plan.batch) if in_flight.future is None else in_flight.future.result()
             if len(output.tokens) != len(plan.sampled):
                 text = f"the runner sampled {len(output.tokens)} tokens, expected {len(plan.sampled)}"
                 raise RuntimeError(text)  # noqa: TRY301
@@ -307,13 +307,17 @@ class Engine:
         elif not self._emit(request, emitted):
             self._end(request, request.finish("abort"))
 
-    def _count(self, in_flight: InFlightStep) -> None:
+    def _count(self, in_flight: InFlightStep, forward_seconds: float) -> None:
         plan, now = in_flight.plan, time.perf_counter()
         seconds = now - max(in_flight.started - in_flight.planning, self._last_step_end)
         self._last_step_end = now
-        self.scheduler.costs.note(seconds, plan.num_prompt, plan.num_decoding)
+        num_prompt, num_decoding = plan.num_prompt, plan.num_decoding
+        usual = self.scheduler.costs.expected_seconds(num_prompt, num_decoding)
+        self.counts.note_step_time(seconds, usual, len(plan.batch.tokens), len(plan.batch.sequence_ids))
+        self.scheduler.costs.note(seconds, num_prompt, num_decoding)
         num_output = len(plan.sampled) + in_flight.num_more
-        self.counts.note_step(seconds, in_flight.planning, len(plan.batch.tokens), num_output)
+        self.counts.note_step(in_flight.planning, len(plan.batch.tokens), num_output)
+        plan.charge(forward_seconds, in_flight.planning)
 
     def _end_overdue(self) -> None:
         """End the requests whose deadline has passed."""

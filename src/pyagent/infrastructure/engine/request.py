@@ -128,7 +128,8 @@ class Request:
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
     done, `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it
-    holds and `num_expected` it is expected to hold.
+    holds and `num_expected` it is expected to hold. Of the times of its steps, `forward_seconds` and
+    `scheduler_seconds` are its shares.
     """
 
     id: int
@@ -163,6 +164,8 @@ class Request:
     num_cached: int | None = None
     num_preemptions: int = 0
     num_told: int = 0
+    forward_seconds: float = 0.0
+    scheduler_seconds: float = 0.0
     arrived: float = field(default_factory=time.perf_counter)
     scheduled: float | None = None
     first_token: float | None = None

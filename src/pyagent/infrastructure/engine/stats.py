@@ -5,6 +5,7 @@ A snapshot is plain numbers, so that it can cross to another process and into an
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.request import Request
 
 _WINDOW = 1024
+_RECENT = 128
+_REFRESH = 32
+_SLOW = 5.0
+"""A step is slow above so many times what is usual."""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -25,6 +30,15 @@ class Percentiles(msgspec.Struct, frozen=True):
     p50: float = 0.0
     p95: float = 0.0
     p99: float = 0.0
+
+
+class SlowStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that took long: its seconds, what was usual, and the tokens and requests of its batch."""
+
+    seconds: float
+    usual_seconds: float
+    num_tokens: int
+    num_requests: int
 
 
 class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +72,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine has done and does. Seconds unless the name says otherwise.
 
     `scheduler_seconds` is the seconds of scheduling in a step; `tokens_per_step` counts prompt
-    tokens and output tokens. `preemptions` are by kind, `finished` by reason, `waiting` by request class.
+    tokens and output tokens. `num_slow_steps` took more than five times what is usual, the p50 or what their prompt
+    tokens should take; `slowest_step` took the longest of them. `step_trend` is the p50 of the last 128 steps over that
+    of the last 1,024: above 1, steps get slower. `preemptions` are by kind, `finished` by reason, `waiting` by request
+    class.
     """
 
     num_running: int = 0
@@ -71,6 +88,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     finished: dict[str, int] = {}
     busy_seconds: float = 0.0
     step_seconds: Percentiles = Percentiles()
+    step_trend: float = 1.0
+    num_slow_steps: int = 0
+    slowest_step: SlowStep | None = None
     scheduler_seconds: Percentiles = Percentiles()
     tokens_per_step: Percentiles = Percentiles()
     queue_seconds: Percentiles = Percentiles()
@@ -89,6 +109,11 @@ class Window:
         """Take a value in; the oldest goes when there are too many."""
         self._values.append(value)
 
+    def median(self, num_values: int = _WINDOW) -> float:
+        """Return the p50 of the last so many values, 0 before there are any; may be asked from any thread."""
+        values = sorted(list(self._values)[-num_values:])
+        return values[len(values) // 2] if values else 0.0
+
     def percentiles(self) -> Percentiles:
         """Of the values now; may be asked from any thread."""
         values = sorted(self._values)
@@ -106,6 +131,9 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     busy_seconds: float = 0.0
+    num_slow_steps: int = 0
+    slowest_step: SlowStep | None = None
+    _usual_seconds: float | None = None
     finished: Counter[str] = field(default_factory=Counter[str])
     step_seconds: Window = field(default_factory=Window)
     scheduler_seconds: Window = field(default_factory=Window)
@@ -114,12 +142,24 @@ class Counts:
     first_token_seconds: Window = field(default_factory=Window)
     inter_token_seconds: Window = field(default_factory=Window)
 
-    def note_step(self, seconds: float, planning: float, num_tokens: int, num_output_tokens: int) -> None:
+    def note_step_time(self, seconds: float, expected: float, num_tokens: int, num_requests: int) -> None:
+        """A step took so many seconds, where so many were expected of its tokens; told before `note_step`."""
+        self.busy_seconds += seconds
+        usual = max(expected, self._usual_seconds or math.inf)
+        if seconds > _SLOW * usual:
+            self.num_slow_steps += 1
+            if self.slowest_step is None or seconds > self.slowest_step.seconds:
+                self.slowest_step = SlowStep(
+                    seconds=seconds, usual_seconds=usual, num_tokens=num_tokens, num_requests=num_requests
+                )
+        self.step_seconds.add(seconds)
+        if (self.num_steps + 1) % _REFRESH == 0:
+            self._usual_seconds = self.step_seconds.median()
+
+    def note_step(self, planning: float, num_tokens: int, num_output_tokens: int) -> None:
         """A step was computed."""
         self.num_steps += 1
-        self.busy_seconds += seconds
         self.generation_tokens += num_output_tokens
-        self.step_seconds.add(seconds)
         self.scheduler_seconds.add(planning)
         self.tokens_per_step.add(num_tokens)
 
@@ -137,6 +177,9 @@ class Counts:
         if request.num_output_tokens > 1:
             self.inter_token_seconds.add((request.last_token - request.first_token) / (request.num_output_tokens - 1))
 
+    def _trend(self) -> float:
+        return self.step_seconds.median(_RECENT) / (self.step_seconds.median() or 1.0) if self.num_steps else 1.0
+
     def snapshot(
         self, *, num_running: int, waiting: dict[str, int], preemptions: Mapping[str, int], pool: PoolStats
     ) -> EngineStats:
@@ -152,6 +195,9 @@ class Counts:
             finished=dict(self.finished),
             busy_seconds=self.busy_seconds,
             step_seconds=self.step_seconds.percentiles(),
+            step_trend=self._trend(),
+            num_slow_steps=self.num_slow_steps,
+            slowest_step=self.slowest_step,
             scheduler_seconds=self.scheduler_seconds.percentiles(),
             tokens_per_step=self.tokens_per_step.percentiles(),
             queue_seconds=self.queue_seconds.percentiles(),

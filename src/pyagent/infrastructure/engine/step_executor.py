@@ -35,6 +35,14 @@ class InFlightStep:
     started: float = field(default_factory=time.perf_counter)
 
 
+def execute(runner: Runner, batch: Batch) -> StepOutput:
+    """Compute a step and time it."""
+    start = time.perf_counter()
+    output = runner.execute(batch)
+    output.seconds = time.perf_counter() - start
+    return output
+
+
 class StepThread:
     """Compute steps beside the engine's thread, one after the other."""
 
@@ -44,7 +52,7 @@ class StepThread:
 
     def start(self, batch: Batch) -> Future[StepOutput]:
         """Start a step."""
-        return self._executor.submit(self._runner.execute, batch)
+        return self._executor.submit(execute, self._runner, batch)
 
     def close(self) -> None:
         """Wait for the step in flight, and end the thread."""

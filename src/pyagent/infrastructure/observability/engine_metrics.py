@@ -50,6 +50,7 @@ def _requests(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
 def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
     for name, text, field in (
         ("steps", "Engine steps computed.", "num_steps"),
+        ("slow_steps", "Engine steps that took more than five times what is usual.", "num_slow_steps"),
         ("busy_seconds", "Seconds the engine spent computing steps.", "busy_seconds"),
         ("prompt_tokens", "Prompt tokens of requests that started.", "prompt_tokens"),
         ("cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
@@ -69,6 +70,21 @@ def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
             "Prompt and output tokens computed in a step: p50, p95 and p99 of the last 1,024 steps.",
             "tokens_per_step",
         ),
+        (
+            "queue_seconds",
+            "Seconds a request waited in the queue: p50, p95 and p99 of the last 1,024 requests.",
+            "queue_seconds",
+        ),
+        (
+            "first_token_seconds",
+            "Seconds to a request's first token: p50, p95 and p99 of the last 1,024 requests.",
+            "first_token_seconds",
+        ),
+        (
+            "inter_token_seconds",
+            "Mean seconds between a request's output tokens: p50, p95 and p99 of the last 1,024 requests.",
+            "inter_token_seconds",
+        ),
     ):
         rows = [
             ((model, quantile), getattr(getattr(figures, field), attribute))
@@ -76,6 +92,10 @@ def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
             for quantile, attribute in (("0.5", "p50"), ("0.95", "p95"), ("0.99", "p99"))
         ]
         yield _gauge(name, text, ("model", "quantile"), rows)
+    trends = [((model,), figures.step_trend) for model, figures in stats.items()]
+    yield _gauge("step_trend", "The p50 of the last 128 steps over that of the last 1,024.", ("model",), trends)
+    slowest = [((model,), step.seconds) for model, figures in stats.items() if (step := figures.slowest_step)]
+    yield _gauge("slowest_step_seconds", "Seconds of the slowest of the slow steps.", ("model",), slowest)
 
 
 def _pages(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:

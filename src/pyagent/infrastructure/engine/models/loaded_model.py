@@ -337,7 +337,7 @@ def usage_of(request: Request) -> Usage:
 
 
 def timings_of(request: Request) -> Timings:
-    """Where a finished request's time went."""
+    """Where a finished request's time went; its shares of steps are those of all its answers."""
     scheduled = request.scheduled or request.finished or request.arrived
     first, last = request.first_token or scheduled, request.last_token or scheduled
     return Timings(
@@ -348,6 +348,8 @@ def timings_of(request: Request) -> Timings:
         total_seconds=(request.finished or request.arrived) - request.arrived,
         num_preemptions=request.num_preemptions,
         queued_at=request.arrived,
+        forward_seconds=sum(answer.forward_seconds for answer in request.answers),
+        scheduler_seconds=sum(answer.scheduler_seconds for answer in request.answers),
     )
 
 

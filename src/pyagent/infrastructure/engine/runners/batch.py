@@ -63,13 +63,15 @@ class StepOutput:
     """The tokens sampled, in the order of the segments that sample; likelihoods and faults of rows that have any.
 
     `more` has, by row below `num_decoding`, the tokens accepted after `tokens[row]` in the same step, where the runner
-    verified several: at most `Runner.num_lookahead_tokens`. Their KV is computed, but for the last one's.
+    verified several: at most `Runner.num_lookahead_tokens`. Their KV is computed, but for the last one's. `seconds` is
+    how long the runner computed, measured by its caller.
     """
 
     tokens: list[int]
     more: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
     errors: dict[int, str] = field(default_factory=dict[int, str])
+    seconds: float = 0.0
 
 
 class Runner(Protocol):

@@ -34,6 +34,11 @@ class StepCosts:
             base = (self.decode_seconds or 0.0) if num_decoding else 0.0
             self.prompt_token_seconds = _average(self.prompt_token_seconds, max(0.0, seconds - base) / num_prompt)
 
+    def expected_seconds(self, num_prompt: int, num_decoding: int) -> float:
+        """Return what a step with so many prefill tokens and decoding requests takes, by the steps so far."""
+        base = (self.decode_seconds or 0.0) if num_decoding else 0.0
+        return base + num_prompt * (self.prompt_token_seconds or 0.0)
+
     def prefill_budget(self, max_num_batched_tokens: int, num_decoding: int) -> int:
         """Return the prefill tokens that the next step may take in, at least one block."""
         if num_decoding == 0 or not self.prompt_token_seconds:

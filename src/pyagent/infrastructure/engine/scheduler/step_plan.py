@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pyagent.infrastructure.engine.request import Request
 from pyagent.infrastructure.engine.runners.batch import Batch
@@ -69,6 +70,16 @@ class Plan:
             batch.lengths = [1] * len(places)
             self.num_decoding = batch.num_decoding = len(places)
         self.batch.tokens = [log[-1] for log in self.logs]
+
+    def charge(self, forward_seconds: float, scheduler_seconds: float) -> None:
+        """Add the step's times to its requests, a search's to its lead: forward pass by tokens, scheduling evenly."""
+        per_token = forward_seconds / max(1, len(self.batch.tokens))
+        per_request = scheduler_seconds / max(1, len(self.batch.sequence_ids))
+        decoding = ((request, 1) for request in self.sampled[: self.num_decoding])
+        for request, num_tokens in chain(decoding, ((chunk.request, chunk.num_tokens) for chunk in self.chunks)):
+            charged = request if request.search is None else request.search.lead
+            charged.forward_seconds += per_token * num_tokens
+            charged.scheduler_seconds += per_request
 
     def requests(self) -> set[Request]:
         """Return every request that the step computes for."""
