@@ -104,9 +104,9 @@ FAULTS = (
     ),
     Fault(
         "stop-strings-are-not-held-back-at-token-borders",
-        f"{_ENGINE}/sampling/stop_strings.py",
-        "keep = self._length_to_hold(held)",
-        "keep = 0",
+        "src/pyagent/core/stop_strings.py",
+        "num_sent = num_held + len(text) - max(self._matched)",
+        "num_sent = num_held + len(text)",
         "tests/unit/test_stop_strings.py",
     ),
     Fault(

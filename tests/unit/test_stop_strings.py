@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyagent.infrastructure.engine.sampling.stop_strings import StopStrings
+from pyagent.core.stop_strings import StopStrings
 
 texts = st.text("abc ", max_size=30)
 stop_texts = st.lists(st.text("abc ", min_size=1, max_size=5), max_size=4).map(tuple)
@@ -52,3 +54,23 @@ def test_nothing_of_a_stop_text_is_ever_sent(text: str, stops: tuple[str, ...]) 
 def test_without_stop_texts_pieces_pass_at_once(pieces: list[str]) -> None:
     """With nothing to look for, nothing is held back."""
     assert streamed(pieces, ())[:-1] == pieces
+
+
+@given(texts, texts, stop_texts)
+def test_copy_goes_on_by_itself(before: str, after: str, stops: tuple[str, ...]) -> None:
+    """What is pushed to a copy leaves the original as it was: beams share a beginning."""
+    watch = StopStrings(stops)
+    watch.push(before)
+    copy(watch).push(after)
+    twin = StopStrings(stops)
+    twin.push(before)
+    assert watch.push(after) == twin.push(after)
+
+
+def test_long_stop_string_missed_at_its_end_is_sent_whole() -> None:
+    """A stop string of one letter many times, missed by its last letter again and again, holds no more than itself."""
+    size = 20_000
+    watch = StopStrings(("a" * size + "b",))
+    sent = "".join(watch.push("a" * 10)[0] for _ in range(size))
+    assert sent == "a" * 9 * size
+    assert watch.flush() == "a" * size

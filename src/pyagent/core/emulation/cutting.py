@@ -5,13 +5,14 @@ Closing the backend's stream at that point stops its work. Knows no backend.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
 
 from pyagent.core.abilities import Abilities
-from pyagent.core.messages import ChatDelta, ChatRequest, FinishReason, Usage
+from pyagent.core.messages import ChatDelta, ChatRequest, Usage
+from pyagent.core.stop_strings import StopStrings
 
 BYTES_A_TOKEN = 4
 """An estimate, for backends without a tokenizer: about right for English, too low a count for other scripts."""
@@ -38,30 +39,37 @@ async def cut(
     most = sampling.max_tokens if "max_tokens" in limits else None
     without = {"stop": (), "max_tokens": None}
     plain = msgspec.structs.replace(sampling, **{name: without[name] for name in limits})
-    text, num_shown = "", 0
+    stops, length = StopStrings(stop), _LengthLimit(most)
+    pieces: list[str] = []
     async with aclosing(answer(msgspec.structs.replace(request, sampling=plain))) as deltas:
         async for delta in deltas:
-            text += delta.content
-            end, reason = _end(text, stop, most)
-            ready = end if reason or delta.finish_reason else end - _held(text, stop)
-            piece, num_shown = text[num_shown:ready], max(num_shown, ready)
-            if reason:
-                usage = delta.usage or estimated_usage(request, text)
-                yield msgspec.structs.replace(delta, content=piece, finish_reason=reason, usage=usage)
+            pieces.append(delta.content)
+            kept, is_full = length.push(delta.content)
+            piece, is_stopped = stops.push(kept)
+            if is_stopped or is_full:
+                reason, rest = ("stop", "") if is_stopped else ("length", stops.flush())
+                usage = delta.usage or estimated_usage(request, "".join(pieces))
+                yield msgspec.structs.replace(delta, content=piece + rest, finish_reason=reason, usage=usage)
                 return
+            if delta.finish_reason:
+                piece += stops.flush()
             yield msgspec.structs.replace(delta, content=piece)
+    if rest := stops.flush():
+        yield ChatDelta(content=rest)
 
 
-def _end(text: str, stop: Iterable[str], most: int | None) -> tuple[int, FinishReason | None]:
-    """Where the text ends, and why, if it does."""
-    end, reason = len(text), None
-    if most is not None and estimated_tokens(text) > most:
-        end, reason = len(text.encode(errors="replace")[: most * BYTES_A_TOKEN].decode(errors="ignore")), "length"
-    places = [place for place in (text.find(one) for one in stop) if 0 <= place <= end]
-    return (min(places), "stop") if places else (end, reason)
+class _LengthLimit:
+    """Counts one answer's estimated tokens up to a limit; None is without one."""
 
+    def __init__(self, max_tokens: int | None) -> None:
+        self._room = None if max_tokens is None else max_tokens * BYTES_A_TOKEN
 
-def _held(text: str, stop: Iterable[str]) -> int:
-    """How many characters at the end may be the beginning of a text to stop at."""
-    lengths = (size for one in stop for size in range(1, len(one)) if text.endswith(one[:size]))
-    return max(lengths, default=0)
+    def push(self, text: str) -> tuple[str, bool]:
+        """Take more text; return what is within the limit, and whether the answer is longer than that."""
+        if self._room is None:
+            return text, False
+        data = text.encode(errors="replace")
+        if len(data) > self._room:
+            return data[: self._room].decode(errors="ignore"), True
+        self._room -= len(data)
+        return text, False

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.core.errors import RequestError
-from pyagent.infrastructure.engine.sampling.stop_strings import StopStrings
+from pyagent.core.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from pyagent.core.messages import BeamSearch, ChatRequest, FinishReason
