@@ -247,8 +247,13 @@ impl Stages {
 
     fn sleep(&self, stage: Stage) {
         let mut guard = lock(&self.sleep);
-        self.has_sleepers.store(true, Ordering::SeqCst);
-        while self.current.0.load(Ordering::SeqCst) == stage.0 && !self.is_closed.load(Ordering::Relaxed) {
+        loop {
+            // Said again after each wake-up: who published the stage before may have been off its core since, and has
+            // only now taken back what this thread said for the stage after it.
+            self.has_sleepers.store(true, Ordering::SeqCst);
+            if self.current.0.load(Ordering::SeqCst) != stage.0 || self.is_closed.load(Ordering::Relaxed) {
+                return;
+            }
             guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
     }
