@@ -1,12 +1,12 @@
 """One link's attempt at one request: begun, told to its end, judged once, and everything it held given back.
 
 An attempt knows its link and the caller's deadline, not the other links. `begin` reads to the first delta that says
-something; `rest` tells that and what follows. Whatever happens, `aclose` closes the stream and returns the admission.
+something, and closes the attempt when there is none; `rest` gives that and what follows. `aclose` closes the stream,
+returns the admission and books what the call cost.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -24,6 +24,7 @@ from pyagent.core.chain.failures import (
     reason_of,
 )
 from pyagent.core.chain.link import Admission, Link
+from pyagent.core.chain.pump import Pump
 from pyagent.core.errors import (
     BackendError,
     CapacityError,
@@ -47,7 +48,6 @@ from pyagent.core.resilience.retry import RetryBudget
 T = TypeVar("T")
 _FAIR_SHARE_SECONDS = 1.0
 """A link that got less time than this is not blamed for using it up: the caller was in a hurry."""
-_NUM_AHEAD = 64
 _SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, EmptyAnswerError, UnsupportedError)
 
 
@@ -95,8 +95,10 @@ class Attempt:
             self.head = await self.within(self.share, _until_token(self._stream, link.name), what)
             if not may_be_empty and _is_empty(self.head, request):
                 raise EmptyAnswerError(self.name, self.head)  # noqa: TRY301 - judged as other failures are
-        except Exception as error:
-            self.judge(error)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.judge(error)
+            await self.aclose()
             raise
         self._num_deltas = len(self.head)
         seconds = link.clock() - started
@@ -225,48 +227,6 @@ class Attempt:
         if is_counted or not self._num_deltas or self._request is None:
             return self._usage
         return Usage(prompt_tokens=estimated_tokens(self._request), completion_tokens=self._num_deltas)
-
-
-class Pump:
-    """A stream read by a task of its own, some deltas ahead: whoever wants them may be any task.
-
-    Streams are often bound to the task that reads them first; a hedged one is begun in one and told in another.
-    """
-
-    def __init__(self, stream: AsyncIterator[ChatDelta]) -> None:
-        self._queue: asyncio.Queue[ChatDelta | Exception | None] = asyncio.Queue(_NUM_AHEAD)
-        self._task = asyncio.ensure_future(self._read(stream))
-        self._is_over = False
-
-    def __aiter__(self) -> Pump:
-        return self
-
-    async def __anext__(self) -> ChatDelta:
-        item = None if self._is_over else await self._queue.get()
-        if isinstance(item, ChatDelta):
-            return item
-        self._is_over = True
-        if item is None:
-            raise StopAsyncIteration
-        raise item
-
-    async def aclose(self) -> None:
-        """Stop reading, and close the stream in the task that read it."""
-        self._is_over = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _read(self, stream: AsyncIterator[ChatDelta]) -> None:
-        end: Exception | None = None
-        try:
-            async for delta in stream:
-                await self._queue.put(delta)
-        except Exception as error:  # noqa: BLE001 - told to whoever reads
-            end = error
-        finally:
-            if isinstance(stream, AsyncGenerator):
-                await cast("AsyncGenerator[ChatDelta, None]", stream).aclose()
-        await self._queue.put(end)
 
 
 async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[ChatDelta]:

@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from pyagent.core.backends import Backend, Hintable, LinkSpec
-from pyagent.core.chain import hedging
-from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
@@ -34,8 +32,8 @@ from pyagent.core.chain.listing import ModelLists
 from pyagent.core.chain.ordering import Weights, why_not
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
-from pyagent.core.chain.structured_output import validate_answer, wants_structured_output
-from pyagent.core.errors import BackendError, InvalidOutputError, PyAgentError, RequestError
+from pyagent.core.chain.structured_output import wants_structured_output
+from pyagent.core.errors import BackendError, PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -128,57 +126,19 @@ class Chain:
 
     async def _ask(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         failover = self._failover(request)
-        delivered = DeliveredAnswer(failover.request, "restart" if request.whole else self.after_first_token)
-        failover.accepts = delivered.is_taken_by
-        checks = self._checks(request)
         while (attempt := await failover.start()) is not None:
-            lead = await hedging.begin(attempt, failover, delivered, self.hedges)
-            if lead is None:
-                continue
-            try:
-                seen: list[ChatDelta] = []
-                if checks and not request.whole:
-                    seen = await _held_back(lead, failover)
-                    for delta in seen:
-                        yield delta
-                    return
-                async with aclosing(delivered.deltas(lead, failover.take_failed())) as stream:
-                    async for delta in stream:
-                        if checks:
-                            seen.append(delta)
-                        yield delta
-                _check(seen, lead, failover)
-            except Exception as error:  # noqa: BLE001 - what can go on elsewhere is decided by what was told
-                failover.failed(lead, error)
-                delivered.break_off(lead, error)
-            else:
-                return
-            finally:
-                await hedging.close(lead, failover)
-            if delivered.is_full:
-                yield ChatDelta(
-                    finish_reason="length",
-                    backend=lead.name,
-                    attempts=failover.take_failed(),
-                    resumed=delivered.resumed,
-                )
-                return
-        if delivered.is_begun or delivered.resumed or not failover.leftover:
-            raise failover.nobody()
-        for delta in failover.leftover:
+            async with failover.deltas(attempt) as deltas:
+                async for delta in deltas:
+                    yield delta
+        for delta in failover.ending():
             yield delta
-
-    def _checks(self, request: ChatRequest) -> bool:
-        if self.check_answers == "never" or not wants_structured_output(request):
-            return False
-        return request.whole or self.check_answers == "always"
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed with the first link that can."""
         asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
         failover = self._failover(asked)
         request = msgspec.structs.replace(request, model=failover.request.model)
-        while (attempt := await failover.start()) is not None:
+        while (attempt := await failover.admit()) is not None:
             async with aclosing(attempt):
                 try:
                     return await attempt.embed(request)
@@ -186,7 +146,7 @@ class Chain:
                     failover.passed(attempt, error)
                 except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
                     failover.failed(attempt, error)
-        raise failover.nobody()
+        raise failover.failure()
 
     def hint(self, hint: Hint) -> None:
         """Pass a hint on to the links that take some: whoever has computed the prompt knows what to do with it."""
@@ -215,7 +175,23 @@ class Chain:
         if request.model:
             links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
         links = self._weights.order(links, request.session or request.origin.run)
-        return Failover(request, links, deadline, self.retry_policy, self.budget, self.draw, self.sleep)
+        return Failover(
+            request,
+            links,
+            deadline,
+            self.retry_policy,
+            self.budget,
+            self.hedges,
+            DeliveredAnswer(request, "restart" if request.whole else self.after_first_token),
+            self.draw,
+            self.sleep,
+            is_validated=self._is_validated(request),
+        )
+
+    def _is_validated(self, request: ChatRequest) -> bool:
+        if self.check_answers == "never" or not wants_structured_output(request):
+            return False
+        return request.whole or self.check_answers == "always"
 
     def _bounded(self, request: ChatRequest) -> ChatRequest:
         seconds = request.timeout_seconds
@@ -340,25 +316,3 @@ class Chain:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-
-
-async def _held_back(attempt: Attempt, failover: Failover) -> list[ChatDelta]:
-    """Return all deltas of an answer that matches the request."""
-    attempts = failover.take_failed()
-    try:
-        async with aclosing(attempt.rest(attempts, can_go_on=True)) as stream:
-            deltas = [delta async for delta in stream]
-        _check(deltas, attempt, failover)
-    except BaseException:
-        failover.attempts[:0] = attempts  # nobody has been told of them
-        raise
-    return deltas
-
-
-def _check(deltas: list[ChatDelta], attempt: Attempt, failover: Failover) -> None:
-    """Raise `InvalidOutputError` for a finished answer that does not match what the request asks for."""
-    for index in {delta.index for delta in deltas}:
-        mine = [delta for delta in deltas if delta.index == index]
-        if fault := validate_answer(mine, failover.request):
-            param = "tools" if any(delta.tool_calls for delta in mine) else "response_format"
-            raise InvalidOutputError(f"{attempt.name}: the answer does not match {param}: {fault}", param=param)

@@ -6,7 +6,8 @@ it was and to nobody else. What a link remembers for others is `public_reason`.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal, cast
 
 from pyagent.core.errors import (
     BackendError,
@@ -20,13 +21,16 @@ from pyagent.core.errors import (
     RequestError,
     UnsupportedError,
 )
-from pyagent.core.messages import ChatDelta
+from pyagent.core.messages import ChatDelta, FailedAttempt
 
 Failure = Literal[
     "open", "cooldown", "full", "rate", "money", "timeout", "context", "capacity", "model", "request", "unsupported",
     "filtered", "empty", "invalid", "broken_off", "backend", "bug",
 ]  # fmt: skip
 """Why a link did not answer: it was not asked (the first five), or what it did instead."""
+
+_OF_ONE_LINK = frozenset({"model_not_found", "loop_detected"})
+"""Codes of refusals that say nothing of another link."""
 
 
 class LinkError(BackendError):
@@ -105,3 +109,32 @@ def public_reason(error: Exception) -> str:
     status: int | None = getattr(error, "status", None)
     facts = ([f"HTTP {status}"] if status is not None else []) + ([] if is_plain else [type(first).__name__])
     return kind_of(error) + (f" ({', '.join(facts)})" if facts else "")
+
+
+def error_of_all(errors: Sequence[Exception], attempts: Sequence[FailedAttempt]) -> Exception:
+    """Return the error of a request that no link answered. Alone, a link's own error says it best."""
+    if len(errors) == 1 and isinstance(errors[0], PyAgentError):
+        return errors[0]
+    reasons = "; ".join(dict.fromkeys(f"{attempt.backend}: {attempt.reason}" for attempt in attempts))
+    message = f"no link of the chain answered: {reasons}"
+    if errors and all(isinstance(error, BudgetError) for error in errors):
+        return BudgetError(message, resource="usd")
+    if errors and all(isinstance(error, CapacityError) for error in errors):
+        waits = [getattr(error, "retry_after_seconds", None) for error in errors]
+        return CapacityError(message, retry_after_seconds=min(filter(None, waits), default=None))
+    if errors and all(isinstance(error, RequestError) for error in errors):
+        last = cast("RequestError", errors[-1])
+        return RequestError(message, param=last.param or "model", code=last.code)
+    unsupported = [error.fields for error in errors if isinstance(error, UnsupportedError)]
+    if unsupported and len(unsupported) == len(errors):
+        return UnsupportedError(message, backend="chain", fields=[name for names in unsupported for name in names])
+    wrapped = BackendError(message, backend="chain", retryable=any(getattr(e, "retryable", False) for e in errors))
+    wrapped.__cause__ = errors[-1] if errors else None
+    return wrapped
+
+
+def is_passed_by(error: Exception) -> bool:
+    """Whether the next link should be asked: unless it would find the same fault with the request."""
+    if isinstance(error, RequestError):
+        return isinstance(error, ContextOverflowError | InvalidOutputError) or error.code in _OF_ONE_LINK
+    return True

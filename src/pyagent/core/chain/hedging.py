@@ -1,84 +1,51 @@
-"""A late link is overtaken: after its own usual time another is asked too, and the first to give a token answers.
+"""Attempts that begin at the same time: the first to give a token answers, the others are cancelled and closed.
 
-The loser is cancelled. Hedges are drawn from a budget that each request fills by a few percent of one, so that a slow
-day cannot double the load. Requests with tools are never hedged: a backend may run tools itself.
+Knows attempts and what each is asked, not why a hedge is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
+from typing import Self
 
 from pyagent.core.chain.attempt import Attempt
-from pyagent.core.chain.delivered_answer import DeliveredAnswer
-from pyagent.core.chain.failover import Failover
-from pyagent.core.resilience.retry import RetryBudget
-
-_Racing = dict["asyncio.Task[None]", Attempt]
+from pyagent.core.messages import ChatRequest
 
 
-async def begin(
-    attempt: Attempt, failover: Failover, delivered: DeliveredAnswer, hedges: RetryBudget
-) -> Attempt | None:
-    """Begin an attempt, or one that overtakes it; returns the one that has a first token, None when none has.
+@dataclass(slots=True)
+class Race:
+    """The attempts under way, each in a task of its own. On exit all are closed that `finished` did not give."""
 
-    What fails is told to `failover`, which may raise. All but the returned attempt are closed.
-    """
-    patience = None if failover.request.tools else attempt.link.hedge_seconds()
-    hedges.succeed()
-    if patience is not None and hedges.left >= 1:
-        return await _raced(attempt, failover, delivered, hedges, patience)
-    try:
-        await attempt.begin(delivered.request_for(attempt.link), may_be_empty=bool(delivered.text))
-    except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
-        await close(attempt, failover)
-        failover.failed(attempt, error)
-        return None
-    except BaseException:
-        await close(attempt, failover)
-        raise
-    return attempt
+    _racing: dict[asyncio.Task[None], Attempt] = field(default_factory=dict["asyncio.Task[None]", Attempt])
 
+    def enter(self, attempt: Attempt, request: ChatRequest, *, may_be_empty: bool) -> None:
+        """Begin an attempt."""
+        begun = attempt.begin(request, is_raced=True, may_be_empty=may_be_empty)
+        self._racing[asyncio.ensure_future(begun)] = attempt
 
-async def close(attempt: Attempt, failover: Failover) -> None:
-    """Close an attempt; what it cost counts against the request's limit."""
-    await attempt.aclose()
-    failover.spent_usd += attempt.spent_usd
-    attempt.spent_usd = 0.0
+    async def is_late(self, seconds: float) -> bool:
+        """Return whether no attempt has begun or failed after `seconds`."""
+        done, _ = await asyncio.wait(self._racing, timeout=seconds)
+        return not done
 
+    async def finished(self) -> tuple[Attempt, Exception | None] | None:
+        """Return an attempt that has a first token, or failed with the error; of two at once the hedge last."""
+        if not self._racing:
+            return None
+        done, _ = await asyncio.wait(self._racing, return_when=asyncio.FIRST_COMPLETED)
+        task = min(done, key=lambda task: self._racing[task].is_hedge)
+        error = task.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        return self._racing.pop(task), error
 
-async def _raced(
-    attempt: Attempt, failover: Failover, delivered: DeliveredAnswer, hedges: RetryBudget, patience: float
-) -> Attempt | None:
-    racing: _Racing = {_started(attempt, delivered): attempt}
-    try:
-        await asyncio.wait(racing, timeout=patience)
-        if not any(task.done() for task in racing):
-            other = failover.start_now(is_hedge=True) if hedges.left >= 1 else None
-            if other is not None:
-                hedges.spend()
-                other.link.stats.num_hedges += 1
-                racing[_started(other, delivered)] = other
-        while racing:
-            done, _ = await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda task: racing[task].is_hedge):
-                first = racing.pop(task)
-                error = task.exception()
-                if error is None:
-                    first.link.stats.num_hedges_won += first.is_hedge
-                    return first
-                await close(first, failover)
-                if not isinstance(error, Exception):
-                    raise error
-                failover.failed(first, error)
-        return None
-    finally:
-        for task in racing:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._racing:
             task.cancel()
-        await asyncio.gather(*racing, return_exceptions=True)
-        for loser in racing.values():
-            await close(loser, failover)
-
-
-def _started(attempt: Attempt, delivered: DeliveredAnswer) -> asyncio.Task[None]:
-    asked = delivered.request_for(attempt.link)
-    return asyncio.ensure_future(attempt.begin(asked, is_raced=True, may_be_empty=bool(delivered.text)))
+        await asyncio.gather(*self._racing, return_exceptions=True)
+        for loser in self._racing.values():
+            await loser.aclose()

@@ -9,7 +9,7 @@ import msgspec
 
 from pyagent.core.emulation.response_formats import fault_of_calls, schema_of
 from pyagent.core.emulation.schemas import fault_of
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
 
 
@@ -17,6 +17,15 @@ def wants_structured_output(request: ChatRequest) -> bool:
     """Whether a request asks for anything that `validate_answer` checks."""
     wanted = request.response_format
     return (wanted is not None and wanted.type != "text") or any(tool.function.strict for tool in request.tools)
+
+
+def check_answer(deltas: Sequence[ChatDelta], request: ChatRequest, name: str) -> None:
+    """Raise `InvalidOutputError` for a finished answer of the link `name` that does not match the request."""
+    for index in {delta.index for delta in deltas}:
+        mine = [delta for delta in deltas if delta.index == index]
+        if fault := validate_answer(mine, request):
+            param = "tools" if any(delta.tool_calls for delta in mine) else "response_format"
+            raise InvalidOutputError(f"{name}: the answer does not match {param}: {fault}", param=param)
 
 
 def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
