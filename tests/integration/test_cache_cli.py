@@ -61,13 +61,13 @@ def test_cache_is_shown_explained_and_pinned(url: str, tmp_path: Path) -> None:
     ]
     request.write_text(json.dumps({"messages": messages, "session": "mine"}))
     explained = said("explain", str(request), "--url", url)
-    assert "in messages[1] (user): the text is another than before" in explained
+    assert "in messages[1] (user): the text differs from the cached one" in explained
     assert "found     'on? And where" in explained
     assert "expected  'at?" in explained
     assert json.loads(said("explain", str(request), "--url", url, "--json"))["miss"]["reason"] == "changed"
     system = tmp_path / "system.txt"
     system.write_text(SYSTEM)
-    assert "tokens are kept until: pyagent cache unpin rules" in said("pin", "rules", str(system), "--url", url)
+    assert "tokens are pinned until: pyagent cache unpin rules" in said("pin", "rules", str(system), "--url", url)
     assert "pinned: rules (" in said("show", "--url", url)
     said("unpin", "rules", "--url", url)
     with pytest.raises(RequestError, match="nothing is pinned as 'rules'"):
@@ -78,7 +78,7 @@ def test_cold_prompt_is_said_to_be_cold(url: str, tmp_path: Path) -> None:
     """A request like no other before is explained as such, and nothing is computed for it."""
     request = tmp_path / "request.json"
     request.write_text(json.dumps([{"role": "user", "content": SYSTEM}]))
-    assert "nothing like it was computed" in said("explain", str(request), "--url", url)
+    assert "nothing that begins like it was computed" in said("explain", str(request), "--url", url)
     assert json.loads(said("show", "--url", url, "--json"))[0]["cached_pages"] == 0
 
 

@@ -53,7 +53,7 @@ def test_nothing_else_there_means_native_alone() -> None:
     assert time.perf_counter() - started < 2  # milliseconds on an idle machine
     settings = load_settings().settings
     chain = make_chain(settings, make_host(settings))
-    assert chain.names == ["native"]
+    assert chain.names == ["native:smollm2:135m"]
     assert [link.use for link in present_links(settings, make_host(settings))] == ["native"]
     asyncio.run(chain.close())
 
@@ -89,7 +89,8 @@ def test_default_chain_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch, tm
         assert found(GITHUB_HOST, allow_remote=False) == ["native"], (url, host)
     settings = load_settings().settings
     chain = make_chain(settings, make_host(settings))
-    assert chain.names == ["native"]
+    assert chain.names == ["native:smollm2:135m"]
+    assert [state.backend for state in chain.link_states()] == chain.names, "what is not there has no state"
     rows = {row.backend: row.reason for row in asyncio.run(chain.explain(ChatRequest(messages=HI)))}
     assert "backends.allow_remote" in rows["copilot"]
     asyncio.run(chain.close())
@@ -112,7 +113,7 @@ def test_server_is_no_link_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path:
     settings = load_settings().settings
     for own in (("127.0.0.1", 8321), ("0.0.0.0", 8321)):
         chain = make_chain(settings, make_host(settings), own_address=own)
-        assert chain.names == ["native"]
+        assert chain.names == ["native:smollm2:135m"]
         asyncio.run(chain.close())
     for link in ("openai:http://127.0.0.1:8321/v1", "ollama"):
         with pytest.raises(ConfigError, match="leads back to this server"):

@@ -81,7 +81,7 @@ def test_unknown_backend_names_the_nearest(settings: Settings) -> None:
     host = make_host(settings)
     with pytest.raises(ConfigError, match="did you mean 'native'"):
         make_backend("nativ:smollm2", settings, host)
-    assert make_chain(settings, host).names == ["native"]
+    assert make_chain(settings, host).names == ["native:smollm2:135m"]
 
 
 class _BrokenPlugin:

@@ -185,7 +185,7 @@ def test_figures_are_in_metrics_and_on_the_command_line(url: str, http: httpx.Cl
     (tmp_path / "pyagent.toml").write_text(f'[server]\napi_keys_file = "{tmp_path / "keys"}"\n')
     where = ["--url", url, "--config", str(tmp_path / "pyagent.toml")]
     shown = CliRunner().invoke(cache_command, ["answers", *where], catch_exceptions=False)
-    assert "1 answers are kept, 0 of them pinned" in shown.output
+    assert "1 answers, 0 of them pinned" in shown.output
     shown = CliRunner().invoke(cache_command, ["answers", "--clear", "--json", *where], catch_exceptions=False)
     assert '"num_kept":0' in shown.output
 

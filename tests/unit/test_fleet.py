@@ -449,7 +449,7 @@ def test_cut_answers_say_so() -> None:
     reasons = [event.finish_reason for event in seen if isinstance(event, ev.ModelCalled)]
     assert reasons == ["stop", "length", "length", "length", "length"]
     shown = [event.text for event in seen if isinstance(event, ev.Progress)]
-    assert shown[0] == "its answer was cut after 2 tokens"
+    assert shown[0] == "an answer was cut after 2 tokens"
 
 
 def test_retry_asks_again_with_the_answer_and_the_hint() -> None:

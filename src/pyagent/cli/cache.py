@@ -1,4 +1,4 @@
-"""`pyagent cache`: what a running server keeps, why a prompt was not found, and pins. Speaks HTTP to it."""
+"""`pyagent cache`: a running server's prefix cache and response cache, why a prompt missed, and pins. Speaks HTTP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from pyagent.core.prompt_cache import ModelCache
     from pyagent.core.settings import Server
 
-app = typer.Typer(add_completion=False, help="Look into a running server's prompt cache.", no_args_is_help=True)
-Url = Annotated[str | None, typer.Option("--url", help="The server; otherwise the one of the settings.")]
-Shared = Annotated[bool, typer.Option("--shared", help="A pin for all API keys; needs an administrator's.")]
+app = typer.Typer(
+    add_completion=False, help="Look into a running server's prefix cache and response cache.", no_args_is_help=True
+)
+Url = Annotated[str | None, typer.Option("--url", help="The server's URL; without it that of the settings.")]
+Shared = Annotated[bool, typer.Option("--shared", help="Pin for all API keys; needs an administrator's key.")]
 PromptFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A chat request or its messages as JSON, else a system text; - reads it.")
 ]
@@ -33,7 +35,7 @@ def show(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Show what is kept computed, last used first."""
+    """Show the cached prompts, last used first."""
     import msgspec
 
     from pyagent.core.prompt_cache import ModelCache
@@ -57,7 +59,7 @@ def _show_model(model: ModelCache) -> None:
         f"{model.model}: {format_bytes(num_bytes)} of KV memory; {model.used_pages} of {model.num_pages} pages used, "
         f"{model.cached_pages} cached, {model.pinned_pages} pinned, {model.retained_pages} retained, "
         f"{model.demoted_pages} demoted\n"
-        f"  found computed: {share} of {model.asked_tokens:,} prompt tokens; evicted: "
+        f"  hit rate: {share} of {model.asked_tokens:,} prompt tokens; evicted: "
         f"{sum(model.evictions.values()):,}; token logs: {format_bytes(model.session_bytes)}\n"
         + (f"  pinned: {kept}\n" if kept else "")
     )
@@ -71,7 +73,7 @@ def _show_model(model: ModelCache) -> None:
 
 @app.command()
 def explain(file: PromptFile, url: Url = None, as_json: AsJson = False, config: Config = None) -> None:
-    """Say how much of a request would be found computed, and which token ends that."""
+    """Show how many of a request's prompt tokens are cached, and the first token that is not."""
     import msgspec
 
     from pyagent.core.messages import CacheReport
@@ -84,7 +86,7 @@ def explain(file: PromptFile, url: Url = None, as_json: AsJson = False, config: 
 
 
 def _explained(report: CacheReport) -> str:
-    lines = [f"{report.cached_tokens} of {report.prompt_tokens} prompt tokens would be found"]
+    lines = [f"{report.cached_tokens} of {report.prompt_tokens} prompt tokens are cached"]
     if report.log_tokens:
         lines.append(f"{report.log_tokens} of them are taken over from the conversation's log")
     if report.note:
@@ -101,9 +103,9 @@ def _explained(report: CacheReport) -> str:
 
 
 _WHY = {
-    "changed": "the text is another than before",
-    "evicted": "it was computed, but had to go from memory",
-    "cold": "nothing like it was computed",
+    "changed": "the text differs from the cached one",
+    "evicted": "it was cached, and evicted",
+    "cold": "nothing that begins like it was computed",
 }
 
 
@@ -116,14 +118,14 @@ def pin(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Compute what conversations beginning like this share, and keep it."""
+    """Compute the prompt that conversations begin with, and pin it in the prefix cache."""
     import msgspec
 
     messages = _request(file)["messages"]
     asked: JsonObject = {"name": name, "messages": messages, "model": model, "shared": shared}
     body = _call("POST", "/pyagent/cache/pin", url, config, asked)
     num_tokens = msgspec.json.decode(body, type=dict[str, object])["num_tokens"]
-    sys.stdout.write(f"{name}: {num_tokens} tokens are kept until: pyagent cache unpin {name}\n")
+    sys.stdout.write(f"{name}: {num_tokens} tokens are pinned until: pyagent cache unpin {name}\n")
 
 
 @app.command()
@@ -135,17 +137,17 @@ def unpin(
 ) -> None:
     """End a pin."""
     _call("POST", "/pyagent/cache/unpin", url, config, {"name": name, "shared": shared})
-    sys.stdout.write(f"{name} is kept no longer than others\n")
+    sys.stdout.write(f"{name} is unpinned\n")
 
 
 @app.command()
 def answers(
-    clear: Annotated[bool, typer.Option("--clear", help="Forget the answers that are kept.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Clear the response cache.")] = False,
     url: Url = None,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Show how many answers are kept and were given again."""
+    """Show the response cache: its size, hits and misses."""
     import msgspec
 
     from pyagent.core.response_cache.cache import ResponseCacheStats
@@ -158,12 +160,12 @@ def answers(
         return
     figures = msgspec.json.decode(body, type=ResponseCacheStats)
     sys.stdout.write(
-        f"{figures.num_kept:,} answers are kept, {figures.num_pinned:,} of them pinned, in "
+        f"response cache: {figures.num_kept:,} answers, {figures.num_pinned:,} of them pinned, in "
         f"{format_bytes(figures.num_bytes)} of {format_bytes(figures.max_bytes)}; {figures.num_evicted:,} evicted, "
         f"{figures.num_expired:,} expired\n"
-        f"{figures.hit_ratio:.0%} of requests needed no computing: {figures.num_hits:,} found, "
-        f"{figures.num_shared:,} shared with an equal one, {figures.num_misses:,} computed; "
-        f"{figures.num_passed:,} more are not kept\n"
+        f"hit rate {figures.hit_ratio:.0%}: {figures.num_hits:,} hits, "
+        f"{figures.num_shared:,} shared with an equal request under way, {figures.num_misses:,} misses; "
+        f"{figures.num_passed:,} requests were not cacheable\n"
     )
 
 

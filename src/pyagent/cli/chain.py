@@ -114,7 +114,8 @@ def _write(trials: list[LinkTrial]) -> None:
     for trial in trials:
         took = f"first token after {trial.first_token_seconds:.3f} s  " if trial.first_token_seconds is not None else ""
         mark = "✓" if trial.is_well else "✗"
-        sys.stdout.write(f"{mark} {trial.backend:<{width}}  {took}{trial.model or trial.found}\n")
+        what = trial.model or trial.found.removeprefix(f"{trial.backend}: ")
+        sys.stdout.write(f"{mark} {trial.backend:<{width}}  {took}{what}\n")
         if trial.advice:
             sys.stdout.write(f"  {'':<{width}}  → {trial.advice}\n")
 

@@ -52,7 +52,7 @@ def list_runs(
         when = datetime.fromtimestamp(run.started_at).astimezone().strftime("%Y-%m-%d %H:%M")
         seconds = f"{run.totals.seconds:6.1f} s" if run.totals else "        "
         state = coloured(f"{run.state:<10}", _STATE_COLOURS.get(run.state, "yellow"))
-        sys.stdout.write(f"{run.run:<12} {when}  {state} {seconds}  {' '.join(run.task.split())[:80]}\n")
+        sys.stdout.write(f"{run.run:<12} {when}  {state} {seconds}  {_cut(run.task, 80)}\n")
 
 
 @app.command()
@@ -149,7 +149,7 @@ def prune(
 
 
 def _line(event: object) -> str:
-    """An event for people: when, what, who, and its facts."""
+    """Return an event as a line: its time, kind, step and fields."""
     import msgspec
 
     facts: dict[str, object] = msgspec.to_builtins(event, enc_hook=str)
@@ -163,6 +163,12 @@ def _line(event: object) -> str:
 def _short(value: object) -> str:
     import msgspec
 
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if isinstance(value, float):
+        value = round(value, 3)
+    return _cut(value if isinstance(value, str) else msgspec.json.encode(value).decode(), 100)
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text on one line, no longer than `width` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= 100 else text[:99] + "…"
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -57,6 +57,7 @@ class JsonView:
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.show_fetch = PlainFetchProgress(_FETCH_REASON).show
+        self._progress_lines = set[str]()
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +77,7 @@ class PlainView:
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.show_fetch = PlainFetchProgress(_FETCH_REASON).show
+        self._progress_lines = set[str]()
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +89,10 @@ class PlainView:
         """Write the event's line, if it has one."""
         self.progress.apply(event)
         line = self._line(event)
+        if isinstance(event, Progress) and line in self._progress_lines:
+            return  # parts of one task say the same: once is enough
+        if isinstance(event, Progress):
+            self._progress_lines.add(line)
         if line:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()

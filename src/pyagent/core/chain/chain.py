@@ -289,12 +289,12 @@ class Chain:
 
     @property
     def names(self) -> list[str]:
-        """The links that are there now, as they are written."""
-        return [link.settings.use for link in self._links if not link.absence()]
+        """The names of the links that are there now; each is a chain entry, too."""
+        return [link.name for link in self._present()]
 
     def link_states(self) -> list[LinkState]:
-        """How each link stands, and what it did so far."""
-        return [link.state() for link in self._links]
+        """Return the state and the counters of each link; of `auto`, those found now or asked before."""
+        return [link.state() for link in self._links if link.stats.num_requests or not link.absence()]
 
     def _present(self) -> list[Link]:
         return [link for link in self._links if not link.absence()]

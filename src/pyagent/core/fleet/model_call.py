@@ -220,7 +220,7 @@ class ModelCall:
             )
         )
         if self.finish_reason == "length":
-            context.progress(f"its answer was cut after {usage.completion_tokens} tokens")
+            context.progress(f"an answer was cut after {usage.completion_tokens} tokens")
         context.run.emit(
             ModelCalled(
                 run=context.run.id,

@@ -1,9 +1,9 @@
 """The ASGI application: the table of routes, and those that belong to no API.
 
-A request's hops: `measured.MetricsMiddleware` (counts) -> `auth.AuthMiddleware` (id, key, host) -> `endpoints`
-(errors) -> a route, in the folder of its API -> its `requests` (JSON to `ChatRequest`) -> `service` (the backend's
-stream) -> `answer` and its `replies` (deltas to JSON) -> `streaming` (watches the client). An API's modules are
-imported by its first request: a server should answer before it has read what nobody may ask for.
+A request's hops: `middleware.metrics` (counts) -> `middleware.auth` (id, key, host) -> `endpoints` (errors) -> a route,
+in the folder of its API -> its `requests` (JSON to `ChatRequest`) -> `service` (the backend's stream) -> `answer` and
+its `replies` (deltas to JSON) -> `streaming` (watches the client). An API's modules are imported by its first request,
+so that a server starts without them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def _chain(service: Service, _request: Request) -> Response:
 
 
 async def _home(_service: Service, request: Request) -> Response:
-    """GET /: what this is, for somebody with a browser; Ollama's clients look for its words."""
+    """GET /: a page for browsers; for others the text that Ollama's clients look for."""
     if "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(_HOME.format(version=__version__))
     return PlainTextResponse("Ollama is running")
@@ -175,9 +175,11 @@ def _traced(app: ASGIApp, endpoint: str, paths: frozenset[str]) -> ASGIApp:
 _HOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>PyAgent</title>
 <body style="font: 1rem/1.5 system-ui; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
 <h1>PyAgent {version}</h1>
-<p>This is a PyAgent server. It speaks OpenAI's API at <code>/v1</code> of this address, Anthropic's and Ollama's.</p>
-<ul><li><a href="/v1/models">/v1/models</a> lists models and agents</li>
-<li><a href="/metrics">/metrics</a> has figures for Prometheus</li>
-<li><a href="/health">/health</a> says whether it can answer</li>
-<li>POST /v1/chat/completions and /v1/completions answer, streamed or whole</li></ul></body></html>
+<p>An inference server with the APIs of OpenAI (base URL: this address and <code>/v1</code>), Anthropic and Ollama
+(base URL: this address).</p>
+<ul><li><a href="/v1/models">/v1/models</a>: models and agents</li>
+<li><a href="/health">/health</a>: whether requests can be answered, and why not</li>
+<li><a href="/metrics">/metrics</a>: metrics for Prometheus</li>
+<li><a href="/pyagent/chain">/pyagent/chain</a>: the links of the fallback chain</li>
+<li><a href="/openapi.json">/openapi.json</a>: all routes and their fields</li></ul></body></html>
 """
