@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import httpx
-from hypothesis import given
-from hypothesis import strategies as st
 from support.server import HI, KEY, Model, keys
 
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
-from pyagent.infrastructure.server.middleware.rate_limit import Allowance
 from pyagent.testing import serve
 
 OTHER = "sk-another-key-of-16"
@@ -52,17 +49,3 @@ def test_server_without_limits_tells_none() -> None:
     with serve(create_app(Model())) as url:
         answer = httpx.post(f"{url}/v1/chat/completions", json=ASKED)
         assert not any(name.startswith("x-ratelimit") for name in answer.headers)
-
-
-@given(st.integers(1, 1000), st.lists(st.tuples(st.floats(0, 100), st.floats(0, 500))))
-def test_allowance_gives_no_more_than_its_rate(per_minute: int, steps: list[tuple[float, float]]) -> None:
-    """Whoever takes only what is there gets at most a minute's worth at once, and its rate after that."""
-    now, taken = 0.0, 0.0
-    allowance = Allowance(per_minute, lambda: now)
-    for seconds, wanted in steps:
-        now += seconds
-        count = min(wanted, allowance.level)
-        allowance.take(count)
-        taken += count
-        assert taken <= per_minute * (1 + now / 60) * (1 + 1e-9)
-        assert allowance.seconds_until(per_minute) <= 60 + 1e-6

@@ -15,7 +15,7 @@ from pyagent.core.errors import BudgetError
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.concurrency import Concurrency
 from pyagent.core.resilience.latency import RecentTimes
-from pyagent.core.resilience.rate import RateLimit
+from pyagent.core.resilience.rate import RateLimit, TokenBucket
 from pyagent.core.resilience.retry import RetryBudget
 from pyagent.core.resilience.spend_limit import SpendLimit
 from pyagent.testing import EchoBackend
@@ -179,3 +179,27 @@ def test_percentile_is_of_the_last_times(times: list[float], part: float) -> Non
     found = recent.percentile(part)
     assert found is not None
     assert min(times) <= found <= max(times)
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.floats(0, 100), st.floats(0, 500))))
+def test_token_bucket_gives_no_more_than_its_rate(per_minute: int, steps: list[tuple[float, float]]) -> None:
+    """A client that takes only what is there gets at most a minute's worth at once, and its rate after that."""
+    now, taken = 0.0, 0.0
+    bucket = TokenBucket(per_minute, 60, per_minute, lambda: now)
+    for seconds, wanted in steps:
+        now += seconds
+        count = min(wanted, bucket.level)
+        bucket.take(count)
+        taken += count
+        assert taken <= per_minute * (1 + now / 60) * (1 + 1e-9)
+        assert bucket.wait_seconds(per_minute) <= 60 + 1e-6
+
+
+def test_token_bucket_that_was_overdrawn_waits_until_that_is_made_good() -> None:
+    """More than there is can be taken, as with tokens known only afterwards; the next waits for it."""
+    now = 0.0
+    bucket = TokenBucket(60, 60, 60, lambda: now)
+    bucket.take(100)
+    assert (bucket.level, bucket.wait_seconds()) == (-40, 41)
+    now = 41.0
+    assert bucket.wait_seconds() == 0

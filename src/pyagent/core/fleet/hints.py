@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from pyagent.core.messages import Hint, Message
+from pyagent.core.moving_average import moving_average
 
-_NEWEST_SHARE = 0.3
+_NEWEST_WEIGHT = 0.3
 _MAX_NAMES = 10_000
 
 
@@ -32,12 +33,11 @@ class Durations:
         return self.name_to_seconds.get(name)
 
     def note(self, name: str, seconds: float) -> None:
-        """It took so long this time."""
+        """Record how long it took."""
         before = self.name_to_seconds.get(name)
         if before is None and len(self.name_to_seconds) >= _MAX_NAMES:
             return
-        average = seconds if before is None else before + _NEWEST_SHARE * (seconds - before)
-        self.name_to_seconds[name] = average
+        self.name_to_seconds[name] = moving_average(before, seconds, _NEWEST_WEIGHT)
 
 
 @dataclass(slots=True)

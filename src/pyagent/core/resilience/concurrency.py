@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pyagent.core.moving_average import moving_average
 from pyagent.core.resilience.deadline import Clock
 
 _FIRST = 8.0
@@ -21,7 +22,7 @@ _CUT = 0.7
 _SLOW_FACTOR = 3.0
 _SLOW_SECONDS = 0.1
 """A first token is late when it takes three times the usual and a tenth of a second more: noise is neither."""
-_MEMORY = 0.05
+_NEWEST_WEIGHT = 0.05
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -65,7 +66,7 @@ class Concurrency:
         if not self.is_adaptive:
             return
         usual = self._usual_seconds
-        self._usual_seconds = first_token_seconds if usual is None else usual + _MEMORY * (first_token_seconds - usual)
+        self._usual_seconds = moving_average(usual, first_token_seconds, _NEWEST_WEIGHT)
         if usual is not None and first_token_seconds > _SLOW_FACTOR * usual + _SLOW_SECONDS:
             self.overloaded(slot)
         elif slot.num_in_flight * 2 >= self._found:

@@ -15,32 +15,39 @@ from typing import Literal
 from pyagent.core.resilience.deadline import Clock
 
 _MAX_CLIENTS = 10_000
+_ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Holds up to `burst` requests, and gets `count` more in `seconds`."""
+    """Holds up to `burst` units (requests or tokens), is full at first, and gets `count` more in `seconds`, evenly."""
 
     count: int
     seconds: float
     burst: int
     clock: Clock = time.monotonic
-    _tokens: float = field(init=False)
+    _level: float = field(init=False)
     _filled_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tokens, self._filled_at = float(self.burst), self.clock()
+        self._level, self._filled_at = float(self.burst), self.clock()
 
-    def wait_seconds(self) -> float:
-        """Seconds until a request may go; 0 is now."""
+    @property
+    def level(self) -> float:
+        """What is left now; below zero when more was taken than there was."""
         now = self.clock()
-        self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.count / self.seconds)
+        self._level = min(self.burst, self._level + (now - self._filled_at) * self.count / self.seconds)
         self._filled_at = now
-        return 0.0 if self._tokens >= 1 - 1e-9 else (1 - self._tokens) * self.seconds / self.count
+        return self._level
 
-    def take(self) -> None:
-        """A request goes."""
-        self._tokens -= 1
+    def wait_seconds(self, level: float = 1) -> float:
+        """Return the seconds until so much is left; 0 is now."""
+        lacking = level - self.level
+        return 0.0 if lacking <= _ROUNDING else lacking * self.seconds / self.count
+
+    def take(self, num_units: float = 1) -> None:
+        """Take so much, even more than there is."""
+        self._level = self.level - num_units
 
 
 @dataclass(slots=True)

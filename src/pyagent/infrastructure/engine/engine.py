@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pyagent.core.errors import CapacityError
+from pyagent.core.moving_average import moving_average
 from pyagent.infrastructure.engine.grammar import told_briefly
 from pyagent.infrastructure.engine.request import Output, Request, Status
 from pyagent.infrastructure.engine.runners.batch import Likelihood, Runner, StepOutput
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 60.0
 """Bounds in seconds of the retry time given to a refused caller."""
+_END_WEIGHT = 0.1
+"""Weight of the newest time between two finished requests in its moving average."""
 
 
 class Engine:
@@ -340,7 +343,7 @@ class Engine:
             request = self._end_search(request.search, request, output)
         now = time.perf_counter()
         if self._last_end is not None:
-            self._seconds_per_end += 0.1 * (now - self._last_end - self._seconds_per_end)
+            self._seconds_per_end = moving_average(self._seconds_per_end, now - self._last_end, _END_WEIGHT)
         self._last_end = now
         self.counts.note_end(request)
         self._emit(request, output)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyagent import _rust
+from pyagent.core.moving_average import moving_average
 from pyagent.infrastructure.engine.runners.batch import PrefixKey
 
 logger = logging.getLogger(__name__)
@@ -102,4 +103,4 @@ class SwapSpace:
 
     def _note(self, num_bytes: int, seconds: float) -> None:
         if num_bytes:
-            self._seconds_per_byte += _WEIGHT * (seconds / num_bytes - self._seconds_per_byte)
+            self._seconds_per_byte = moving_average(self._seconds_per_byte, seconds / num_bytes, _WEIGHT)

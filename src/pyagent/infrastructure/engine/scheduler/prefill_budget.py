@@ -7,6 +7,7 @@ inter-token latency wanted: `engine.decode_latency_ms`, or on `auto` ten times a
 
 from __future__ import annotations
 
+from pyagent.core.moving_average import moving_average
 from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
 
 _WEIGHT = 0.2
@@ -29,10 +30,11 @@ class StepCosts:
     def note(self, seconds: float, num_prompt: int, num_decoding: int) -> None:
         """Record a step's seconds, with its prefill tokens and decoding requests."""
         if num_prompt == 0:
-            self.decode_seconds = _average(self.decode_seconds, seconds)
+            self.decode_seconds = moving_average(self.decode_seconds, seconds, _WEIGHT)
         elif num_prompt >= BLOCK_TOKENS:
             base = (self.decode_seconds or 0.0) if num_decoding else 0.0
-            self.prompt_token_seconds = _average(self.prompt_token_seconds, max(0.0, seconds - base) / num_prompt)
+            added = max(0.0, seconds - base) / num_prompt
+            self.prompt_token_seconds = moving_average(self.prompt_token_seconds, added, _WEIGHT)
 
     def expected_seconds(self, num_prompt: int, num_decoding: int) -> float:
         """Return what a step with so many prefill tokens and decoding requests takes, by the steps so far."""
@@ -47,7 +49,3 @@ class StepCosts:
         wanted = max(_AUTO_SECONDS, _AUTO_STEPS * base) if self._wanted is None else self._wanted
         fitting = int((wanted - base) / self.prompt_token_seconds) // BLOCK_TOKENS * BLOCK_TOKENS
         return min(max_num_batched_tokens, max(BLOCK_TOKENS, fitting))
-
-
-def _average(before: float | None, value: float) -> float:
-    return value if before is None else before + _WEIGHT * (value - before)

@@ -6,65 +6,36 @@ way; until that is made good it is refused. Without keys all clients share one a
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pyagent.core.resilience.rate import TokenBucket
 from pyagent.infrastructure.server.errors import HttpError
 from pyagent.infrastructure.server.middleware.auth import send_error
 
 _PREFIXES = ("/v1/", "/api/")
-
-
-@dataclass(slots=True)
-class Allowance:
-    """What may be taken: full at first, refilled by `per_minute` evenly, never above it."""
-
-    per_minute: int
-    clock: Callable[[], float] = time.monotonic
-    _level: float = field(init=False)
-    _filled_at: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._level, self._filled_at = float(self.per_minute), self.clock()
-
-    @property
-    def level(self) -> float:
-        """What is left now; below zero when more was taken than there was."""
-        now = self.clock()
-        self._level = min(self.per_minute, self._level + (now - self._filled_at) * self.per_minute / 60)
-        self._filled_at = now
-        return self._level
-
-    def seconds_until(self, level: float) -> float:
-        """Time until so much is left."""
-        return max(0.0, (level - self.level) * 60 / self.per_minute)
-
-    def take(self, count: float) -> None:
-        """Take so much, more than there is too."""
-        self._level = self.level - count
+_MINUTE = 60.0
 
 
 @dataclass(slots=True)
 class _Client:
-    requests: Allowance | None
-    tokens: Allowance | None
+    requests: TokenBucket | None
+    tokens: TokenBucket | None
 
     @property
-    def allowances(self) -> dict[str, Allowance]:
+    def buckets(self) -> dict[str, TokenBucket]:
         pairs = (("requests", self.requests), ("tokens", self.tokens))
-        return {name: allowance for name, allowance in pairs if allowance is not None}
+        return {name: bucket for name, bucket in pairs if bucket is not None}
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What is left, as OpenAI tells it."""
         headers: list[tuple[bytes, bytes]] = []
-        for name, allowance in self.allowances.items():
+        for name, bucket in self.buckets.items():
             told = {
-                "limit": str(allowance.per_minute),
-                "remaining": str(max(0, int(allowance.level))),
-                "reset": f"{allowance.seconds_until(allowance.per_minute):.3f}s",
+                "limit": str(bucket.count),
+                "remaining": str(max(0, int(bucket.level))),
+                "reset": f"{bucket.wait_seconds(bucket.count):.3f}s",
             }
             headers += [(f"x-ratelimit-{kind}-{name}".encode(), value.encode()) for kind, value in told.items()]
         return headers
@@ -113,17 +84,18 @@ class RateLimitMiddleware:
             settle()
 
     def _client(self, name: str) -> _Client:
-        """The client's allowances; there are as many clients as keys."""
+        """The client's buckets; there are as many clients as keys."""
         if name not in self._clients:
             limits = (self.requests_per_minute, self.tokens_per_minute)
-            self._clients[name] = _Client(*(Allowance(limit) if limit else None for limit in limits))
+            buckets = (TokenBucket(limit, _MINUTE, burst=limit) if limit else None for limit in limits)
+            self._clients[name] = _Client(*buckets)
         return self._clients[name]
 
 
 def _refusal(client: _Client) -> HttpError | None:
-    for name, allowance in client.allowances.items():
-        wait_seconds = allowance.seconds_until(1)
+    for name, bucket in client.buckets.items():
+        wait_seconds = bucket.wait_seconds()
         if wait_seconds > 0:
-            text = f"this key may use {allowance.per_minute} {name} a minute; try again in {wait_seconds:.1f} s"
+            text = f"this key may use {bucket.count} {name} a minute; try again in {wait_seconds:.1f} s"
             return HttpError(429, text, "rate_limit_exceeded", "rate_limit_error", retry_after_seconds=wait_seconds)
     return None
