@@ -13,6 +13,7 @@ import pytest
 from pyagent.core.errors import AgentError, BudgetError, DeadlineError, Decline, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Agent, Task, describe
+from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits, Step
 from pyagent.core.fleet.scores import Score
@@ -291,13 +292,16 @@ def test_budget_is_reserved_before_the_call_and_partial_results_kept() -> None:
 def test_settled_budget_counts_what_was_used() -> None:
     """After a call only its real use counts, so a long row of small calls fits a small budget."""
 
+    budgets: list[Budget] = []
+
     async def many(context: Context, task: Task) -> object:
+        budgets.append(context.run.budget)
         return "".join([await context.generate("hi") for _ in range(20)])
 
     fleet = _fleet(Custom("many", many), script=["a"] * 20, run_tokens=600)
     assert asyncio.run(fleet.run_agent("many", "go")) == "a" * 20
-    assert fleet.budget.used_tokens == 40
-    assert fleet.budget.reserved_tokens == 0
+    (budget,) = budgets
+    assert (budget.used_tokens, budget.reserved_tokens) == (40, 0)
 
 
 def test_spawned_agent_has_its_own_limit_inside_the_run() -> None:
