@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -16,9 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyagent.core.errors import RequestError
-from pyagent.core.fleet.events import Progress, RunFinished, RunStarted, Totals
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.events import Progress, RunFailed, RunFinished, RunStarted, ToolCalled, Totals
 from pyagent.core.fleet.journal import JournalRecord
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.tools import FleetTool
 from pyagent.infrastructure.storage.journal import FileJournal, decode_line, encode_line, shard_name
+from pyagent.testing import ScriptedBackend
 
 
 def _write(journal: FileJournal, num_records: int) -> str:
@@ -39,6 +45,46 @@ def test_replay_gives_what_was_written(tmp_path: Path) -> None:
     texts = [record.event.text for record in FileJournal(tmp_path).replay(run) if isinstance(record.event, Progress)]
     assert texts == [f"line {number} ünï\n" for number in range(50)]
     assert len(list((tmp_path / run).glob("*.jsonl"))) > 1
+
+
+class _Wordless:
+    def __str__(self) -> str:
+        raise ValueError("no words for it")
+
+
+def test_output_that_is_no_json_is_named_in_its_record(tmp_path: Path) -> None:
+    """A tool's output that cannot be written reaches its agent all the same; its record names the type."""
+    circle: list[object] = []
+    circle.append(circle)
+    outputs = {"wordless": _Wordless(), "circle": circle, "surrogate": "\ud800"}
+
+    class User:
+        name = "user"
+        description = "calls a tool"
+
+        async def run(self, context: Context, task: Task) -> object:
+            return str(await context.call_tool(task.text, {}) is outputs[task.text])
+
+    def tool(name: str) -> FleetTool:
+        async def call(_: object) -> object:
+            return outputs[name]
+
+        return FleetTool(name, "gives something odd", {}, call)
+
+    journal = FileJournal(tmp_path)
+    fleet = Fleet(ScriptedBackend([]), [User()], [tool(name) for name in outputs], journal=journal)
+    for name, kind in (("wordless", "_Wordless"), ("circle", "list"), ("surrogate", "str")):
+        before = {folder.name for folder in tmp_path.glob("r-*")}
+        assert asyncio.run(fleet.run_agent("user", name)) == "True"
+        (run,) = {folder.name for folder in tmp_path.glob("r-*")} - before
+        (called,) = [each.event for each in journal.replay(run) if isinstance(each.event, ToolCalled)]
+        assert (called.tool, called.output) == (name, f"<a {kind} that cannot be written as JSON>")
+    partial = {"good": 1, "bad": circle}
+    failed = RunFailed(run="r-1", kind="x", error="y", partial=partial, totals=Totals())
+    record = decode_line(encode_line(JournalRecord(0, failed)))
+    assert record is not None
+    assert isinstance(record.event, RunFailed)
+    assert record.event.partial == {"good": 1, "bad": "<a list that cannot be written as JSON>"}
 
 
 def test_shards_are_stable() -> None:
@@ -221,6 +267,8 @@ import sys
 from pathlib import Path
 from pyagent.core.fleet.events import Progress
 from pyagent.core.fleet.journal import JournalRecord
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.tools import FleetTool
 from pyagent.infrastructure.storage.journal import FileJournal
 journal = FileJournal(Path(sys.argv[1]))
 run = journal.open_run()

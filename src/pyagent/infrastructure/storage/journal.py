@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -58,9 +59,30 @@ def shard_name(key: str) -> str:
 
 
 def encode_line(record: JournalRecord) -> bytes:
-    """A record as its line."""
-    body = _encoder.encode(record)
+    """A record as its line. A value that cannot be written as JSON is named in its place."""
+    try:
+        body = _encoder.encode(record)
+    except Exception:  # noqa: BLE001 - outputs are of other people's types
+        fields = {name: _writable(getattr(record.event, name)) for name in record.event.__struct_fields__}
+        event = msgspec.structs.replace(record.event, **fields)
+        body = _encoder.encode(msgspec.structs.replace(record, event=event))
     return body[:-1] + _CHECK % zlib.crc32(body)
+
+
+def _writable(value: object) -> object:
+    """A field's value, or what stands for it; a mapping keeps those of its values that can be written."""
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value).items()
+        return {key: _named(each) for key, each in items if isinstance(key, str)}
+    return _named(value)
+
+
+def _named(value: object) -> object:
+    try:
+        _encoder.encode(value)
+    except Exception:  # noqa: BLE001 - as above
+        return f"<a {type(value).__name__} that cannot be written as JSON>"
+    return value
 
 
 def decode_line(line: bytes) -> JournalRecord | None:
