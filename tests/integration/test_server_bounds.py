@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from support.server import HI, Model, fault, post
 
+from pyagent.core.settings import Server
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.server import bounds
+from pyagent.infrastructure.server.service import Service
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -75,3 +80,22 @@ def test_one_huge_word_is_told_as_too_long(tiny_model_path: Path, path: str, mor
     assert refused.status_code == 400
     assert "more than" in refused.text
     assert path == "/v1/messages" or fault(refused)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("num_bytes", "is_aside"), [(1_000, False), (200_000, True)])
+def test_long_body_is_read_beside_the_event_loop(num_bytes: int, is_aside: bool) -> None:
+    """A long body is decoded in a thread, where it holds up nobody, and is the one that was sent; a short one not."""
+    sent = [b"x" * (num_bytes // 4)] * 4
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"content-type", b"application/json")]}
+
+    async def main() -> tuple[bytes, threading.Thread]:
+        left = list(sent)
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+        service = Service(Model(), None, None, Server())
+        return await service.read(Request(scope, receive), lambda body: (body, threading.current_thread()))
+
+    body, thread = asyncio.run(main())
+    assert (body, thread is not threading.current_thread()) == (b"".join(sent), is_aside)

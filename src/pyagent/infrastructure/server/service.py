@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -25,7 +26,7 @@ from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.answer import Answer, Reply
 from pyagent.infrastructure.server.api_keys import owned, tenant_of
-from pyagent.infrastructure.server.body import read_body
+from pyagent.infrastructure.server.body import read_pieces
 from pyagent.infrastructure.server.bounds import check_request, check_texts
 from pyagent.infrastructure.server.images import check_images
 from pyagent.infrastructure.server.openai.prompts import side_by_side
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.server.middleware.tracing import AnswerTrace
     from pyagent.infrastructure.server.responses.kept import KeptResponses
 
-_LARGE_BYTES, _TRIM_SECONDS = 1_000_000, 2.0
+_LONG_BYTES, _LARGE_BYTES, _TRIM_SECONDS = 100_000, 1_000_000, (2.0, 4.0, 8.0)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -53,19 +55,47 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     _asking: asyncio.Task[Health] | None = None
     _is_trimming: bool = False
+    _num_trims: int = 0
+    _reading: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="pyagent-read")
+    )
 
-    async def body(self, request: Request) -> bytes:
-        """The body of a JSON request."""
-        body = await read_body(request, self.settings)
-        if len(body) > _LARGE_BYTES and not self._is_trimming:
+    async def read(self, request: Request, read: Callable[[bytes], T]) -> T:
+        """What `read` makes of the body of a JSON request; of a long one in a thread.
+
+        Decoding keeps the interpreter's lock, so that there is one thread: between two bodies the event loop has its
+        turn, however many there are.
+        """
+        pieces = await read_pieces(request, self.settings)
+        num_bytes = sum(map(len, pieces))
+        if num_bytes <= _LONG_BYTES:
+            return read(b"".join(pieces))
+        try:
+            return await self._aside(_read_whole, pieces, read)
+        finally:
+            if num_bytes > _LARGE_BYTES:
+                self._trim_later()
+
+    async def _aside(self, work: Callable[..., T], *args: object) -> T:
+        """Do it in the thread that reads bodies."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, work, *args)
+
+    def _trim_later(self) -> None:
+        """Give memory back that a large request took: the C library would keep it for the next ones.
+
+        More than once, since the first time the request may still be answered.
+        """
+        self._num_trims = 0
+        if not self._is_trimming:
             self._is_trimming = True
-            asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
-        return body
+            asyncio.get_running_loop().call_later(_TRIM_SECONDS[0], self._trim)
 
     def _trim(self) -> None:
-        """Give memory back that large requests took: the C library would keep it for the next ones."""
-        self._is_trimming = False
         asyncio.get_running_loop().run_in_executor(None, _rust.trim_memory)
+        self._num_trims += 1
+        self._is_trimming = self._num_trims < len(_TRIM_SECONDS)
+        if self._is_trimming:
+            asyncio.get_running_loop().call_later(_TRIM_SECONDS[self._num_trims], self._trim)
 
     async def answer(
         self,
@@ -148,6 +178,10 @@ class Service:
         now = {(model.id, model.backend): model for model in own}
         models = [now.get((model.id, model.backend), model) for model in await self.backend.models()]
         return [*models, *(await self.agents.models() if self.agents else ())]
+
+
+def _read_whole(pieces: list[bytes], read: Callable[[bytes], T]) -> T:
+    return read(b"".join(pieces))
 
 
 def _continue_trace(request: Request) -> None:

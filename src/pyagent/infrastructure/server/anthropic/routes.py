@@ -16,14 +16,14 @@ from pyagent.infrastructure.server.service import Service, json_response
 
 async def messages(service: Service, request: Request) -> Response:
     """POST /v1/messages."""
-    asked = read_messages(await service.body(request))
+    asked = await service.read(request, read_messages)
     reply = Reply(str(request.state.request_id), asked.model, asked.has_thinking)
     return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
     """POST /v1/messages/count_tokens: as many as the embedded engine would compute or find; others cannot tell."""
-    asked = read_count(await service.body(request))
+    asked = await service.read(request, read_count)
     check_request(asked)
     backend = await service.backend_of(asked.model)
     if not isinstance(backend, PromptCache):

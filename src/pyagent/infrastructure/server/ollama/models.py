@@ -61,7 +61,7 @@ async def show_loaded(service: Service, _request: Request) -> Response:
 
 async def show(service: Service, request: Request) -> Response:
     """POST /api/show."""
-    said = read_model(await service.body(request))
+    said = await service.read(request, read_model)
     model = await find_model(service, said.model)
     architecture = model.architecture or "unknown"
     facts: JsonObject = {"general.architecture": architecture}
@@ -80,7 +80,7 @@ async def show(service: Service, request: Request) -> Response:
 async def pull(service: Service, request: Request) -> Response:
     """POST /api/pull: an administrator has a model fetched into the store, told as it goes on."""
     check_admin(request)
-    said = read_model(await service.body(request))
+    said = await service.read(request, read_model)
     if service.store is None or is_path(said.model):
         raise RequestError(f"model {said.model!r} cannot be pulled; name one of the store", param="model")
     try:

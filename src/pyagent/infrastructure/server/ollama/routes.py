@@ -53,7 +53,7 @@ async def generate(service: Service, request: Request) -> Response:
 
 
 async def _answer(service: Service, request: Request, read: Callable[[bytes], Asked], *, is_chat: bool) -> Response:
-    asked = read(await service.body(request))
+    asked = await service.read(request, read)
     model = await find_model(service, asked.model)
     name = asked.model or model.id
     if asked.request is None:
@@ -90,7 +90,7 @@ async def _unload(service: Service) -> None:
 async def embed(service: Service, request: Request) -> Response:
     """POST /api/embed."""
     started = time.perf_counter()
-    said, texts = read_embed(await service.body(request))
+    said, texts = await service.read(request, read_embed)
     found = await _embedded(service, request, said, texts)
     vectors = shortened(found.vectors, said.dimensions)
     body = {"model": said.model, "embeddings": vectors, "total_duration": nanoseconds(time.perf_counter() - started)}
@@ -99,7 +99,7 @@ async def embed(service: Service, request: Request) -> Response:
 
 async def embeddings(service: Service, request: Request) -> Response:
     """POST /api/embeddings, the older form; without a prompt there is no vector."""
-    said = decode(await service.body(request), EmbeddingsBody, {})
+    said = await service.read(request, lambda body: decode(body, EmbeddingsBody, {}))
     if not said.prompt:
         await find_model(service, said.model)
         return json_response({"embedding": list[float]()})

@@ -26,7 +26,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 async def embeddings(service: Service, request: Request) -> Response:
     """POST /v1/embeddings."""
-    said = read_embeddings(await service.body(request))
+    said = await service.read(request, read_embeddings)
     found = await service.embed(
         request, EmbedRequest(model=said.model_asked, input=said.texts, private=bool(said.private))
     )
@@ -52,6 +52,6 @@ async def show_model(service: Service, request: Request) -> Response:
 
 
 async def _complete(service: Service, request: Request, read: Callable[[bytes], Asked]) -> Response:
-    asked = read(await service.body(request))
+    asked = await service.read(request, read)
     reply = Reply(str(request.state.request_id), asked.model, asked.is_chat, asked.has_usage_chunk)
     return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed, others=asked.others)

@@ -17,7 +17,7 @@ from pyagent.infrastructure.server.service import Service, json_response
 
 async def create(service: Service, request: Request) -> Response:
     """POST /v1/responses."""
-    said = read_response(await service.body(request))
+    said = await service.read(request, read_response)
     client, kept = str(request.state.client), _kept(service)
     history: list[JsonObject] = []
     if said.previous_response_id is not None:
