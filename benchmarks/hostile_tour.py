@@ -33,6 +33,8 @@ from typing import NamedTuple
 
 READY_SECONDS, MEMORY_GROWTH = 0.25, 0.10
 NUM_DESCRIPTORS = 1024
+CONNECTIONS_A_SECOND, PAUSE_SECONDS = 800, 0.05
+"""What attackers keep to: without a bound they would take the cores that the server and its client need."""
 TEXT = "What is 2+2? Answer with the number only."
 Attack = Callable[["Target"], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {}
@@ -106,6 +108,7 @@ async def keep_asking(target: Target, *bodies: bytes, path: str = "/v1/chat/comp
         while not target.is_over:
             await ask(target.port, path, bodies[number % len(bodies)])
             number += at_once
+            await asyncio.sleep(PAUSE_SECONDS)
 
     await asyncio.gather(*map(worker, range(at_once)))
 
@@ -113,16 +116,20 @@ async def keep_asking(target: Target, *bodies: bytes, path: str = "/v1/chat/comp
 # -- the attacks ------------------------------------------------------------------------------------------------------
 
 
-async def _hold(target: Target, count: int, drip: bytes) -> None:
-    """Open connections that send a byte now and then, at most."""
+async def _hold(target: Target, count: int, begin: bytes = b"", drip: bytes = b"") -> None:
+    """Open connections, a few hundred a second, that send `begin` and then `drip` now and then."""
     held: list[asyncio.StreamWriter] = []
     try:
-        for _ in range(count):
+        for number in range(count):
             with contextlib.suppress(OSError):
                 held.append((await asyncio.open_connection("127.0.0.1", target.port))[1])
+                held[-1].write(begin)
+            if number % 16 == 0:
+                await asyncio.sleep(16 / CONNECTIONS_A_SECOND)
         while not target.is_over:
             for writer in held if drip else ():
-                writer.write(drip)
+                if not writer.is_closing():
+                    writer.write(drip)
             await asyncio.sleep(0.5)
     finally:
         for writer in held:
@@ -132,27 +139,20 @@ async def _hold(target: Target, count: int, drip: bytes) -> None:
 @attack
 async def idle_connections(target: Target) -> None:
     """Three times as many as the server has descriptors."""
-    await _hold(target, 3 * NUM_DESCRIPTORS, b"")
+    await _hold(target, 3 * NUM_DESCRIPTORS)
 
 
 @attack
 async def slow_heads(target: Target) -> None:
     """Heads that come byte by byte."""
-    await _hold(target, NUM_DESCRIPTORS, b"x")
+    await _hold(target, NUM_DESCRIPTORS, drip=b"x")
 
 
 @attack
 async def slow_bodies(target: Target) -> None:
     """Bodies that never come."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    held: list[asyncio.StreamWriter] = []
-    for _ in range(NUM_DESCRIPTORS):
-        with contextlib.suppress(OSError):
-            held.append((await asyncio.open_connection("127.0.0.1", target.port))[1])
-            held[-1].write(head + b"content-length: 1000\r\n\r\n{")
-    await asyncio.sleep(max(0.0, target.until - time.monotonic()))
-    for writer in held:
-        writer.close()
+    await _hold(target, NUM_DESCRIPTORS, head + b"content-length: 1000\r\n\r\n{")
 
 
 @attack
@@ -223,6 +223,7 @@ async def lists_of_models(target: Target) -> None:
     async def worker(path: str) -> None:
         while not target.is_over:
             await ask(target.port, path, seconds=0.2)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     await asyncio.gather(*(worker(path) for path in ("/v1/models", "/api/tags", "/v1/models/nobody", "/health") * 4))
 
