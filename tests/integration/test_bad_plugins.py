@@ -135,7 +135,7 @@ QUARANTINED = {
     "no-description": ("agents", agent("no-description", "Agent.description = None")),
     "circle": ("agents", agent("circle", "Agent.needs = ('circle',)")),
     "unknown-need": ("agents", agent("unknown-need", "Agent.needs = ('nobody-has-this',)")),
-    "usurper": ("agents", agent("summarize", "Agent.needs = ('reasoning',)")),
+    "usurper": ("agents", agent("summarize", "Agent.needs = ('summarize',)")),  # the one whose name it takes
     "twice-named": ("agents", agent("a") + "\n    pyagent_register_agents = hookimpl(lambda: [Agent(), Agent()])"),
     "tool-nonsense": (
         "tools",
@@ -295,7 +295,7 @@ def test_routed_task_is_answered_beside_bad_plugins(place: Place) -> None:
 
 def test_chain_reaches_the_good_backend_past_the_bad(place: Place) -> None:
     """A question is answered by the last link, whatever those before it raise or yield."""
-    trials = json.loads(place.pyagent("chain", "test", "--json").stdout)
+    trials = json.loads(place.pyagent("chain", "test", "--json", expects=1).stdout)
     assert trials[-1]["is_well"], trials[-1]
     found = {trial["backend"]: trial["found"] for trial in trials if not trial["is_well"]}
     for name in FAULTY_BACKENDS:

@@ -146,7 +146,7 @@ def test_openai_backend_works_in_one_event_loop_after_another() -> None:
     async def once(backend_of: Callable[[str], OpenAIBackend]) -> OpenAIBackend:
         async with serving(*WHOLE) as wire:
             backend = backend_of(wire.url)
-            backend._url = wire.url
+            backend.url = wire.url
             assert (await collect(backend.chat(chat()))).text == "Hello"
             return backend
 
