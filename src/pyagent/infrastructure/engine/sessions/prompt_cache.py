@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, cast
 
 from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import CacheMiss, CacheReport, Hint, Message, Tool
 from pyagent.core.prompt_cache import KeptPrompt, ModelCache
 from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
@@ -56,9 +56,8 @@ class ModelPrompts:
         self._sessions = sessions
         self._pool = runner.pool
         self._page_bytes = runner.info["page_bytes"]
-        self._memory = memory
         self._lock = threading.Lock()
-        self._beginnings: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._beginnings: ByteBoundedLru[bytes, array[int]] = ByteBoundedLru(memory.try_resize, _MAX_BEGINNINGS)
         self._run_to_names: dict[tuple[str, str], set[str]] = {}
         self._pins: dict[tuple[str, str], int] = {}
 
@@ -110,9 +109,8 @@ class ModelPrompts:
         messages = self._normalize(messages).messages
         key = conversation_keys(messages, tools, tenant)[-1]
         with self._lock:
-            if key in self._beginnings:
-                self._beginnings.move_to_end(key)
-                return self._beginnings[key].tolist()
+            if (known := self._beginnings.get(key)) is not None:
+                return known.tolist()
         is_asked = bool(messages) and messages[-1].role == "user"
         follows = [Message("assistant" if is_asked else "user", text) for text in "ab"]
         question = [Message("user", ".")] if is_asked else []
@@ -120,17 +118,10 @@ class ModelPrompts:
         first, second = (self._tokenizer.encode_rendered(text, tenant) for text in rendered)
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
         tokens = [token for token, _ in alike]
-        self._remember(key, array("I", tokens))
-        return tokens
-
-    def _remember(self, key: bytes, tokens: array[int]) -> None:
+        compact = array("I", tokens)
         with self._lock:
-            self._beginnings[key] = tokens
-            while len(self._beginnings) > _MAX_BEGINNINGS or not self._memory.try_resize(self._num_bytes()):
-                self._beginnings.popitem(last=False)
-
-    def _num_bytes(self) -> int:
-        return sum(_OWN_BYTES + tokens.itemsize * len(tokens) for tokens in self._beginnings.values())
+            self._beginnings.put(key, compact, _OWN_BYTES + compact.itemsize * len(compact))
+        return tokens
 
     # -- for people ---------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ Knows messages and tokens, neither tokenizers nor processes. Used by one thread.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import ChatRequest, Message
 from pyagent.infrastructure.engine.request import PastTurn
 from pyagent.infrastructure.engine.sessions.turns import conversation_keys, next_key
@@ -31,9 +31,12 @@ class ReplayStore:
     """Answered turns by conversation; those used longest ago go first."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._turns: OrderedDict[bytes, _Kept] = OrderedDict()
-        self.num_bytes = 0
+        self._turns: ByteBoundedLru[bytes, _Kept] = ByteBoundedLru(lambda num_bytes: num_bytes <= max_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all turns."""
+        return self._turns.num_bytes
 
     def keep(self, request: ChatRequest, prompt: bytes, tokens: tuple[int, ...], answer: str, process_id: int) -> None:
         """A request was answered in a process."""
@@ -41,17 +44,13 @@ class ReplayStore:
             return
         answer = request.assistant_prefix + request.answer_prefix + answer
         key = _key(request, next_key(_keys(request)[-1], Message("assistant", answer)))
-        before = self._turns.pop(key, None)
         kept = _Kept(
             PastTurn(
                 len(request.messages) + 1, prompt, tokens, answer, request.assistant_prefix, request.answer_prefix
             ),
             process_id,
         )
-        self._turns[key] = kept
-        self.num_bytes += kept.num_bytes - (0 if before is None else before.num_bytes)
-        while self.num_bytes > self._max_bytes:
-            self.num_bytes -= self._turns.popitem(last=False)[1].num_bytes
+        self._turns.put(key, kept, kept.num_bytes)
 
     def before(self, request: ChatRequest, process_id: int) -> PastTurn | None:
         """The longest turn that a request follows, when another process computed it."""
@@ -60,7 +59,6 @@ class ReplayStore:
         for key in reversed(_keys(request)[:-1]):
             kept = self._turns.get(_key(request, key))
             if kept is not None:
-                self._turns.move_to_end(_key(request, key))
                 return None if kept.process_id == process_id else kept.turn
         return None
 

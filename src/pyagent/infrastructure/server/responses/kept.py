@@ -6,12 +6,12 @@ A response belongs to the API key that asked for it; for others it is not there.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import JsonObject
 
 
@@ -24,7 +24,6 @@ class KeptResponse:
     items: list[JsonObject]
     first_input: int
     num_input: int
-    size_bytes: int
     until: float
 
     @property
@@ -39,8 +38,10 @@ class KeptResponses:
 
     max_bytes: int
     seconds: float
-    _kept: OrderedDict[str, KeptResponse] = field(default_factory=OrderedDict[str, KeptResponse])
-    _num_bytes: int = 0
+    _kept: ByteBoundedLru[str, KeptResponse] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kept = ByteBoundedLru(lambda num_bytes: num_bytes <= self.max_bytes)
 
     def keep(self, client: str, body: JsonObject, history: list[JsonObject], asked: list[JsonObject]) -> None:
         """Keep a response of a client, that answers what was `asked` after `history`."""
@@ -48,14 +49,13 @@ class KeptResponses:
         items = [*history, *asked, *output]
         size = len(msgspec.json.encode(items)) + len(msgspec.json.encode(body))
         until = time.monotonic() + self.seconds
-        self._kept[str(body["id"])] = KeptResponse(client, body, items, len(history), len(asked), size, until)
-        self._num_bytes += size
         self._forget_old()
+        self._kept.put(str(body["id"]), KeptResponse(client, body, items, len(history), len(asked), until), size)
 
     def find(self, id: str, client: str, *, param: str | None = None) -> KeptResponse:  # noqa: A002 - the API's word
         """A client's response; raises `RequestError` when it is not kept (any more)."""
         self._forget_old()
-        found = self._kept.get(id)
+        found = self._kept.peek(id)  # all are kept equally long, so the first kept is the first to go
         if found is None or found.client != client:
             text = f"response {id[:80]!r} is not kept; it was not stored, is gone by age, or is another key's"
             raise RequestError(text, param=param, code="response_not_found")
@@ -64,13 +64,9 @@ class KeptResponses:
     def remove(self, id: str, client: str) -> None:  # noqa: A002 - the API's word
         """Forget a client's response; raises `RequestError` when it is not kept."""
         self.find(id, client)
-        self._num_bytes -= self._kept.pop(id).size_bytes
+        self._kept.pop(id)
 
     def _forget_old(self) -> None:
         now = time.monotonic()
-        while self._kept:
-            oldest = next(iter(self._kept.values()))
-            if oldest.until > now and self._num_bytes <= self.max_bytes:
-                return
-            self._kept.popitem(last=False)
-            self._num_bytes -= oldest.size_bytes
+        while (oldest := self._kept.oldest()) is not None and oldest.until <= now:
+            self._kept.pop_oldest()
