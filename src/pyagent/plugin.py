@@ -60,7 +60,7 @@ from pyagent.core.trace_context import trace_headers
 if TYPE_CHECKING:
     from pyagent.core.abilities import ABILITIES, Abilities
     from pyagent.core.config import Settings, read_headers
-    from pyagent.core.emulation.cutting import estimated_tokens, estimated_usage
+    from pyagent.core.emulation.cutting import estimated_usage
     from pyagent.core.emulation.fulfil import fulfil
     from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent, Task
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from pyagent.core.hooks import Parts
     from pyagent.core.line_reader import LineReader, LineTooLongError
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
+    from pyagent.core.token_estimate import estimated_tokens
     from pyagent.http_pool import HttpPool, error_body
 
 _LATER = {
@@ -95,7 +96,7 @@ _LATER = {
     "Task": "pyagent.core.fleet.agent",
     "ToolProvider": "pyagent.core.fleet.tool_providers",
     "error_body": "pyagent.http_pool",
-    "estimated_tokens": "pyagent.core.emulation.cutting",
+    "estimated_tokens": "pyagent.core.token_estimate",
     "estimated_usage": "pyagent.core.emulation.cutting",
     "fulfil": "pyagent.core.emulation.fulfil",
     "read_headers": "pyagent.core.config",

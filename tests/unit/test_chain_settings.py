@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyagent.cli.config import describe
-from pyagent.core.chain.conditions import Condition, estimated_tokens
+from pyagent.core.chain.conditions import Condition
 from pyagent.core.chain.settings import LinkSettings, Price, Rate, read_links, written
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError
@@ -26,6 +26,7 @@ from pyagent.core.messages import (
     TextPart,
     Tool,
 )
+from pyagent.core.token_estimate import estimated_request_tokens
 
 CHAIN = """
 chain = [
@@ -165,11 +166,11 @@ def test_context_condition_counts_about_the_tokens() -> None:
     """A prompt of English is estimated within a third of four bytes a token; tools and images count."""
     text = "the quick brown fox jumps over the lazy dog " * 200
     plain = ChatRequest(messages=[Message("user", text)])
-    assert len(text) / 4 <= estimated_tokens(plain) <= len(text) / 3
+    assert len(text) / 4 <= estimated_request_tokens(plain) <= len(text) / 3
     assert holds("context > 2000", messages=plain.messages)
     assert not holds("context > 3000", messages=plain.messages)
     picture = ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])])
-    assert estimated_tokens(picture) > 500
+    assert estimated_request_tokens(picture) > 500
 
 
 @settings(deadline=None)

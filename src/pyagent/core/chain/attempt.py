@@ -14,7 +14,6 @@ from typing import TypeVar, cast
 import msgspec
 
 from pyagent.core.backends import check_end
-from pyagent.core.chain.conditions import estimated_tokens
 from pyagent.core.chain.failures import (
     BrokenOffError,
     EmptyAnswerError,
@@ -44,6 +43,7 @@ from pyagent.core.messages import (
 )
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.resilience.retry import RetryBudget
+from pyagent.core.token_estimate import estimated_request_tokens
 
 T = TypeVar("T")
 _FAIR_SHARE_SECONDS = 1.0
@@ -226,7 +226,7 @@ class Attempt:
         is_counted = self._usage is not None and (self._usage.prompt_tokens or self._usage.completion_tokens)
         if is_counted or not self._num_deltas or self._request is None:
             return self._usage
-        return Usage(prompt_tokens=estimated_tokens(self._request), completion_tokens=self._num_deltas)
+        return Usage(prompt_tokens=estimated_request_tokens(self._request), completion_tokens=self._num_deltas)
 
 
 async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[ChatDelta]:

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import cast
 
 import msgspec
 
-from pyagent.core.messages import ChatRequest, ImagePart
+from pyagent.core.messages import ChatRequest
 from pyagent.core.nearest import nearest
+from pyagent.core.token_estimate import estimated_request_tokens, num_images
 
-_BYTES_PER_TOKEN = 3.5
-"""English has about four bytes a token, code and other scripts fewer."""
-_TOKENS_PER_MESSAGE = 6
-_TOKENS_PER_IMAGE = 800
 _COMPARISON = r"(context|max_tokens) ?(>|<|>=|<=) ?(\d[\d_]*)"
 _NAMED = r"(agent|client|class) ?= ?(\S+)"
 
@@ -50,28 +46,9 @@ class Condition(msgspec.Struct, frozen=True):
         return any(_is_so(term, request) != term.is_negated for term in self.terms)
 
 
-def estimated_tokens(request: ChatRequest) -> int:
-    """Tokens of a request's prompt, about, tools and images included. Counts no text twice and tokenises nothing."""
-    begun = (request.prompt or "") + request.assistant_prefix
-    num_bytes, num_tokens = len(begun.encode(errors="surrogatepass")), len(request.prompt_token_ids)
-    for message in request.messages:
-        num_bytes += len(message.text.encode(errors="surrogatepass"))
-        num_tokens += _TOKENS_PER_MESSAGE + _TOKENS_PER_IMAGE * _num_images(message.content)
-        for call in message.tool_calls or ():
-            num_bytes += len(call.function.name) + len(call.function.arguments)
-    if request.tools:
-        num_bytes += len(msgspec.json.encode(request.tools))
-    return num_tokens + int(num_bytes / _BYTES_PER_TOKEN + 0.999)
-
-
-def _num_images(content: object) -> int:
-    parts = cast("list[object]", content) if isinstance(content, list) else ()
-    return sum(isinstance(part, ImagePart) for part in parts)
-
-
 _WORDS: dict[str, Callable[[ChatRequest], bool]] = {
     "tools": lambda request: bool(request.tools),
-    "vision": lambda request: any(_num_images(message.content) for message in request.messages),
+    "vision": lambda request: any(num_images(message.content) for message in request.messages),
     "schema": lambda request: request.response_format is not None and request.response_format.type != "text",
     "private": lambda request: request.private,
     "session": lambda request: request.session is not None,
@@ -79,7 +56,7 @@ _WORDS: dict[str, Callable[[ChatRequest], bool]] = {
     "completion": lambda request: not request.messages,
 }
 _NUMBERS: dict[str, Callable[[ChatRequest], int]] = {
-    "context": estimated_tokens,
+    "context": estimated_request_tokens,
     "max_tokens": lambda request: request.sampling.max_tokens or 2**31 - 1,
 }
 _NAMES: dict[str, Callable[[ChatRequest], str]] = {

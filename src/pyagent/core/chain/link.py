@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from pyagent.core.backends import Backend, LinkSpec
-from pyagent.core.chain.conditions import estimated_tokens
 from pyagent.core.chain.failures import Failure
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState, LinkStats
@@ -26,6 +25,7 @@ from pyagent.core.resilience.deadline import Clock
 from pyagent.core.resilience.latency import RecentTimes
 from pyagent.core.resilience.rate import RateLimit
 from pyagent.core.resilience.spend_limit import SpendLimit
+from pyagent.core.token_estimate import estimated_request_tokens
 
 if TYPE_CHECKING:
     from pyagent.core.chain.embedding_batcher import EmbeddingBatcher
@@ -191,7 +191,7 @@ class Link:
         if self.settings.price is None or not self.spend_limit.is_limited:
             return 0.0
         num_output_tokens = (request.sampling.max_tokens or _USUAL_ANSWER_TOKENS) * (request.best_of or request.n)
-        usd = self.cost(estimated_tokens(request), num_output_tokens)
+        usd = self.cost(estimated_request_tokens(request), num_output_tokens)
         self.spend_limit.reserve(usd, spent_usd)
         return usd
 

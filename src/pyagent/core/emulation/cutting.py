@@ -13,14 +13,7 @@ import msgspec
 from pyagent.core.abilities import Abilities
 from pyagent.core.messages import ChatDelta, ChatRequest, Usage
 from pyagent.core.stop_strings import StopStrings
-
-BYTES_A_TOKEN = 4
-"""An estimate, for backends without a tokenizer: about right for English, too low a count for other scripts."""
-
-
-def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has; never below the truth by much for English, never zero for some text."""
-    return -(-len(text.encode(errors="replace")) // BYTES_A_TOKEN)
+from pyagent.core.token_estimate import BYTES_A_TOKEN, estimated_tokens
 
 
 def estimated_usage(request: ChatRequest, text: str) -> Usage:

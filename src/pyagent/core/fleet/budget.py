@@ -6,27 +6,10 @@ calls cannot both take the last tokens. Single-threaded by design: it lives on t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from pyagent.core.errors import BudgetError
-from pyagent.core.messages import Message, Tool, Usage
-
-_BYTES_PER_TOKEN = 3
-"""English has about four bytes a token, code and other scripts fewer; an estimate should rather be too high."""
-_TOKENS_PER_MESSAGE = 8
-"""What a chat template puts around a message."""
-
-
-def estimate_tokens(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-    """Tokens a prompt has, about, with the tools it offers; rather too many than too few."""
-    texts = [message.text.encode() for message in messages]
-    calls = [msgspec.json.encode(message.tool_calls) for message in messages if message.tool_calls]
-    offered = [msgspec.json.encode(tool) for tool in tools]
-    num_bytes = [len(text) for text in (*texts, *calls, *offered)]
-    return len(texts) * _TOKENS_PER_MESSAGE + sum(-(-size // _BYTES_PER_TOKEN) for size in num_bytes)
+from pyagent.core.messages import Usage
 
 
 @dataclass(slots=True)

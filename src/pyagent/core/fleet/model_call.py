@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from pyagent.core.errors import BackendError, DeadlineError
-from pyagent.core.fleet.budget import Reservation, estimate_tokens
+from pyagent.core.fleet.budget import Reservation
 from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.events import ModelCalled, Totals
 from pyagent.core.messages import (
@@ -28,6 +28,7 @@ from pyagent.core.messages import (
     ToolCall,
     Usage,
 )
+from pyagent.core.token_estimate import estimated_prompt_tokens
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
@@ -147,7 +148,7 @@ class ModelCall:
     async def _counted(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer, reserved before and settled after, in one of the run's slots."""
         await self.context.check_open()
-        num_prompt = estimate_tokens(self.messages, self.tools)
+        num_prompt = estimated_prompt_tokens(self.messages, self.tools)
         max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
         reservation = self.context.budget.reserve(num_prompt + max_tokens)
         started, fault = time.perf_counter(), "cancelled"
