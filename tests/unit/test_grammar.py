@@ -147,3 +147,13 @@ def test_form_that_cannot_be_enforced_is_refused(compiler: GrammarCompiler, want
     with pytest.raises(RequestError, match=r"response_format|JSON schema") as caught:
         compiler.compile(wanted)
     assert caught.value.param == "response_format"
+
+
+def test_a_failed_grammar_allows_nothing_instead_of_the_end(compiler: GrammarCompiler) -> None:
+    """A grammar that went wrong says so when asked what may follow: an answer that ends there would look whole."""
+    grammar = compiler.compile(schema_format({"type": "object"}))
+    with pytest.raises(ValueError, match="cannot be enforced"):
+        grammar.accept(NUM_TOKENS - 1)
+    with pytest.raises(ValueError, match="grammar") as failed:
+        grammar.mask()
+    assert "<state>" not in told_briefly(failed.value)

@@ -40,8 +40,11 @@ class Grammar:
         return self._matcher.is_stopped()
 
     def mask(self) -> bytes:
-        """One bit per token, set where allowed, least significant first."""
-        return self._matcher.compute_bitmask()
+        """One bit per token, set where allowed, least significant first. Raises `ValueError` when it failed."""
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise ValueError(self._matcher.get_error() or "the grammar failed")
+        return mask
 
     def accept(self, token: int) -> None:
         """Go on by a token that the mask allowed."""
