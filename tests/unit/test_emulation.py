@@ -386,6 +386,19 @@ def test_stop_texts_never_show(text: str, stop: Sequence[str]) -> None:
     assert (len(shown) == len(text)) if not places else min(places) <= len(shown) < min(first_ends)
 
 
+def test_text_held_back_is_sent_when_the_stream_ends_without_a_reason() -> None:
+    """A backend that just ends loses nothing: what may have begun a stop string is told after all."""
+
+    async def answer(request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        yield ChatDelta(content=f"{request.model}one ST")
+
+    async def main() -> str:
+        request = chat(sampling=SamplingParams(stop=("STOP",)))
+        return "".join([delta.content async for delta in cut(request, answer, frozenset({"stop"}))])
+
+    assert asyncio.run(main()) == "one ST"
+
+
 @given(st.text(alphabet='<tool_cal>/x{}" \n', max_size=60))
 def test_any_text_is_calls_or_a_fault(text: str) -> None:
     """No text of a model raises anything but a fault to tell it, and what was shown is a beginning of the answer."""
