@@ -69,6 +69,9 @@ def test_cache_is_shown_explained_and_pinned(url: str, tmp_path: Path) -> None:
     system.write_text(SYSTEM)
     assert "tokens are pinned until: pyagent cache unpin rules" in said("pin", "rules", str(system), "--url", url)
     assert "pinned: rules (" in said("show", "--url", url)
+    (tmp_path / "short.txt").write_text("Hi")
+    with pytest.raises(RequestError, match="less than a block of 16"):
+        said("pin", "short", str(tmp_path / "short.txt"), "--url", url)
     said("unpin", "rules", "--url", url)
     with pytest.raises(RequestError, match="nothing is pinned as 'rules'"):
         said("unpin", "rules", "--url", url)

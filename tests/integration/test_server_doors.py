@@ -55,9 +55,9 @@ def test_server_beyond_loopback_needs_keys(tmp_path: Path) -> None:
         read_keys(open_to_all)
     for text, told in (
         ("# none yet\n\n", "holds no API key"),
-        ("short\n", "shorter than 16"),
-        (f"a b {KEY}\n", "line 1 of the keys"),
-        (f"a/b {KEY}\n", "line 1 of the keys"),
+        ("# first\n\nshort\n", "line 3 of .* is shorter than 16"),
+        (f"# a comment\na b {KEY}\n", "line 2 of "),
+        (f"a/b {KEY}\n", "line 1 of "),
         (f"ann {KEY}\nbob {KEY}\n", "stands twice"),
         (f"ann {KEY}\nann {KEY}2\n", "stands twice"),
     ):

@@ -12,7 +12,7 @@ from support.native import native_server
 from support.server import HI, Model, words
 
 from pyagent.core.config import load_settings
-from pyagent.core.errors import BackendError
+from pyagent.core.errors import BackendError, ConfigError
 from pyagent.core.messages import ChatDelta, FailedAttempt, Resumption
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -80,6 +80,9 @@ def test_the_standard_variable_sets_the_endpoint(monkeypatch: pytest.MonkeyPatch
     assert loaded.sources["server.otlp_endpoint"] == "env OTEL_EXPORTER_OTLP_ENDPOINT"
     monkeypatch.setenv("PYAGENT_SERVER__OTLP_ENDPOINT", "http://two:4318")
     assert load_settings().settings.server.otlp_endpoint == "http://two:4318"
+    monkeypatch.setenv("PYAGENT_SERVER__OTLP_ENDPOINT", "two:4318")
+    with pytest.raises(ConfigError, match=r"otlp_endpoint.*a URL such as http"):
+        load_settings()
 
 
 def test_takeovers_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:

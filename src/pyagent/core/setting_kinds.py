@@ -22,6 +22,7 @@ _TRUTHS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
 }
+_URL = re.compile(r"https?://[^\s/]")
 _REFERENCE = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)")
 
 
@@ -142,6 +143,13 @@ def _read_text(value: object) -> str:
     return value
 
 
+def _read_url(value: object) -> str:
+    text = _read_text(value)
+    if not _URL.match(text):
+        raise ValueError("expected a URL such as http://127.0.0.1:4318")
+    return text
+
+
 def _read_truth(value: object) -> object:
     found = _TRUTHS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
     if found is None:
@@ -182,6 +190,7 @@ COUNT = whole()
 NUMBER = number()
 SIZE = Kind("size", _read_size)
 TEXT = Kind("text", _read_text)
+URL = Kind("URL", _read_url)
 TRUTH = Kind("true or false", _read_truth)
 TEXTS = Kind("list of text", _read_texts, "list")
 PATH = Kind("path", _read_path)

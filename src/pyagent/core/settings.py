@@ -22,6 +22,7 @@ from pyagent.core.setting_kinds import (
     TEXT,
     TEXTS,
     TRUTH,
+    URL,
     Kind,
     choice,
     number,
@@ -394,7 +395,7 @@ class Server(Section, frozen=True):
     otlp_endpoint: Annotated[
         str | None,
         Setting(
-            TEXT,
+            URL,
             "Base URL of an OpenTelemetry collector to send traces to (OTLP over HTTP); also read from "
             "`OTEL_EXPORTER_OTLP_ENDPOINT`.",
             none="none",

@@ -61,21 +61,21 @@ def read_keys(settings: Server) -> list[ApiKey]:
 
 def _keys_in(file: Path, setting: str, *, is_admin: bool) -> Iterator[ApiKey]:
     try:
-        lines = [line.split() for line in file.read_bytes().splitlines() if not line.strip().startswith(b"#")]
+        lines = file.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"the API keys in {file} cannot be read: {error.strerror or error}", key=setting) from error
-    lines = [line for line in lines if line]
-    if not lines:
+    numbered = [(number, line.split()) for number, line in enumerate(lines, 1)]
+    keys = [(number, words) for number, words in numbered if words and not words[0].startswith(b"#")]
+    if not keys:
         raise ConfigError(f"{file} holds no API key; write one a line", key=setting)
-    for number, (*name, secret) in enumerate(lines, 1):
+    for count, (number, (*name, secret)) in enumerate(keys, 1):
         if len(name) > 1 or (name and not _NAME.fullmatch(name[0])):
-            text = (
-                f"line {number} of the keys in {file} is not `KEY` or `NAME KEY`; a name has letters, digits, . _ and -"
-            )
+            text = f"line {number} of {file} is not `KEY` or `NAME KEY`; a name has letters, digits, . _ and -"
             raise ConfigError(text, key=setting)
         if len(secret) < _LEAST_CHARS:
-            raise ConfigError(f"an API key in {file} is shorter than {_LEAST_CHARS} characters", key=setting)
-        yield ApiKey(name[0].decode() if name else f"{'admin' if is_admin else 'key'} {number}", secret, is_admin)
+            text = f"the API key in line {number} of {file} is shorter than {_LEAST_CHARS} characters"
+            raise ConfigError(text, key=setting)
+        yield ApiKey(name[0].decode() if name else f"{'admin' if is_admin else 'key'} {count}", secret, is_admin)
 
 
 def key_of(headers: dict[bytes, bytes], keys: Sequence[ApiKey]) -> ApiKey | None:

@@ -79,10 +79,15 @@ class CodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         unread = [file for file in self.files if file.error]
         known = [file for file in self.files if file.maintainability is not None]
-        head = f"{len(self.files):,} files" + (f", {len(unread)} of them unreadable" if unread else "")
+        head = f"{len(self.files):,} file{'' if len(self.files) == 1 else 's'}" + (
+            f", {len(unread)} of them unreadable" if unread else ""
+        )
         lines = [f"{head}, {self.seconds:.2g} s"]
         if self.most_complex:
-            lines[0] = f"{len(self.most_complex)} most complex functions of {lines[0]}"
+            count = len(self.most_complex)
+            lines[0] = (
+                f"{count} most complex functions of {lines[0]}" if count > 1 else f"most complex function of {lines[0]}"
+            )
             lines += [
                 f"{row.complexity:>5}  {short_path(row.path)}:{row.line}  {row.name}" for row in self.most_complex
             ]

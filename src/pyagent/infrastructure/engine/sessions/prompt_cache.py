@@ -128,10 +128,16 @@ class ModelPrompts:
     def pin(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], tenant: str) -> int:
         """Keep what is computed of the beginning that these messages make; returns how many tokens that are.
 
-        Raises `RequestError` when they make no beginning, `CapacityError` when too much is pinned already.
+        Raises `RequestError` when they fill no block, `CapacityError` when too much is pinned already.
         """
+        tokens = self._beginning(messages, tools, tenant)
+        if len(tokens) < BLOCK_TOKENS:
+            text = (
+                f"the messages have {len(tokens)} tokens, less than a block of {BLOCK_TOKENS}: there is nothing to pin"
+            )
+            raise RequestError(text, param="messages")
         try:
-            num_tokens = self._pool.pin(f"{tenant}/{name}", self._beginning(messages, tools, tenant), tenant=tenant)
+            num_tokens = self._pool.pin(f"{tenant}/{name}", tokens, tenant=tenant)
         except ValueError as error:
             raise CapacityError(str(error).replace(f"{tenant}/{name}", name)) from error
         with self._lock:
