@@ -72,7 +72,31 @@ def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) ->
     assert lines["licence"] == "apache-2.0"
     value = json.loads(models(environment, "show", str(path), "--json").out)
     assert value["quantization"] == "F32"
+    assert lines["fits"].startswith("yes, ")
+    assert value["fits"].keys() == {"bf16", "f16", "int8"}
     assert value["memory_bytes"] == {"512": value["weight_bytes"] + 512 * value["kv_bytes_per_token"]}
+
+
+def test_show_says_what_of_a_model_fits(environment: dict[str, str], tmp_path: Path) -> None:
+    """With little memory for the engine a model does not fit, with more a part of its context, with enough all."""
+    path = write_tiny_model(tmp_path / "tiny.gguf", **{"llama.context_length": 1 << 20})
+
+    def fits(memory: str) -> dict[str, dict[str, int]]:
+        settings = environment | {"PYAGENT_ENGINE__MEMORY": memory}
+        value = json.loads(models(settings, "show", str(path), "--json").out)
+        assert all(fit["needed_bytes"] > value["weight_bytes"] for fit in value["fits"].values())
+        return value["fits"]
+
+    assert fits("8GB")["bf16"]["longest"] == fits("8GB")["bf16"]["num_tokens"] == 1 << 20
+    assert fits("1MB")["bf16"] | {"needed_bytes": 0} == {
+        "fits": False,
+        "num_tokens": 1 << 20,
+        "needed_bytes": 0,
+        "longest": 0,
+    }
+    assert 0 < fits("300MB")["bf16"]["longest"] < 1 << 20
+    shown = models(environment | {"PYAGENT_ENGINE__MEMORY": "1MB"}, "show", str(path)).out
+    assert "tokens of int8; it cannot be loaded" in shown
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pyagent.cli.startup import read_settings, terminal_progress
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.models.describe import ModelDescription
     from pyagent.infrastructure.models.store import ModelStore, Watcher
 
@@ -74,7 +75,7 @@ def show(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model is and what memory it needs; reads its header only."""
+    """Show what a model is, what memory it needs and whether it fits this machine; reads its header only."""
     import msgspec
 
     from pyagent.core.errors import ModelError
@@ -89,12 +90,17 @@ def show(
     path = found.path if found else store.locate(name)
     about = describe(path, found.manifest.licence if found else "unknown")
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
+    total_bytes, fits = _fits(path, config)
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
-        typer.echo(json.dumps(described | {"memory_bytes": {str(key): value for key, value in memory.items()}}))
+        described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
+        described |= {"engine_bytes": total_bytes, "fits": {fit.kv_type: _fit_as_json(fit) for fit in fits}}
+        typer.echo(json.dumps(described))
         return
-    for key, value in _card(about, path, memory):
+    card = _card(about, path, memory)
+    card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit, total_bytes)) for fit in fits]
+    for key, value in card:
         typer.echo(f"{key:<13} {value}")
 
 
@@ -113,6 +119,34 @@ def _store(config: Path | None, watch: Watcher | None = None) -> ModelStore:
 
 def _contexts(longest: int) -> list[int]:
     return [*(context for context in _CONTEXTS if context < longest), longest]
+
+
+def _fits(path: Path, config: Path | None) -> tuple[int, list[Fit]]:
+    """The bytes the engine may use, and whether the model fits in them with each type of KV."""
+    from pyagent.assembly import make_host
+    from pyagent.infrastructure.engine.memory.process import resident_bytes
+    from pyagent.infrastructure.engine.memory.system import total_for
+    from pyagent.infrastructure.engine.models.memory_estimate import Fit
+    from pyagent.infrastructure.engine.plugin import options_of
+
+    settings = read_settings(config)
+    options, total_bytes = options_of(settings, make_host(settings)), total_for(settings.engine.memory)
+    kv_types = ("bf16", "f16", "int8")
+    process_bytes = resident_bytes()
+    return total_bytes, [Fit.of(path, kv_type, options, total_bytes, process_bytes) for kv_type in kv_types]
+
+
+def _fit_as_json(fit: Fit) -> dict[str, int | bool]:
+    is_whole = fit.longest == fit.num_tokens
+    return {"fits": is_whole, "num_tokens": fit.num_tokens, "needed_bytes": fit.needed_bytes, "longest": fit.longest}
+
+
+def _fit_text(fit: Fit, total_bytes: int) -> str:
+    context = f"{fit.num_tokens:,} tokens of {fit.kv_type}"
+    needs = f"{format_bytes(fit.needed_bytes)} of {format_bytes(total_bytes)} with {context}"
+    if fit.longest == fit.num_tokens:
+        return f"yes, {needs}"
+    return f"no, {needs}; " + (f"{fit.longest:,} tokens fit" if fit.longest else "it cannot be loaded")
 
 
 def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[tuple[str, str]]:

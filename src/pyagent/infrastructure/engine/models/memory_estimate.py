@@ -7,16 +7,20 @@ conversations, `prompts` the beginnings that many share, `grammars` compiled gra
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
+from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.infrastructure.models.describe import describe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.options import EngineOptions
+    from pyagent.infrastructure.engine.runners.cpu import KvType
     from pyagent.infrastructure.models.describe import ModelDescription
 
 _LEAST_KV_TOKENS = 512
@@ -52,6 +56,33 @@ class Estimates:
     def least_bytes(self) -> int:
         """Without so many the model cannot be loaded."""
         return self.weights + self.tokenizer + self.workspace + self.least_kv
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a model fits with KV of a type: what a sequence of `num_tokens` takes in all, and the longest with room.
+
+    `needed_bytes` is process, weights, tokenizer, workspace and KV. `longest` is 0 when the model cannot be loaded.
+    """
+
+    kv_type: KvType
+    num_tokens: int
+    needed_bytes: int
+    longest: int
+
+    @classmethod
+    def of(cls, path: Path, kv_type: KvType, options: EngineOptions, total_bytes: int, process_bytes: int) -> Fit:
+        """For a model alone in so many bytes, of which the process has some. Raises `ModelError`."""
+        about = describe(path, kv_type=kv_type)
+        needs = Estimates.of(path, about, options, total_bytes - process_bytes)
+        num_tokens = min(about.context_length, options.max_model_len or about.context_length)
+        room = total_bytes - process_bytes - (needs.least_bytes - needs.least_kv)
+        blocks = range(1, -(-num_tokens // BLOCK_TOKENS) + 1)
+        num_blocks = bisect_right(blocks, room, key=lambda block: about.kv_bytes(block * BLOCK_TOKENS))
+        is_loadable = room >= about.kv_bytes(min(_LEAST_KV_TOKENS, about.context_length))
+        needed_bytes = total_bytes - room + about.kv_bytes(num_tokens)
+        longest = min(num_tokens, num_blocks * BLOCK_TOKENS) if is_loadable else 0
+        return cls(kv_type, num_tokens, needed_bytes, longest)
 
 
 @dataclass(frozen=True, slots=True)
