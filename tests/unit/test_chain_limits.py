@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from pyagent.core.errors import (
 )
 from pyagent.core.messages import (
     ChatDelta,
+    ChatRequest,
     EmbedRequest,
     FunctionDefinition,
     JsonSchemaFormat,
@@ -307,6 +309,32 @@ def test_hedge_that_loses_is_cancelled(tmp_path: Path) -> None:
     assert ask(chain).text == "aa"
     assert (len(b.requests), b.num_running) == (1, 0)
     assert chain.link_states()[1].num_hedges_won == 0
+
+
+def test_caller_that_leaves_while_a_loser_closes_leaves_no_call_behind(tmp_path: Path) -> None:
+    """Cancelled between a hedge's first token and the end of the slow link's closing, both calls are given back."""
+
+    async def leave() -> None:
+        is_closing = asyncio.Event()
+
+        async def slow(_request: ChatRequest) -> AsyncIterator[ChatDelta]:
+            try:
+                await asyncio.sleep(30)
+                yield ChatDelta(content="late")
+            finally:
+                is_closing.set()
+                await asyncio.sleep(30)
+
+        a, b = Played("a", slow), Played("b", says("b", 30.0))
+        chain = chain_of(tmp_path, 'chain = [{ use = "link:a", hedge = 0.02 }, "link:b"]', a, b)
+        asked = asyncio.create_task(collect(chain.chat(request())))
+        await is_closing.wait()
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert [state.num_in_flight for state in chain.link_states()] == [0, 0]
+        assert (a.num_running, b.num_running) == (0, 0)
+
+    run(leave())
 
 
 def test_requests_with_tools_are_not_hedged(tmp_path: Path) -> None:

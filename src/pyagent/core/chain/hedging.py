@@ -15,9 +15,10 @@ from pyagent.core.messages import ChatRequest
 
 @dataclass(slots=True)
 class Race:
-    """The attempts under way, each in a task of its own. On exit all are closed that `finished` did not give."""
+    """The attempts under way, each in a task of its own. On exit all are closed but a winner that `finished` gave."""
 
     _racing: dict[asyncio.Task[None], Attempt] = field(default_factory=dict["asyncio.Task[None]", Attempt])
+    _winner: Attempt | None = None
 
     def enter(self, attempt: Attempt, request: ChatRequest, *, may_be_empty: bool) -> None:
         """Begin an attempt."""
@@ -38,14 +39,21 @@ class Race:
         error = task.exception()
         if error is not None and not isinstance(error, Exception):
             raise error
-        return self._racing.pop(task), error
+        attempt = self._racing.pop(task)
+        self._winner = None if error else attempt
+        return attempt, error
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._racing:
-            task.cancel()
-        await asyncio.gather(*self._racing, return_exceptions=True)
-        for loser in self._racing.values():
-            await loser.aclose()
+        try:
+            for task in self._racing:
+                task.cancel()
+            await asyncio.gather(*self._racing, return_exceptions=True)
+            for loser in self._racing.values():
+                await loser.aclose()
+        except BaseException:  # cancelled while a loser closes: the winner reaches no one that would close it
+            if self._winner is not None:
+                await self._winner.aclose()
+            raise
