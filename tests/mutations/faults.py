@@ -147,8 +147,8 @@ FAULTS = (
     Fault(
         "chain-asks-its-links-backwards",
         "src/pyagent/core/chain/ordering.py",
-        "            return list(members)",
-        "            return list(members)[::-1]",
+        "            return list(links)",
+        "            return list(links)[::-1]",
         "tests/unit/test_chain.py -k 'first_link or fails_over'",
     ),
     Fault(
