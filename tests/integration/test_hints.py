@@ -136,7 +136,7 @@ def test_hints_about_the_unknown_are_lost(tiny_model_path: Path) -> None:
     async def work() -> None:
         backend = backend_of(tiny_model_path)
         for _ in range(2):
-            for kind in ("retain", "prefetch", "demote", "release"):
+            for kind in ("retain", "demote", "release"):
                 backend.hint(Hint(kind=kind, session="nobody"))
                 backend.hint(Hint(kind=kind, run="nothing", messages=[Message("system", "?")]))
                 backend.hint(Hint(kind=kind))

@@ -629,10 +629,11 @@ def test_hints_say_who_waits_for_a_tool_and_who_is_done() -> None:
     request = backend.requests[0]
     assert request.session == f"{request.origin.run}/one:one"
     assert request.origin.agent == "one"
-    assert [hint.kind for hint in backend.hints] == ["retain", "prefetch", "demote", "release"]
-    retain, prefetch, demote, release = backend.hints
+    assert [hint.kind for hint in backend.hints] == ["retain", "retain", "demote", "release"]
+    retain, again, demote, release = backend.hints
     assert 0.04 < (retain.expected_seconds or 0) < 10
-    assert retain.session == prefetch.session == demote.session == request.session
+    assert again.expected_seconds == 5.0
+    assert retain.session == again.session == demote.session == request.session
     assert release.run == request.origin.run
 
 
@@ -650,7 +651,7 @@ def test_hints_keep_the_beginning_that_spawned_agents_share() -> None:
     asyncio.run(Fleet(backend, [Custom("parent", parent), Custom("child", child)]).run_agent("parent", "go"))
     run = backend.requests[0].origin.run
     mine = [hint.kind for hint in backend.hints if hint.session == f"{run}/parent:parent"]
-    assert mine == ["retain", "prefetch", "demote"]
+    assert mine == ["retain", "retain", "demote"]
     shared = [(hint.kind, hint.run, hint.messages[0].text) for hint in backend.hints if hint.run and hint.messages]
     assert shared == [("retain", run, "You are one of many.")]
     assert all(hint.messages[0].text == "You are one of many." for hint in backend.hints if hint.messages)

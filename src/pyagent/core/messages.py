@@ -308,7 +308,6 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the fleet knows of the future of what was computed for a prompt (ours).
 
     - `retain`: it will be asked for again, in `expected_seconds` where that is known;
-    - `prefetch`: it is about to be asked for;
     - `demote`: it will hardly be asked for again, except for what begins with `messages`;
     - `release`: nothing said so far holds any more.
 
@@ -316,7 +315,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `run`, or about the whole run.
     """
 
-    kind: Literal["retain", "prefetch", "demote", "release"]
+    kind: Literal["retain", "demote", "release"]
     tenant: str = ""
     session: str = ""
     run: str = ""

@@ -20,6 +20,8 @@ from pyagent.core.moving_average import moving_average
 
 _NEWEST_WEIGHT = 0.3
 _MAX_NAMES = 10_000
+_SOON_SECONDS = 5.0
+"""How long the prompt of an agent that is back is retained: it is about to ask again."""
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class RunHints:
             self.durations.note(what, time.monotonic() - started)
             self._num_away[session] -= 1
             if session in self._leads and self._num_away[session] == 0:
-                self.tell(Hint(kind="prefetch", tenant=self.tenant, session=session))
+                self.tell(Hint(kind="retain", tenant=self.tenant, session=session, expected_seconds=_SOON_SECONDS))
 
     def done(self, session: str) -> None:
         """An agent gave its result: it will not ask again."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 Reason = Literal["cold", "evicted"]
-_SOON_SECONDS = 5.0
-"""How long a prompt is kept for an agent that is about to ask."""
 _MAX_BEGINNINGS = 64
 _OWN_BYTES = 350
 """What a beginning and its place in the table take beside its tokens, as measured."""
@@ -73,8 +71,6 @@ class ModelPrompts:
         match hint.kind:
             case "retain" if tokens:
                 self._pool.retain(name, tokens, tenant=tenant, expected_seconds=hint.expected_seconds)
-            case "prefetch" if tokens:
-                self._pool.retain(name, tokens, tenant=tenant, expected_seconds=_SOON_SECONDS)
             case "demote" if tokens:
                 self._pool.forget(name)
                 num_kept = len(self._beginning_or_none(hint.messages, hint.tenant))
