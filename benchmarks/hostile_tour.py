@@ -1,14 +1,15 @@
 """Each way known to end, stall or empty a server, against `pyagent serve`, beside a client that wants short answers.
 
-    .venv/bin/python benchmarks/hostile_tour.py [--seconds 6] [--model smollm2:135m] [--only NAME]
+    .venv/bin/python benchmarks/hostile_tour.py [--seconds 6] [--laps 2] [--only NAME]
 
 The server runs in a process of its own with 1,024 file descriptors, and a chain of its embedded model, itself, and
 links that hang, drip, send only comments or redirect. The client asks `/ready` up to forty times a second, each time
-over a new connection, and for four tokens twice a second. For each attack it prints how the client fared, and at the
-end the server's memory before and after.
+over a new connection, and for four tokens twice a second. Beside `/ready` it asks a bare asyncio server that does
+nothing else, which tells what the machine's load does to any server. For each attack the tour prints how the client
+fared, and after each lap the server's memory.
 
 Exits with 1 when the server ended, a short answer was not given, `/ready` took 250 ms or more at p99, or the memory did
-not come back to within 10 %.
+not come back to within 10 %, of which a second lap (`--laps 2`) may not add half.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ CONNECTIONS_A_SECOND, PAUSE_SECONDS = 800, 0.05
 TEXT = "What is 2+2? Answer with the number only."
 Attack = Callable[["Target"], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {}
+_ANONYMOUS = "from-to permissions offset device inode"  # a line of smaps whose mapping has no name
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,28 +325,59 @@ class Tour:
 
     server: subprocess.Popen[str]
     port: int
+    echo_port: int
 
     @property
     def resident_bytes(self) -> int:
-        """The server's resident memory."""
-        text = Path(f"/proc/{self.server.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", text)
-        return int(found[1]) * 1024 if found else 0
+        """The server's resident memory but for KV blocks: prompts are kept there on purpose, up to `engine.memory`.
+
+        They lie in the largest anonymous mapping, which has room for all of them and is touched as they are used.
+        """
+        sizes: list[tuple[int, int]] = []
+        for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", self._mappings(), flags=re.MULTILINE)[1:]:
+            size, resident = (
+                int(re.findall(rf"^{name}:\s+(\d+) kB", mapping, re.MULTILINE)[0]) for name in ("Size", "Rss")
+            )
+            is_anonymous = len(mapping.splitlines()[0].split()) == len(_ANONYMOUS.split())
+            sizes.append((size if is_anonymous else 0, resident))
+        return 1024 * (sum(resident for _, resident in sizes) - max(sizes)[1]) if sizes else 0
+
+    def _mappings(self) -> str:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.server.pid}/smaps").read_text()
+        return ""
 
 
-async def watch(port: int) -> None:
+async def echo() -> None:
+    """A server that answers whoever ends a head, and does nothing else; prints its port, and serves until killed."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+async def watch(port: int, echo_port: int) -> None:
     """Ask as a well-behaved client does, in a process of its own, and print what came of it, until killed."""
 
-    async def keep(path: str, body: bytes | None, pause_seconds: float) -> None:
+    async def keep(port: int, path: str, body: bytes | None, pause_seconds: float) -> None:
         while True:
             at = time.monotonic()
-            status = await ask(port, path, body) or await ask(
-                port, path, body
-            )  # as clients do when a connection is lost
+            # again, as clients do when a connection is lost
+            status = await ask(port, path, body) or await ask(port, path, body)
             print(json.dumps((path, at, time.monotonic() - at, status)), flush=True)
             await asyncio.sleep(pause_seconds)
 
-    await asyncio.gather(keep("/ready", None, 0.025), keep("/v1/chat/completions", chat(), 0.5))
+    await asyncio.gather(
+        keep(echo_port, "echo", None, 0.025),
+        keep(port, "/ready", None, 0.025),
+        keep(port, "/v1/chat/completions", chat(), 0.5),
+    )
 
 
 def free_port() -> int:
@@ -385,24 +418,26 @@ def at_rank(values: Sequence[float], part: float) -> float:
 def report(name: str, samples: Sequence[Sample], resident_bytes: int) -> list[str]:
     """Print how the client fared; returns what was not as promised."""
     ready = [sample.seconds for sample in samples if sample.path == "/ready"]
-    chats = [sample for sample in samples if sample.path != "/ready"]
-    late, worst = at_rank(ready, 0.99), max(ready, default=float("nan"))
+    bare = [sample.seconds for sample in samples if sample.path == "echo"]
+    chats = [sample for sample in samples if sample.path not in {"/ready", "echo"}]
+    late, worst, bare_late = at_rank(ready, 0.99), max(ready, default=float("nan")), at_rank(bare, 0.99)
     lost = sum(sample.status != 200 for sample in samples)
     slowest = max((sample.seconds for sample in chats), default=float("nan"))
     print(
         f"{name:24} {len(ready):5} {at_rank(ready, 0.5) * 1e3:8.0f} {late * 1e3:8.0f} {worst * 1e3:8.0f} "
+        f"{bare_late * 1e3:8.0f} "
         f"{len(chats):6} {slowest * 1e3:9.0f} {lost:6} {resident_bytes / 1e6:8.0f}",
         flush=True,
     )
     faults = [f"{name}: {lost} requests of the well-behaved client failed"] if lost else []
     if not late < READY_SECONDS:
-        faults.append(f"{name}: /ready took {late * 1e3:.0f} ms at p99")
+        faults.append(f"{name}: /ready took {late * 1e3:.0f} ms at p99 (a bare server: {bare_late * 1e3:.0f} ms)")
     return faults
 
 
 async def _attacked(tour: Tour, function: Attack, seconds: float) -> list[Sample]:
     """What the client saw during an attack."""
-    command = (sys.executable, __file__, "--watch", str(tour.port))
+    command = (sys.executable, __file__, "--watch", str(tour.port), str(tour.echo_port))
     watcher = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert watcher.stdout is not None
     await watcher.stdout.readline()
@@ -421,41 +456,57 @@ async def _settled(tour: Tour, most: float) -> int:
     return tour.resident_bytes
 
 
-async def run(model: str, seconds: float, names: Sequence[str]) -> list[str]:
+async def run(model: str, seconds: float, laps: int, names: Sequence[str]) -> list[str]:
     """The tour; returns what was not as promised."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384), hard))
-    faults: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, echoing() as echo_port:
         port = free_port()
         async with bad_links_at(port) as links:
             server = start(settings(Path(folder), model, port, links))
-            tour = Tour(server, port)
             try:
-                for _ in range(20):  # the model is there, and what grows with first requests has grown
-                    await ask(port, "/v1/chat/completions", chat(), seconds=120)
-                before = tour.resident_bytes
-                print(
-                    f"{'attack':24} {'ready':>5} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} "
-                    f"{'chats':>6} {'max ms':>9} {'failed':>6} {'RSS MB':>8}"
-                )
-                for name in ("nothing", *names):
-                    function = ATTACKS.get(name, _nothing)
-                    faults += report(name, await _attacked(tour, function, seconds), tour.resident_bytes)
-                    if server.poll() is not None:
-                        return [*faults, f"{name}: the server ended with {server.returncode}"]
-                most = before * (1 + MEMORY_GROWTH)
-                after = await _settled(tour, most)
-                print(f"memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} MB after")
-                if after > most:
-                    faults.append(f"memory: {before / 1e6:.0f} MB before, {after / 1e6:.0f} MB after")
+                faults = await _laps(Tour(server, port, echo_port), seconds, laps, names)
             finally:
                 server.terminate()
                 code = server.wait(30)
                 if server.stdout is not None:
                     server.stdout.close()
-                if code != 0:
-                    faults.append(f"the server did not end cleanly: {server.returncode}")
+    return faults + ([f"the server did not end cleanly: {server.returncode}"] if code != 0 else [])
+
+
+@contextlib.contextmanager
+def echoing() -> Generator[int]:
+    """The port of a bare server in a process of its own."""
+    with subprocess.Popen([sys.executable, __file__, "--echo"], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield int(server.stdout.readline())
+        finally:
+            server.kill()
+
+
+async def _laps(tour: Tour, seconds: float, laps: int, names: Sequence[str]) -> list[str]:
+    for _ in range(20):  # the model is there, and what grows with first requests has grown
+        await ask(tour.port, "/v1/chat/completions", chat(), seconds=120)
+    faults: list[str] = []
+    before = tour.resident_bytes
+    most = before * (1 + MEMORY_GROWTH)
+    for lap in range(1, laps + 1):
+        print(
+            f"{'attack':24} {'ready':>5} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'bare p99':>8} "
+            f"{'chats':>6} {'max ms':>9} {'failed':>6} {'RSS MB':>8}"
+        )
+        for name in ("nothing", *names):
+            samples = await _attacked(tour, ATTACKS.get(name, _nothing), seconds)
+            if tour.server.poll() is not None:
+                return [*faults, f"{name}: the server ended with {tour.server.returncode}"]
+            faults += report(name, samples, tour.resident_bytes)
+        after = await _settled(tour, most)
+        told = f"memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} MB after lap {lap}"
+        print(told, flush=True)
+        if after > most:
+            faults.append(told)
+        most = after + before * MEMORY_GROWTH / 2
     return faults
 
 
@@ -468,12 +519,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each attack lasts, at least")
     parser.add_argument("--model", default="smollm2:135m", help="the embedded engine's model: a name or a file")
+    parser.add_argument("--laps", type=int, default=1, help="how often to go round")
     parser.add_argument("--only", action="append", choices=list(ATTACKS), help="this attack alone; may be repeated")
-    parser.add_argument("--watch", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--watch", type=int, nargs=2, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)
     said = parser.parse_args()
     if said.watch is not None:
-        asyncio.run(watch(said.watch))
-    faults = asyncio.run(run(said.model, said.seconds, said.only or list(ATTACKS)))
+        asyncio.run(watch(*said.watch))
+    if said.echo:
+        asyncio.run(echo())
+    faults = asyncio.run(run(said.model, said.seconds, said.laps, said.only or list(ATTACKS)))
     for fault in faults:
         print(f"missed: {fault}")
     return 1 if faults else 0
