@@ -20,7 +20,7 @@ use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 use pyagent_kernels::thread_pool::Piece;
 
 use crate::config::{Activation, ModelConfig};
-use crate::kv::KvAdmission;
+use crate::kv::KvMemory;
 use crate::model::{Layer, Linear, Weights};
 use crate::workspace::{Own, Patch, Stream, Workspace};
 
@@ -113,7 +113,7 @@ pub struct Pass<'a> {
     /// The model's weights.
     pub weights: &'a Weights,
     /// Keys and values; written at the batch's positions.
-    pub kv: &'a KvAdmission,
+    pub kv: &'a KvMemory,
     /// Buffers, prepared for the plan.
     pub space: &'a Workspace,
     /// Rotary tables that reach the plan's last position: of layers that see everything, and of sliding-window layers.
@@ -227,7 +227,7 @@ impl Pass<'_> {
     /// Computes a piece of a stage; after all of them the batch's logits are in `space.logits`.
     ///
     /// # Safety
-    /// The plan's tokens are below the vocabulary's size, [`KvAdmission::check`] found its tables right, no page is written
+    /// The plan's tokens are below the vocabulary's size, [`KvMemory::check`] found its tables right, no page is written
     /// by two segments, and `space` was prepared for the plan. The stages are run in their order.
     pub unsafe fn compute(&self, plan: &Plan<'_>, stage: Stage, piece: Piece) {
         let own = &mut *self.space.own(piece.thread);

@@ -117,7 +117,7 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 }
 
 /// Keys and values of every layer, [page][layer of the page][block bytes].
-pub struct KvAdmission {
+pub struct KvMemory {
     /// What a page holds.
     pub pages: KvPages,
     /// How many there are.
@@ -125,17 +125,14 @@ pub struct KvAdmission {
     memory: MmapMut,
 }
 
-impl KvAdmission {
+impl KvMemory {
     /// Reserves address space for `num_pages` pages.
     pub fn new(pages: KvPages, num_pages: usize) -> Result<Self, EngineError> {
-        let bytes = pages
-            .page_bytes()
-            .checked_mul(num_pages)
-            .ok_or(EngineError::KvAdmission {
-                bytes: usize::MAX,
-                reason: "the size overflows".to_owned(),
-            })?;
-        let memory = MmapMut::map_anon(bytes.max(1)).map_err(|error| EngineError::KvAdmission {
+        let bytes = pages.page_bytes().checked_mul(num_pages).ok_or(EngineError::KvMemory {
+            bytes: usize::MAX,
+            reason: "the size overflows".to_owned(),
+        })?;
+        let memory = MmapMut::map_anon(bytes.max(1)).map_err(|error| EngineError::KvMemory {
             bytes,
             reason: error.to_string(),
         })?;

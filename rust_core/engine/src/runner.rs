@@ -12,7 +12,7 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 use crate::config::ModelConfig;
 use crate::forward::{Pass, Plan, Segment};
-use crate::kv::{CheckedTables, KvAdmission, KvPages, NO_PAGE};
+use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
 use crate::workspace::{LargestStep, Workspace, num_rope_tables};
@@ -25,7 +25,7 @@ pub enum EngineError {
     File(#[from] ModelFileError),
     /// KV memory cannot be had.
     #[error("cannot reserve {bytes} bytes of KV memory: {reason}")]
-    KvAdmission {
+    KvMemory {
         /// Bytes asked for.
         bytes: usize,
         /// The operating system's reason.
@@ -89,7 +89,7 @@ pub struct SamplingRow<'a> {
 pub struct CpuModel {
     config: ModelConfig,
     weights: Weights,
-    kv: KvAdmission,
+    kv: KvMemory,
     space: Workspace,
     rope: [RopeTable; 2],
     pool: Arc<ThreadPool>,
@@ -110,7 +110,7 @@ impl CpuModel {
         let pages = KvPages::of(&config, config.kv_layout(options.kv_type));
         let least = pages.block_bytes() / pages.page_bytes();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
-        let kv = KvAdmission::new(pages, num_pages)?;
+        let kv = KvMemory::new(pages, num_pages)?;
         let rope = [
             RopeTable::new(
                 config.head_dim,
@@ -169,12 +169,12 @@ impl CpuModel {
     }
 
     /// The KV memory.
-    pub fn kv(&self) -> &KvAdmission {
+    pub fn kv(&self) -> &KvMemory {
         &self.kv
     }
 
     /// The KV memory, to move pages in.
-    pub fn kv_mut(&mut self) -> &mut KvAdmission {
+    pub fn kv_mut(&mut self) -> &mut KvMemory {
         &mut self.kv
     }
 

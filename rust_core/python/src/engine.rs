@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use pyagent_engine::kv::{KvAdmission, KvPages, SwappedPages};
+use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
 use pyagent_engine::runner::{self, EngineError, LoadOptions};
 use pyagent_engine::workspace::LargestStep;
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
@@ -151,7 +151,7 @@ impl CpuModel {
     fn with_kv<T: Send>(
         &self,
         py: Python<'_>,
-        operation: impl FnOnce(&mut KvAdmission) -> Result<T, EngineError> + Send,
+        operation: impl FnOnce(&mut KvMemory) -> Result<T, EngineError> + Send,
     ) -> PyResult<T> {
         py.detach(|| self.lock().map(|mut model| operation(model.kv_mut())))?
             .map_err(|error| engine_error(&error))

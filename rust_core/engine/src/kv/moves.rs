@@ -1,13 +1,13 @@
 //! Pages that are copied, swapped out to a file, or given back to the system.
 //!
 //! Every page number is checked before anything is done; on an error about a number nothing was. Whose pages they are,
-//! and that no step computes with them meanwhile, is the caller's business: `&mut KvAdmission` keeps steps away.
+//! and that no step computes with them meanwhile, is the caller's business: `&mut KvMemory` keeps steps away.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
-use super::{KvAdmission, NO_PAGE};
+use super::{KvMemory, NO_PAGE};
 use crate::runner::EngineError;
 
 /// The content of some pages, in a file without a name: when this is dropped, its space is free again.
@@ -30,7 +30,7 @@ impl SwappedPages {
     }
 }
 
-impl KvAdmission {
+impl KvMemory {
     /// Copies the content of pages: (from, to), in this order.
     pub fn copy(&mut self, pairs: &[(u32, u32)]) -> Result<(), EngineError> {
         for &(from, to) in pairs {

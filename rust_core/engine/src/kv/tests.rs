@@ -33,7 +33,7 @@ proptest! {
     #[test]
     fn layers_fill_their_pages(kinds in prop::collection::vec(prop_oneof![Just(None), (1_usize..4).prop_map(Some)], 1..40)) {
         let pages = KvPages::new(&kinds, LAYOUT);
-        let memory = KvAdmission::new(pages.clone(), 200).expect("memory");
+        let memory = KvMemory::new(pages.clone(), 200).expect("memory");
         let mut next = 0..;
         let tables: Vec<Arc<Vec<u32>>> = pages
             .groups
@@ -59,7 +59,7 @@ proptest! {
 /// Pages that a token sees must exist; those that slid out may be missing; no other number is let through.
 #[test]
 fn check_lets_through_only_what_no_token_reads() {
-    let memory = KvAdmission::new(KvPages::new(&[Some(20), None], LAYOUT), 4).expect("memory");
+    let memory = KvMemory::new(KvPages::new(&[Some(20), None], LAYOUT), 4).expect("memory");
     let check = |sliding: &[u32], full: &[u32], first, end| {
         memory.check(
             &[sliding.to_vec().into(), full.to_vec().into()],
@@ -96,7 +96,7 @@ fn check_lets_through_only_what_no_token_reads() {
 /// A table that was found right is known until its owner changes it, for as many missing pages as were seen, or more.
 #[test]
 fn tables_are_read_again_when_they_change() {
-    let memory = KvAdmission::new(KvPages::new(&[Some(20)], LAYOUT), 4).expect("memory");
+    let memory = KvMemory::new(KvPages::new(&[Some(20)], LAYOUT), 4).expect("memory");
     let mut checked = CheckedTables::default();
     let mut tables = [Arc::new(vec![NO_PAGE, 1, 2])];
     let mut check = |tables: &[Arc<Vec<u32>>], first| {
@@ -114,18 +114,18 @@ fn tables_are_read_again_when_they_change() {
     assert!(check(&tables, 40));
 }
 
-fn memory(num_pages: usize) -> KvAdmission {
-    KvAdmission::new(KvPages::new(&[None], LAYOUT), num_pages).expect("memory")
+fn memory(num_pages: usize) -> KvMemory {
+    KvMemory::new(KvPages::new(&[None], LAYOUT), num_pages).expect("memory")
 }
 
 /// Fills a page with a byte.
-fn fill(kv: &mut KvAdmission, page: usize, byte: u8) {
+fn fill(kv: &mut KvMemory, page: usize, byte: u8) {
     let size = kv.pages.page_bytes();
     kv.memory[page * size..(page + 1) * size].fill(byte);
 }
 
 /// The byte each page is full of.
-fn content(kv: &KvAdmission) -> Vec<u8> {
+fn content(kv: &KvMemory) -> Vec<u8> {
     let pages = kv.memory.chunks_exact(kv.pages.page_bytes());
     pages
         .map(|page| {
