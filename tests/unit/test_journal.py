@@ -242,13 +242,14 @@ def test_damage_is_told_and_the_rest_is_read(tmp_path: Path, caplog: pytest.LogC
     journal.close_run(run)
     assert journal.read(run).is_whole
     shard = tmp_path / run / shard_name(f"{run}/agent2")
+    first = min(number for number in range(5) if shard_name(f"{run}/agent{number}") == shard.name)  # steps share shards
     text = bytearray(shard.read_bytes())
     text[20] ^= 1
     shard.write_bytes(text)
     kept = journal.read(run)
-    assert (kept.missing, kept.num_damaged, len(kept.records)) == ([2], 1, 14)
-    assert len(journal.replay(run)) == 2
-    assert "2 of 14 records are used" in caplog.text
+    assert (kept.missing, kept.num_damaged, len(kept.records)) == ([first], 1, 14)
+    assert len(journal.replay(run)) == first
+    assert f"{first} of 14 records are used" in caplog.text
 
 
 def test_a_run_without_its_start_is_listed_as_damaged(tmp_path: Path) -> None:
