@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyagent.assembly import make_chain, make_host, make_journal
 from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.containment import close_all
+from pyagent.core.trace_context import missing_packages
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
@@ -84,6 +85,6 @@ def _make_tracer(endpoint: str | None) -> Tracer | None:
     try:
         from pyagent.infrastructure.observability.tracing import FleetTracer
     except ImportError as error:  # the variable may be meant for other programs
-        logger.warning("runs are not traced: traces need an extra: pip install 'pyagent-fleet[otel]' (%s)", error)
+        logger.warning("runs are not traced: %s", missing_packages(error))
         return None
     return FleetTracer(endpoint)

@@ -88,3 +88,10 @@ def test_help_of_a_metric_is_understood_alone(text: str) -> None:
 def test_help_texts_are_found() -> None:
     """The exporters' texts are all read by the test above."""
     assert len(help_texts()) >= 35
+
+
+def test_advice_installs_what_is_on_an_index() -> None:
+    """No message and no page tells anybody to install PyAgent's own distributions, which no package index has yet."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *sources("everywhere")]
+    advice = re.compile(r"pip install ['\"]?pyagent")
+    assert not [str(page.relative_to(ROOT)) for page in pages if advice.search(page.read_text())]

@@ -17,6 +17,12 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 _headers: ContextVar[Mapping[str, str]] = ContextVar("trace headers", default=_NONE)
 
 
+def missing_packages(error: ImportError) -> str:
+    """Say what to install where OpenTelemetry, which traces need, is not there."""
+    packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+    return f"traces need packages that are not installed: pip install {packages} ({error})"
+
+
 def trace_headers() -> dict[str, str]:
     """The headers that tell another server which trace it works for; none where there is no trace."""
     return dict(_headers.get())

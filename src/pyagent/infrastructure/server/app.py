@@ -22,6 +22,7 @@ from pyagent.core.backends import Backend
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.settings import Server
+from pyagent.core.trace_context import missing_packages
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
@@ -166,9 +167,7 @@ def _traced(app: ASGIApp, endpoint: str, paths: frozenset[str]) -> ASGIApp:
     try:
         from pyagent.infrastructure.server.middleware.tracing import TracingMiddleware, make_tracer
     except ModuleNotFoundError as error:
-        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-        text = f"traces need packages that are not installed: pip install {packages} ({error})"
-        raise ConfigError(text, key="server.otlp_endpoint") from error
+        raise ConfigError(missing_packages(error), key="server.otlp_endpoint") from error
     return TracingMiddleware(app, make_tracer(endpoint), paths)
 
 
