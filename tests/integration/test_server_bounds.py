@@ -99,3 +99,9 @@ def test_long_body_is_read_beside_the_event_loop(num_bytes: int, is_aside: bool)
 
     body, thread = asyncio.run(main())
     assert (body, thread is not threading.current_thread()) == (b"".join(sent), is_aside)
+
+
+def test_fields_are_counted_across_slices() -> None:
+    """A field whose `":` lies on the border of two counted slices counts once."""
+    for start in range(bounds._SLICE_BYTES - 3, bounds._SLICE_BYTES + 2):
+        assert bounds._count(b"x" * start + b'":' + b"x" * 9, b'":') == 1

@@ -137,3 +137,11 @@ def test_definition_is_an_object_with_properties() -> None:
     line: Any = {"start": {"x": 1}, "rest": {"start": {"x": 2}, "rest": None}}
     assert fault_of(line, nested, "tools") is None
     assert fault_of({"start": {"x": "no"}}, nested, "tools") is not None
+
+
+def test_arguments_are_checked_alike_as_values_and_as_text() -> None:
+    """A number written as a text is refused, whether the arguments come as a dict or as JSON."""
+    tool = FleetTool("point", "Takes a point.", Point, _same)
+    for arguments in ({"x": "5"}, '{"x": "5"}'):
+        with pytest.raises(RequestError, match="int"):
+            asyncio.run(tool.call(arguments))

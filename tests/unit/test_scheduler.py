@@ -21,6 +21,7 @@ from pyagent.core.stop_strings import StopStrings
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output
 from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.scheduler.decode_batch import DecodeBatch
 from pyagent.infrastructure.engine.scheduler.policies import guarded
 from pyagent.infrastructure.engine.scheduler.queues import ClassQueue, QueueOptions, RequestQueues, make_queues
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
@@ -457,3 +458,13 @@ def test_steps_planned_ahead_draw_what_steps_one_by_one_draw(num_stops: int) -> 
     assert sum(len(batch.samplers) for batch in runner.batches) <= sum(
         client.request.num_output_tokens + 2 for client in clients
     )
+
+
+def test_decode_batch_says_when_accepted_tokens_are_the_last() -> None:
+    """A request whose accepted tokens reach `max_tokens` has no more to sample; one token less, and it has."""
+    requests = [Client(number, [1, 2, 3], max_tokens=6).request for number in (1, 2)]
+    batch = DecodeBatch(3)
+    for request in requests:
+        batch.add(request, 3)
+    assert batch.skip(requests[0], 3)
+    assert not batch.skip(requests[1], 2)
