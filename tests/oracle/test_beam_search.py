@@ -10,10 +10,10 @@ import pytest
 
 from pyagent.core.messages import BeamSearch, SamplingParams
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.models.loaded_model import make_sampler
 from pyagent.infrastructure.engine.request import Request
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
 from pyagent.infrastructure.engine.sampling.beam_search import Search, num_offered
+from pyagent.infrastructure.engine.sampling.sampler import make_sampler
 
 pytestmark = pytest.mark.oracle
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from support.counting_runner import Client, CountingRunner, run_to_end
 
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.models.loaded_model import timings_of
 from pyagent.infrastructure.engine.request import Status, TransitionError
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.stats import Counts, EngineStats, SlowStep
+from pyagent.infrastructure.engine.usage import timings_of
 
 
 @given(st.lists(st.sampled_from(Status), max_size=12))

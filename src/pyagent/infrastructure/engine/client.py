@@ -26,6 +26,7 @@ from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Sh
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.sessions.cache_query import run_cache_query
 from pyagent.infrastructure.engine.stats import EngineStats
+from pyagent.infrastructure.engine.usage import usage_of
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
@@ -205,8 +206,8 @@ class LocalEngine(Shared):
         if (
             length > _LONG_TEXT or is_structured or log is not None
         ):  # a schema may take long to compile, a log to replay
-            return await self.in_thread(model.prepare, request, sink, log)
-        return model.prepare(request, sink)
+            return await self.in_thread(model.input_processor.process, request, sink, log)
+        return model.input_processor.process(request, sink)
 
     async def state(self) -> EngineState:
         """What it is doing."""
@@ -275,8 +276,6 @@ async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _
 
 
 def _delta(output: Output, request: Request, name: str) -> ChatDelta:
-    from pyagent.infrastructure.engine.models.loaded_model import usage_of  # there by now: a request has a model
-
     if output.finish_reason in {"error", "abort"}:
         reason = output.error or "the engine stopped"
         if request.deadline is not None and request.deadline <= time.perf_counter():

@@ -1,0 +1,121 @@
+"""From a chat request's messages, text or token ids to the tokens of its prompt.
+
+Knows tokenizers and token logs; neither the engine's loop nor sampling. What is wrong with a prompt is raised here,
+before anything costly is made of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyagent.core.errors import ContextOverflowError, RequestError
+from pyagent.core.messages import ChatRequest, ImagePart, Message
+from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
+from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.request import TokenLog
+    from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimit:
+    """The most tokens of a sequence, and why there are not more, for the caller whose prompt is too long."""
+
+    num_tokens: int
+    reason: str
+
+    def overflow(self, num_tokens: int, *, is_more: bool = False) -> ContextOverflowError:
+        """Return the error of a prompt with so many tokens, or with more than that."""
+        text = f"the prompt has {'more than ' * is_more}{num_tokens} tokens, but {self.reason}"
+        return ContextOverflowError(text, num_tokens=num_tokens + is_more, limit=self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """A request's prompt and the beginning of its answer, which is computed with it."""
+
+    prompt: Prompt
+    assistant_prefix: AssistantPrefix
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that is computed before the first output token."""
+        return [*self.prompt.tokens, *self.assistant_prefix.tokens]
+
+
+class InputPreprocessor:
+    """Tokenise the prompts of one model's requests. Any thread may call."""
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        sessions: Sessions,
+        context: ContextLimit,
+        normalize: Callable[[Sequence[Message]], NormalizedPrompt],
+    ) -> None:
+        """`normalize` is what becomes of a conversation before it is rendered."""
+        self.tokenizer = tokenizer
+        self.context = context
+        self._sessions = sessions
+        self._normalize = normalize
+
+    def tokenize(self, request: ChatRequest, log: TokenLog | None = None) -> PromptTokens:
+        """Return the tokens of a request's prompt: those in `log`, where another engine computed it before.
+
+        Raises `RequestError`.
+        """
+        prompt = self._prompt(request)
+        assistant_prefix = AssistantPrefix.of(request.assistant_prefix, self.tokenizer)
+        if log is not None:  # the conversation it continued may be lost, or have gone on
+            prompt = logged_prompt(prompt, log.prompt, assistant_prefix)
+        return PromptTokens(prompt, assistant_prefix)
+
+    def conversation(self, request: ChatRequest, messages: Sequence[Message]) -> Prompt:
+        """Return the prompt of the request's conversation with these of its messages. Raises `RequestError`."""
+        normalized = self._normalize(messages)
+        return self._sessions.prompt(normalized, request.tools, request.session or "", request.origin.tenant)
+
+    def _prompt(self, request: ChatRequest) -> Prompt:
+        self._check_length(request)
+        if request.messages:
+            if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
+                raise RequestError("this model reads text only; send no images", param="messages")
+            return self.conversation(request, request.messages)
+        if request.assistant_prefix:
+            raise RequestError("an answer is begun for a conversation; write it into the prompt", param="prompt")
+        tokens = self._plain_tokens(request)
+        if not tokens:
+            raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
+        return Prompt(tokens, tenant=request.origin.tenant)
+
+    def _plain_tokens(self, request: ChatRequest) -> list[int]:
+        """Return the tokens of a prompt that is no conversation: ids as sent, or a text's."""
+        vocab_size = self.tokenizer.vocab_size
+        unknown = next((token for token in request.prompt_token_ids if not 0 <= token < vocab_size), None)
+        if unknown is not None:
+            raise RequestError(f"prompt names token {unknown}; the vocabulary has {vocab_size}", param="prompt")
+        if request.prompt_token_ids:
+            return list(request.prompt_token_ids)
+        return self.tokenizer.encode_text(request.prompt or "", request.origin.tenant)
+
+    def _check_length(self, request: ChatRequest) -> None:
+        """Raise `ContextOverflowError` for what is far too long, before anything is made of it."""
+        limit = self.context.num_tokens
+        texts = [request.prompt or "", *(message.text for message in request.messages)]
+        if len(texts) > limit + 1 or self.tokenizer.is_longer_than(limit, texts):
+            raise self.context.overflow(limit, is_more=True)
+
+
+def logged_prompt(prompt: Prompt, logged: bytes, assistant_prefix: AssistantPrefix) -> Prompt:
+    """Return the prompt by the tokens it had elsewhere, 32 bits each, which end with the answer's beginning."""
+    tokens = array("I", logged).tolist()
+    return replace(prompt, tokens=tokens[: len(tokens) - len(assistant_prefix.tokens)], num_log_tokens=0, turn=None)
+
+
+def _parts(message: Message) -> Sequence[object]:
+    return message.content if isinstance(message.content, list) else ()
