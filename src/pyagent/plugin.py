@@ -51,6 +51,7 @@ from pyagent.core.messages import (
     TokenLogprob,
     Tool,
     ToolCall,
+    ToolCallDelta,
     Unsupported,
     Usage,
 )
@@ -165,6 +166,7 @@ __all__ = [
     "TokenLogprob",
     "Tool",
     "ToolCall",
+    "ToolCallDelta",
     "ToolProvider",
     "Unsupported",
     "UnsupportedError",

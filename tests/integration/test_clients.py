@@ -18,6 +18,7 @@ from support.native import native_server
 from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ToolCall, Usage
+from pyagent.core.tool_call_deltas import as_deltas
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -50,7 +51,7 @@ def adding(request: ChatRequest) -> list[ChatDelta]:
         return words("It is ", f"{last.text}.")
     if any(tool.function.name == "add" for tool in request.tools):
         call = ToolCall(id="call_1", function=FunctionCall("add", '{"a": 1, "b": 2}'))
-        return [ChatDelta(tool_calls=[call]), ChatDelta(finish_reason="tool_calls", usage=Usage(9, 2, 11))]
+        return [ChatDelta(tool_calls=as_deltas([call])), ChatDelta(finish_reason="tool_calls", usage=Usage(9, 2, 11))]
     return words("Hel", "lo")
 
 

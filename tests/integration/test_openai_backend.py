@@ -157,7 +157,7 @@ def test_openai_backend_reads_a_whole_answer_of_a_server_that_streams_nothing() 
     whole = {"model": "served", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
     answer, _ = ask(answered(whole | {"usage": usage}))
     assert (answer.text, answer.usage.total_tokens) == ("Hello", 7)
-    assert [call.function.name for call in answer.last.tool_calls] == ["f", "g"]
+    assert [call.function.name for call in answer.tool_calls] == ["f", "g"]
     for kind in ("application/octet-stream", "text/plain; charset=utf-8"):
         assert ask((head(kind=kind), *WHOLE[1:]))[0].text == "Hello"
 
@@ -186,8 +186,8 @@ def test_openai_backend_plain_prompt_uses_completions() -> None:
     assert wire.requests[0][2]["prompt"] == "6*7="
 
 
-def test_openai_backend_gathers_tool_calls() -> None:
-    """Tool calls that come in pieces by index come out whole, in order, with the last delta."""
+def test_openai_backend_streams_tool_calls() -> None:
+    """A call's pieces are passed on as they come; one that another is mixed into waits until that one is whole."""
 
     def part(index: int, **call: Any) -> bytes:
         return event(choices=[{"index": 0, "delta": {"tool_calls": [{"index": index, **call}]}}])
@@ -200,10 +200,14 @@ def test_openai_backend_gathers_tool_calls() -> None:
         token("", "tool_calls"),
         DONE,
     )
-    calls = ask(script)[0].last.tool_calls
-    assert [(c.id, c.function.name, c.function.arguments) for c in calls] == [
+    answer = ask(script)[0]
+    assert [(c.id, c.function.name, c.function.arguments) for c in answer.tool_calls] == [
         ("a", "add", '{"x": 1}'),
         ("b", "mul", "{}"),
+    ]
+    assert [[(p.index, p.arguments) for p in delta.tool_calls] for delta in answer.deltas if delta.tool_calls] == [
+        [(0, '{"x"')],
+        [(0, ": 1}"), (1, "{}")],
     ]
 
 
@@ -306,13 +310,13 @@ def test_openai_backend_tells_calls_apart_that_share_an_index() -> None:
         call(id="b", function={"name": "g", "arguments": ""}),
         token("", "stop"),
     )
-    last = ask(script)[0].last
-    assert [(c.id, c.function.name, c.function.arguments) for c in last.tool_calls] == [
+    answer = ask(script)[0]
+    assert [(c.id, c.function.name, c.function.arguments) for c in answer.tool_calls] == [
         ("a", "f", "{}"),
         ("b", "g", "{}"),
     ]
-    assert last.finish_reason == "tool_calls"
-    (nameless,) = ask((head(), call(function={"name": "f"}), token("", "tool_calls")))[0].last.tool_calls
+    assert answer.last.finish_reason == "tool_calls"
+    (nameless,) = ask((head(), call(function={"name": "f"}), token("", "tool_calls")))[0].tool_calls
     assert nameless.id.startswith("call_")
 
 

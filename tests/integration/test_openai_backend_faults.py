@@ -199,7 +199,7 @@ def test_openai_backend_survives_a_connection_closed_while_idle() -> None:
 def test_openai_backend_takes_calls_without_ids_for_two() -> None:
     """Two calls under one index and without ids are told apart where the first is whole and a name follows."""
     answer, _ = ask((head(), called('{"city":"Paris"}'), called('{"city":"Rome"}'), token("", "tool_calls")))
-    first, second = answer.last.tool_calls
+    first, second = answer.tool_calls
     assert (first.function.arguments, second.function.arguments) == ('{"city":"Paris"}', '{"city":"Rome"}')
 
 

@@ -24,6 +24,7 @@ from pyagent.core.messages import (
     ToolCall,
 )
 from pyagent.core.resilience.retry import RetryPolicy
+from pyagent.core.tool_call_deltas import as_deltas
 
 
 def test_server_openai_client_whole_answer() -> None:
@@ -91,7 +92,7 @@ def test_server_openai_client_tools_reasoning_and_logprobs() -> None:
         return [
             ChatDelta(reasoning="hm"),
             ChatDelta(content="é", logprobs=[entry]),
-            ChatDelta(tool_calls=[call], finish_reason="tool_calls"),
+            ChatDelta(tool_calls=as_deltas([call]), finish_reason="tool_calls"),
         ]
 
     async def work(_url: str, client: openai.AsyncOpenAI) -> None:

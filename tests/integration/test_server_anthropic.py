@@ -18,6 +18,7 @@ from support.server import HI, KEY, Model, keys, words
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError, CapacityError, RequestError
 from pyagent.core.messages import ChatDelta, FunctionCall, ImagePart, PromptTokensDetails, ToolCall, Usage
+from pyagent.core.tool_call_deltas import as_deltas
 from pyagent.infrastructure.server.anthropic.requests import IGNORED, REFUSED, MessagesBody, read_messages
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -146,7 +147,7 @@ def test_anthropic_tools() -> None:
     usage = Usage(10, 2, 12, PromptTokensDetails(4))
     script = [
         ChatDelta(content="I add."),
-        ChatDelta(tool_calls=[call]),
+        ChatDelta(tool_calls=as_deltas([call])),
         ChatDelta(finish_reason="tool_calls", usage=usage),
     ]
     backend = Model(lambda _: script)

@@ -17,6 +17,7 @@ from support.server import HI, KEY, Model, fault, post, words
 from pyagent.core.chain import Chain
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ImagePart, TextPart, ToolCall
+from pyagent.core.tool_call_deltas import as_deltas
 from pyagent.infrastructure.server.anthropic.requests import read_messages
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.ollama.requests import read_chat as read_ollama
@@ -154,7 +155,9 @@ class Sum(pydantic.BaseModel):
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the client's own `parsed`
 def test_clients_send_back_what_they_were_given() -> None:
     """Answers go back as they came out of OpenAI's client, parsed ones and streamed ones included."""
-    backend = Model(lambda _: [ChatDelta(reasoning="hm"), ChatDelta(tool_calls=[PARSED], finish_reason="tool_calls")])
+    backend = Model(
+        lambda _: [ChatDelta(reasoning="hm"), ChatDelta(tool_calls=as_deltas([PARSED]), finish_reason="tool_calls")]
+    )
     form = Model(lambda _: words('{"total": 3}'))
     result: Any = {"role": "tool", "tool_call_id": "c", "content": "1"}
     with serve(create_app(backend)) as url, openai.OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
@@ -197,7 +200,7 @@ def test_wrong_arguments_of_a_strict_tool_go_on_to_the_next_link() -> None:
 
     def calling(arguments: str) -> Callable[[ChatRequest], list[ChatDelta]]:
         call = ToolCall(id="c", function=FunctionCall("add", arguments))
-        return lambda _: [ChatDelta(tool_calls=[call], finish_reason="tool_calls")]
+        return lambda _: [ChatDelta(tool_calls=as_deltas([call]), finish_reason="tool_calls")]
 
     def arguments_of(*, strict: bool, texts: list[str]) -> str:
         links = [Model(calling(text)) for text in texts]

@@ -31,6 +31,7 @@ from pyagent.core.messages import (
     ToolCall,
     Usage,
 )
+from pyagent.core.tool_call_deltas import as_deltas
 from pyagent.infrastructure.models.store import ModelStore
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -209,7 +210,9 @@ def test_ollama_bodies_need_no_content_type_but_from_browsers() -> None:
 def test_ollama_tools_have_objects_as_arguments() -> None:
     """Calls come whole with objects as arguments; results find the call they answer by name."""
     call = ToolCall(id="c1", function=FunctionCall("add", '{"a": 1, "b": 2}'))
-    backend = Model(lambda _: [ChatDelta(tool_calls=[call]), ChatDelta(finish_reason="tool_calls", usage=Usage(1, 2))])
+    backend = Model(
+        lambda _: [ChatDelta(tool_calls=as_deltas([call])), ChatDelta(finish_reason="tool_calls", usage=Usage(1, 2))]
+    )
 
     def add(a: int, b: int) -> int:
         """Add.

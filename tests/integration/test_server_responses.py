@@ -29,6 +29,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.settings import Server
+from pyagent.core.tool_call_deltas import as_deltas
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.responses.kept import KeptResponses
 from pyagent.infrastructure.server.responses.requests import IGNORED, REFUSED, ResponsesBody, read_response
@@ -134,7 +135,7 @@ def test_responses_tools() -> None:
     """Calls are items, whole and streamed; they and their outputs go back as messages the backend knows."""
     call = ToolCall(id="c1", function=FunctionCall("add", '{"a": 1}'))
     calls = [call, ToolCall(id="c2", function=call.function)]
-    script = [ChatDelta(reasoning="hm"), ChatDelta(content="I add."), ChatDelta(tool_calls=calls)]
+    script = [ChatDelta(reasoning="hm"), ChatDelta(content="I add."), ChatDelta(tool_calls=as_deltas(calls))]
     backend = Model(lambda _: [*script, ChatDelta(finish_reason="tool_calls", usage=Usage(9, 2, 11))])
     with asked(backend) as client:
         say: Any = {"model": "m", "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}}
@@ -163,7 +164,7 @@ def test_responses_tools() -> None:
 def test_responses_tools_in_namespaces() -> None:
     """Functions of a namespace are functions to the model; its calls come with the namespace, and go back with it."""
     call = ToolCall(id="c1", function=FunctionCall("crm__find", "{}"))
-    backend = Model(lambda _: [ChatDelta(tool_calls=[call]), ChatDelta(finish_reason="tool_calls")])
+    backend = Model(lambda _: [ChatDelta(tool_calls=as_deltas([call])), ChatDelta(finish_reason="tool_calls")])
     crm = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": [TOOL | {"name": "find"}]}
     with asked(backend) as client:
         say: Any = {"model": "m", "tools": [crm, TOOL]}

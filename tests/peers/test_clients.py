@@ -65,7 +65,7 @@ def test_copilot_cli_calls_our_tools_in_words(copilot: str, monkeypatch: pytest.
         monkeypatch.setenv("COPILOT_PROVIDER_BASE_URL", server.url)
         request = ChatRequest(messages=HELLO.messages, tools=[Tool(FunctionDefinition("add"))])
         answer = asyncio.run(collect(CopilotBackend(program=copilot).chat(request)))
-    assert [call.function.name for call in answer.last.tool_calls] == ["add"]
+    assert [call.function.name for call in answer.tool_calls] == ["add"]
 
 
 def test_copilot_cli_tells_an_unknown_model(copilot: str, monkeypatch: pytest.MonkeyPatch) -> None:

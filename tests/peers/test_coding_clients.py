@@ -13,6 +13,7 @@ from support.peers import node_module
 from support.server import KEY, Model, keys, words
 
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ToolCall, Usage
+from pyagent.core.tool_call_deltas import as_deltas
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -32,7 +33,7 @@ def reading(tool: str, arguments: dict[str, object]) -> Callable[[ChatRequest], 
         if tool not in {offered.function.name for offered in request.tools}:
             return words("no ", tool)
         call = ToolCall(id="call_1", function=FunctionCall(tool, json.dumps(arguments)))
-        return [ChatDelta(tool_calls=[call]), ChatDelta(finish_reason="tool_calls", usage=Usage(9, 2, 11))]
+        return [ChatDelta(tool_calls=as_deltas([call])), ChatDelta(finish_reason="tool_calls", usage=Usage(9, 2, 11))]
 
     return script
 

@@ -24,10 +24,12 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
     ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.retry import RetryPolicy
+from pyagent.core.tool_call_deltas import as_deltas
 from pyagent.infrastructure.backends.openai_wire import encode_request
 
 GONE = BackendError("connection closed", backend="link:a")
@@ -153,21 +155,36 @@ def test_answer_that_breaks_off_may_end_with_an_error(tmp_path: Path) -> None:
 
 def test_tool_call_that_was_told_is_never_asked_for_again(tmp_path: Path) -> None:
     """After a tool call went out nobody goes on with the answer: the call might be executed twice."""
-    a = Played("a", says("Let me pay.", ChatDelta(tool_calls=[CALL]), GONE))
-    b = Played("b", says(ChatDelta(tool_calls=[CALL])))
+    a = Played("a", says("Let me pay.", ChatDelta(tool_calls=as_deltas([CALL, CALL])), GONE))
+    b = Played("b", says(ChatDelta(tool_calls=as_deltas([CALL]))))
     for policy in ("continue", "restart"):
         with pytest.raises(BackendError, match="a tool call was told already"):
             ask(chain_of(tmp_path, FILE.format(policy), a, b))
     assert b.requests == []
 
 
+def test_call_that_breaks_off_goes_on_elsewhere_where_nothing_was_told(tmp_path: Path) -> None:
+    """Of a call that breaks off nothing is told while another link can take over; the last link's comes in pieces."""
+    begun = ChatDelta(tool_calls=[ToolCallDelta(0, "1", "pay", '{"sum": ')])
+    ended = ChatDelta(tool_calls=[ToolCallDelta(0, arguments="5}")])
+    a = Played("a", says("Let me pay.", begun, GONE))
+    b = Played("b", says(begun, ended, finish="tool_calls"), continues=True)
+    answer = ask(chain_of(tmp_path, FILE.format("continue"), a, b))
+    assert (answer.text, [call.function.arguments for call in answer.tool_calls]) == ("Let me pay.", ['{"sum": 5}'])
+    assert [len(delta.tool_calls) for delta in answer.deltas if delta.tool_calls] == [1, 1]
+    whole = ask(chain_of(tmp_path, FILE.format("continue"), Played("a", says(begun, ended)), b))
+    assert [piece.arguments for delta in whole.deltas for piece in delta.tool_calls] == ['{"sum": 5}']
+    with pytest.raises(BackendError, match="a tool call was told already"):
+        ask(chain_of(tmp_path, FILE.format("continue"), Played("a", says(begun, GONE))))
+
+
 def test_answer_read_whole_begins_anew_in_silence(tmp_path: Path) -> None:
     """A caller who reads the answer when it is over gets the next link's own, tool calls too, whatever the policy."""
-    a = Played("a", says("Let me", ChatDelta(tool_calls=[CALL]), GONE))
-    b = Played("b", says("Let me see.", ChatDelta(tool_calls=[CALL]), finish="tool_calls"))
+    a = Played("a", says("Let me", ChatDelta(tool_calls=as_deltas([CALL])), GONE))
+    b = Played("b", says("Let me see.", ChatDelta(tool_calls=as_deltas([CALL])), finish="tool_calls"))
     answer = ask(chain_of(tmp_path, FILE.format("error").replace("error", "continue"), a, b), whole=True)
     assert answer.text == "Let me see."
-    assert [call for delta in answer.deltas for call in delta.tool_calls] == [CALL]
+    assert answer.tool_calls == [CALL]
 
 
 def test_answer_with_a_form_goes_on_only_exactly(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from pyagent.core.messages import (
     ToolCall,
     Usage,
 )
+from pyagent.core.tool_call_deltas import as_deltas
 
 ADD = Tool(
     FunctionDefinition("add", "adds", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
@@ -217,8 +218,8 @@ def test_tools_are_told_in_words_and_called_in_tags() -> None:
     answer = ask(model, chat(tools=[ADD]))
     assert answer.text == "Let me see."
     assert len(answer.deltas) > 5
-    assert [call.function for call in answer.last.tool_calls] == [FunctionCall("add", '{"a": 1}')] * 2
-    assert len({call.id for call in answer.last.tool_calls}) == 2
+    assert [call.function for call in answer.tool_calls] == [FunctionCall("add", '{"a": 1}')] * 2
+    assert len({call.id for call in answer.tool_calls}) == 2
     assert answer.last.finish_reason == "tool_calls"
     assert model.asked[0].tools == []
     assert '"name": "add"' in model.asked[0].messages[0].text
@@ -257,7 +258,7 @@ def test_faulty_calls_are_repaired_once(said: str, fault: str) -> None:
     model = Model(f"Hm. {said}", CALL)
     answer = ask(model, chat(tools=[ADD]))
     assert answer.text == "Hm."
-    assert len(answer.last.tool_calls) == 1
+    assert len(answer.tool_calls) == 1
     assert fault in model.asked[1].messages[-1].text
 
 
@@ -269,7 +270,7 @@ def test_tool_choice_is_seen_to() -> None:
     assert hidden.asked[0].messages == chat().messages
     named = Model(CALL)
     choice = {"type": "function", "function": {"name": "add"}}
-    assert ask(named, chat(tools=two, tool_choice=choice)).last.tool_calls
+    assert ask(named, chat(tools=two, tool_choice=choice)).tool_calls
     assert '"mul"' not in named.asked[0].messages[0].text
     insisting = Model("no thanks", "still no")
     with pytest.raises(InvalidOutputError, match="calls no function"):
@@ -288,7 +289,9 @@ class Calling:
     async def answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         function = FunctionCall("add", self.arguments[len(self.asked)])
         self.asked.append(request)
-        yield ChatDelta(tool_calls=[ToolCall(id="c", function=function)], finish_reason="tool_calls", backend="b")
+        yield ChatDelta(
+            tool_calls=as_deltas([ToolCall(id="c", function=function)]), finish_reason="tool_calls", backend="b"
+        )
 
 
 def test_strict_arguments_are_seen_to_where_the_backend_does_not() -> None:
@@ -296,7 +299,7 @@ def test_strict_arguments_are_seen_to_where_the_backend_does_not() -> None:
     abilities: Abilities = frozenset({"tools"})
     model = Calling('{"a": "x"}', '{"a": 1}')
     answer = ask(model, chat(tools=[STRICT]), abilities)
-    assert [call.function.arguments for call in answer.last.tool_calls] == ['{"a": 1}']
+    assert [call.function.arguments for call in answer.tool_calls] == ['{"a": 1}']
     assert model.asked[0].tools == [ADD]
     told, fault = (message.text for message in model.asked[1].messages[-2:])
     assert (told, "'x' is not of type 'integer'" in fault) == ('add({"a": "x"})', True)
@@ -304,14 +307,14 @@ def test_strict_arguments_are_seen_to_where_the_backend_does_not() -> None:
         ask(Calling("{", "{"), chat(tools=[STRICT]), abilities)
     with pytest.raises(InvalidOutputError, match="is not of type 'object'"):
         ask(Calling("[]", "[]"), chat(tools=[STRICT]), abilities)
-    assert ask(Calling("{"), chat(tools=[ADD]), abilities).last.tool_calls
-    assert ask(Calling("{"), chat(tools=[STRICT]), abilities | {"strict"}).last.tool_calls
+    assert ask(Calling("{"), chat(tools=[ADD]), abilities).tool_calls
+    assert ask(Calling("{"), chat(tools=[STRICT]), abilities | {"strict"}).tool_calls
 
 
 def test_tools_and_a_form_together() -> None:
     """With both, an answer is a call, or text of the form."""
     request = chat(tools=[ADD], response_format=SCHEMA)
-    assert ask(Model(CALL), request, frozenset({"json_schema"})).last.tool_calls
+    assert ask(Model(CALL), request, frozenset({"json_schema"})).tool_calls
     assert ask(Model('{"n": 1}'), request, frozenset({"json_schema"})).text == '{"n": 1}'
 
 
@@ -323,7 +326,7 @@ class CallingTwice:
         for index in (0, 1):
             for number in (1, 2):
                 call = ToolCall(id=f"c{index}{number}", function=FunctionCall("add", f'{{"a": {number}}}'))
-                yield ChatDelta(index=index, tool_calls=[call], backend="b")
+                yield ChatDelta(index=index, tool_calls=as_deltas([call], number - 1), backend="b")
             yield ChatDelta(index=index, finish_reason="tool_calls", backend="b")
 
 
@@ -331,7 +334,7 @@ def test_calls_are_held_to_one_at_a_time() -> None:
     """Of several calls each answer keeps its first; a model that calls in tags is told so too."""
     one = chat(tools=[ADD], parallel_tool_calls=False)
     answer = ask(Model(CALL + CALL.replace("1", "2")), one)
-    assert [call.function.arguments for call in answer.last.tool_calls] == ['{"a": 1}']
+    assert [call.function.arguments for call in answer.tool_calls] == ['{"a": 1}']
     model = Model(CALL)
     ask(model, one)
     assert "Make one call at a time" in model.asked[0].messages[0].text
@@ -339,10 +342,10 @@ def test_calls_are_held_to_one_at_a_time() -> None:
     several = msgspec.structs.replace(one, n=2)
     abilities: Abilities = frozenset({"tools", "n"})
     answer = ask(CallingTwice(), several, abilities)
-    assert [call.id for delta in answer.deltas for call in delta.tool_calls] == ["c01", "c11"]
+    assert [call.id for call in answer.tool_calls] == ["c01", "c11"]
     assert [delta.index for delta in answer.deltas if delta.finish_reason] == [0, 1]
     answer = ask(CallingTwice(), several, abilities | {"parallel_tool_calls"})
-    assert len([call for delta in answer.deltas for call in delta.tool_calls]) == 4
+    assert len(answer.tool_calls) == 4
     with pytest.raises(BackendError, match="cannot do parallel_tool_calls"):
         ask(CallingTwice(), several, abilities, unsupported="refuse")
 

@@ -34,6 +34,7 @@ from pyagent.core.messages import (
 )
 from pyagent.core.response_cache.cache import ResponseCache
 from pyagent.core.response_cache.store import ResponseStore
+from pyagent.core.tool_call_deltas import as_deltas
 
 ON = 'chain = ["link:a"]\n[response_cache]\nkeep = "determined"\n'
 TWO = 'chain = ["link:a", "link:b"]\n[rules]\nretries = 0\n[response_cache]\nkeep = "determined"\n'
@@ -81,7 +82,7 @@ def test_nothing_is_kept_unless_set(tmp_path: Path) -> None:
 
 def test_equal_request_gets_the_same_deltas_at_once(tmp_path: Path) -> None:
     """A second answer has the pieces, tool calls and counts of the first, says that it was kept, and takes no time."""
-    call = ChatDelta(tool_calls=[ToolCall(id="call_7", function=FunctionCall("f", '{"x": 1}'))])
+    call = ChatDelta(tool_calls=as_deltas([ToolCall(id="call_7", function=FunctionCall("f", '{"x": 1}'))]))
     last = ChatDelta(finish_reason="tool_calls", usage=USAGE)
 
     async def play(_request: ChatRequest) -> AsyncIterator[ChatDelta]:

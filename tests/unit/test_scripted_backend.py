@@ -75,7 +75,7 @@ def test_tool_calls_end_the_answer() -> None:
     """A reply with tool calls ends with them."""
     call = ToolCall(id="c", function=FunctionCall("add"))
     answer = asyncio.run(collect(ScriptedBackend([Reply(tool_calls=(call,))]).chat(HELLO)))
-    assert (answer.last.finish_reason, answer.last.tool_calls) == ("tool_calls", [call])
+    assert (answer.last.finish_reason, answer.tool_calls) == ("tool_calls", [call])
 
 
 def test_echo_is_a_backend() -> None:

@@ -253,7 +253,7 @@ def test_tools_are_called_and_their_results_carried() -> None:
     past = [Message("user", "1+1"), Message("assistant", tool_calls=[call]), Message("tool", "2", tool_call_id="c1")]
     with lmstudio_server() as server:
         answer = ask(server, ChatRequest(messages=HELLO.messages, tools=[TOOL]))
-        assert [found.function for delta in answer.deltas for found in delta.tool_calls] == [call.function]
+        assert [found.function for found in answer.tool_calls] == [call.function]
         assert answer.last.finish_reason == "tool_calls"
         assert ask(server, ChatRequest(messages=past, tools=[TOOL])).text == "Hello from the fake."
         messages = server.requests[1]["history"]["messages"]  # type: ignore[index]

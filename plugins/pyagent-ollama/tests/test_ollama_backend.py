@@ -149,7 +149,7 @@ def test_tools_and_their_results_are_carried() -> None:
         sent = server.requests[0]["messages"]
         assert server.requests[0]["tools"][0]["function"]["name"] == "add"  # type: ignore[index]
     assert answer.last.finish_reason == "tool_calls"
-    assert [json.loads(c.function.arguments) for delta in answer.deltas for c in delta.tool_calls] == [{"a": 2}]
+    assert [json.loads(c.function.arguments) for c in answer.tool_calls] == [{"a": 2}]
     assert sent[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}  # type: ignore[index]
     assert sent[2] == {"role": "tool", "content": "2", "tool_name": "add", "tool_call_id": "c1"}  # type: ignore[index]
 
@@ -431,7 +431,7 @@ def test_what_a_model_lacks_is_emulated() -> None:
     image = ImagePart(ImageUrl("data:image/png;base64,aGk="))
     with ollama_server(answer=said, capabilities=("completion",)) as server:
         answer = ask(server, ChatRequest(messages=HELLO.messages, tools=tools))
-        assert answer.last.tool_calls[0].function == FunctionCall("add", '{"a": 2}')
+        assert answer.tool_calls[0].function == FunctionCall("add", '{"a": 2}')
         assert "tools" not in server.requests[0]
         with pytest.raises(BackendError, match="cannot do images"):
             ask(server, ChatRequest(messages=[Message("user", [image])]))

@@ -14,7 +14,18 @@ import msgspec
 
 from pyagent.core.abilities import Abilities
 from pyagent.core.errors import BackendError, ConfigError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo, Usage
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    Hint,
+    ModelInfo,
+    ToolCall,
+    Usage,
+)
+from pyagent.core.tool_call_deltas import whole_calls
 
 if TYPE_CHECKING:
     from pyagent.core.config import Settings
@@ -134,6 +145,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def usage(self) -> Usage:
         """Tokens counted, zeros when the backend did not say."""
         return self.last.usage or Usage()
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls it makes, their pieces joined."""
+        return whole_calls(self.deltas)
 
 
 def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:

@@ -36,6 +36,18 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["function"] = "function"
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of a tool call, as OpenAI streams them: the first one of a call has its `id` and whole `name`.
+
+    The `arguments` of a call's pieces, joined, are its arguments as JSON text. Calls come one after another.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """A text part of a message."""
 
@@ -378,7 +390,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     index: int = 0
     content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCallDelta] = []
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     model: str = ""

@@ -20,6 +20,7 @@ from pyagent.core.messages import (
     ToolCall,
     Usage,
 )
+from pyagent.core.tool_call_deltas import as_deltas
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class ScriptedBackend:
         )
         num_pieces = len(reply.deltas())
         return ChatDelta(
-            tool_calls=list(reply.tool_calls),
+            tool_calls=as_deltas(reply.tool_calls),
             finish_reason="tool_calls" if reply.tool_calls else reply.finish_reason,
             usage=Usage(prompt_tokens=num_prompt, completion_tokens=num_pieces, total_tokens=num_prompt + num_pieces),
             model=model,

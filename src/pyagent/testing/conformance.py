@@ -251,7 +251,7 @@ class BackendConformance:
             ]
             told = _served(subject, ChatRequest(messages=past, tools=[_TOOL]), "tools", mode)
         if answer is not None and told is not None:
-            calls = [call for delta in answer.deltas for call in delta.tool_calls]
+            calls = answer.tool_calls
             assert all(call.function.name == "look_up" and call.id for call in calls)
             assert all(isinstance(json.loads(call.function.arguments), dict) for call in calls)
             assert (answer.last.finish_reason == "tool_calls") == bool(calls)
@@ -263,7 +263,7 @@ class BackendConformance:
         strict = Tool(msgspec.structs.replace(_TOOL.function, strict=True))
         with self.subject() as subject:
             answer = _served(subject, _chat(tools=[strict]), "strict", mode)
-        for call in [] if answer is None else [call for delta in answer.deltas for call in delta.tool_calls]:
+        for call in [] if answer is None else answer.tool_calls:
             assert fault_of(json.loads(call.function.arguments), _PARAMETERS, "tools") is None
 
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])

@@ -129,7 +129,7 @@ class LMStudioBackend:
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)
-        has_calls = False
+        num_calls = 0
         async with self._errors_mapped():
             client = await deadline.bound(self._connected(), self.name)
             key = await deadline.bound(self._pick_model(client, request.model), self.name)
@@ -140,14 +140,14 @@ class LMStudioBackend:
                 events = stream._iter_events()  # pyright: ignore[reportPrivateUsage]
                 try:
                     while (event := await deadline.bound(self._next(events), self.name)) is not None:
-                        delta = delta_of(event, model.identifier, self.name)
+                        delta = delta_of(event, model.identifier, self.name, num_calls)
                         if delta is not None:
-                            has_calls = has_calls or bool(delta.tool_calls)
+                            num_calls += len(delta.tool_calls)
                             yield delta
                     stats = self._stats(stream)
                 finally:
                     await _finish(stream, events)
-        yield last_delta(stats, model.identifier, self.name, has_calls=has_calls)
+        yield last_delta(stats, model.identifier, self.name, has_calls=num_calls > 0)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """One vector a text, by the model named, a loaded embedding model, or the first downloaded one."""

@@ -19,13 +19,13 @@ from pyagent.plugin import (
     ChatRequest,
     ContextOverflowError,
     FinishReason,
-    FunctionCall,
     ImagePart,
     Message,
     RequestError,
     ResponseFormat,
     Timings,
     ToolCall,
+    ToolCallDelta,
     UnsupportedError,
     Usage,
 )
@@ -123,16 +123,16 @@ def schema_of(wanted: ResponseFormat | None) -> JsonObject | None:
     return None
 
 
-def delta_of(event: object, model: str, backend: str) -> ChatDelta | None:
-    """What an event adds to the answer; None when nothing."""
+def delta_of(event: object, model: str, backend: str, num_calls: int = 0) -> ChatDelta | None:
+    """What an event adds to the answer, which made `num_calls` before; None when nothing."""
     match event:
         case PredictionFragmentEvent(arg=fragment) if fragment.reasoning_type == "none":
             return ChatDelta(content=fragment.content, model=model, backend=backend)
         case PredictionFragmentEvent(arg=fragment) if fragment.reasoning_type == "reasoning":
             return ChatDelta(reasoning=fragment.content, model=model, backend=backend)
         case PredictionToolCallEvent(arg=asked):
-            function = FunctionCall(asked.name, json.dumps(asked.arguments or {}))
-            call = ToolCall(id=asked.id or f"call_{uuid.uuid4().hex[:12]}", function=function)
+            id_, arguments = asked.id or f"call_{uuid.uuid4().hex[:12]}", json.dumps(asked.arguments or {})
+            call = ToolCallDelta(index=num_calls, id=id_, name=asked.name, arguments=arguments)
             return ChatDelta(tool_calls=[call], model=model, backend=backend)
         case PredictionToolCallAbortedEvent():
             raise BackendError(f"{backend} could not read a tool call of the model", backend=backend)

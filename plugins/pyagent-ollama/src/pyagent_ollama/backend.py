@@ -131,11 +131,11 @@ class OllamaBackend:
             raise room.overflow(self.name)
         path, body = encode_request(request, shown, room.num_ctx, self._options, self.name)
         held: list[ChatDelta] = []
-        has_calls = False
+        num_calls = 0
         async with aclosing(self._chunks(path, body, room)) as chunks:
             while (chunk := await deadline.bound(anext(chunks, None), self.name)) is not None:
-                delta = delta_of(chunk, request, self.name)
-                has_calls = has_calls or bool(chunk.message.tool_calls)
+                delta = delta_of(chunk, request, self.name, num_calls)
+                num_calls += len(chunk.message.tool_calls)
                 if delta is not None and room.is_sure:
                     yield delta
                 elif delta is not None:
@@ -149,7 +149,7 @@ class OllamaBackend:
             raise room.overflow(self.name)
         for delta in held:
             yield delta
-        yield last_delta(chunk, request.model, self.name, has_calls=has_calls)
+        yield last_delta(chunk, request.model, self.name, has_calls=num_calls > 0)
 
     async def _chunks(self, path: str, body: bytes, room: Room) -> AsyncGenerator[Chunk]:
         try:

@@ -18,7 +18,6 @@ from pyagent.plugin import (
     ChatRequest,
     ContextOverflowError,
     EmbedResult,
-    FunctionCall,
     ImagePart,
     Message,
     ModelInfo,
@@ -30,6 +29,7 @@ from pyagent.plugin import (
     Timings,
     TokenLogprob,
     ToolCall,
+    ToolCallDelta,
     UnsupportedError,
     Usage,
 )
@@ -276,15 +276,20 @@ def decode_chunk(line: bytes, backend: str) -> Chunk:
     return chunk
 
 
-def delta_of(chunk: Chunk, request: ChatRequest, backend: str) -> ChatDelta | None:
-    """What a chunk adds to the answer; None when nothing. Raises `BackendError` when logprobs are asked for in vain."""
+def delta_of(chunk: Chunk, request: ChatRequest, backend: str, num_calls: int = 0) -> ChatDelta | None:
+    """What a chunk adds to the answer, which made `num_calls` before; None when nothing.
+
+    Raises `UnsupportedError` when logprobs are asked for in vain.
+    """
     message = chunk.message
     calls = [
-        ToolCall(
+        ToolCallDelta(
+            index=index,
             id=call.id or f"call_{uuid.uuid4().hex[:12]}",
-            function=FunctionCall(call.function.name, json.dumps(call.function.arguments)),
+            name=call.function.name,
+            arguments=json.dumps(call.function.arguments),
         )
-        for call in message.tool_calls
+        for index, call in enumerate(message.tool_calls, num_calls)
     ]
     content, reasoning = message.content or chunk.response, message.thinking or chunk.thinking
     if content and request.sampling.top_logprobs is not None and chunk.logprobs is None:

@@ -2,7 +2,9 @@
 
 A link that `continues` is asked to go on exactly from the text told, by `answer_prefix` or a last assistant message.
 Any other is asked in words to go on, and to repeat the last words first: so where its text joins is found, and nothing
-is lost or doubled. A tool call that was told is never asked for again. Pure but for the deltas that pass through.
+is lost or doubled. A tool call that was told is never asked for again; so one is told when it is whole where another
+link could take over, since half a call could neither be continued nor taken back. Pure but for the deltas that pass
+through.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pyagent.core.chain.failures import reason_of
 from pyagent.core.chain.link import Link
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt, Message, Resumption, Usage
+from pyagent.core.tool_call_deltas import WholeToolCalls
 
 AfterFirstToken = Literal["continue", "restart", "error"]
 _ANCHOR_CHARS = 60
@@ -111,9 +114,12 @@ class DeliveredAnswer:
             stats = attempt.link.stats
             stats.num_continued += resumed.kind == "continue"
             stats.num_restarted += resumed.kind == "restart"
-        async with aclosing(attempt.rest(attempts, resumed, can_go_on=not self._obstacle())) as stream:
+        can_go_on = not self._obstacle()
+        calls = WholeToolCalls() if can_go_on and attempt.num_after and not self.request.whole else None
+        async with aclosing(attempt.rest(attempts, resumed, can_go_on=can_go_on)) as stream:
             async for delta in stream:
                 told = delta if seam is None else _joined(delta, seam)
+                told = told if calls is None else calls.held(told)
                 if num_before and told.usage and not attempt.link.counts_prefix:
                     told = msgspec.structs.replace(told, usage=_with_told(told.usage, num_before))
                 self._note(told)

@@ -11,6 +11,7 @@ from pyagent.core.emulation.response_formats import fault_of_calls, schema_of
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
+from pyagent.core.tool_call_deltas import whole_calls
 
 
 def wants_structured_output(request: ChatRequest) -> bool:
@@ -30,7 +31,7 @@ def check_answer(deltas: Sequence[ChatDelta], request: ChatRequest, name: str) -
 
 def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
     """Return what is wrong with one answer; empty when it matches the request, or was cut off."""
-    if calls := [call for delta in deltas for call in delta.tool_calls]:
+    if calls := whole_calls(deltas):
         try:
             return fault_of_calls(calls, request.tools) or ""
         except RequestError:

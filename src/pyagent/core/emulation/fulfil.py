@@ -29,6 +29,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.tool_call_deltas import ToolCallJoiner, as_deltas
 
 Answering = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
 
@@ -117,17 +118,14 @@ async def _one(
         return cut(asked, answer, limits) if limits else answer(asked)
 
     plan = _Plan.of(request, abilities, missing)
-    called = set[int]()
     async with aclosing(source(request) if plan.is_empty else _checked(plan, source, backend)) as deltas:
         async for delta in deltas:
-            yield _first_call(delta, called) if "parallel_tool_calls" in missing and delta.tool_calls else delta
+            yield _first_call(delta) if "parallel_tool_calls" in missing and delta.tool_calls else delta
 
 
-def _first_call(delta: ChatDelta, called: set[int]) -> ChatDelta:
-    """The delta with no call but an answer's first; `called` are the answers that had theirs."""
-    calls = [] if delta.index in called else delta.tool_calls[:1]
-    called.add(delta.index)
-    return msgspec.structs.replace(delta, tool_calls=calls)
+def _first_call(delta: ChatDelta) -> ChatDelta:
+    """The delta with no call but an answer's first."""
+    return msgspec.structs.replace(delta, tool_calls=[piece for piece in delta.tool_calls if piece.index == 0])
 
 
 @dataclass(slots=True)
@@ -225,16 +223,18 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
     begun = request.assistant_prefix + request.answer_prefix
     num_shown = len(begun)
     for _ in range(_NUM_ROUNDS):
-        text, held, calls, last = begun, list[ChatDelta](), list[ToolCall](), ChatDelta()
+        text, held, last = begun, list[ChatDelta](), ChatDelta()
+        joiner, calls = ToolCallJoiner(), list[ToolCall]()
         async with aclosing(answer(_with_time(request, deadline))) as deltas:
             async for delta in deltas:
                 text += delta.content
-                calls += delta.tool_calls
+                calls += joiner.push(delta.tool_calls)
                 held += [msgspec.structs.replace(delta, content="")] if delta.reasoning else []
                 last = delta
                 if plan.is_shown_at_once and not faults and (ready := dialect.safe_length(text)) > num_shown:
                     yield _of(delta, content=text[num_shown:ready])
                     num_shown = ready
+        calls += joiner.finish()
         usage.append(last.usage)
         try:
             is_cut = last.finish_reason == "length" and not plan.tagged  # told as it is, as a grammar's would be
@@ -248,7 +248,8 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
         if len(shown) > num_shown and not (faults and num_shown > len(begun)):
             yield _of(last, content=shown[num_shown:])
         reason = "tool_calls" if calls else last.finish_reason
-        yield msgspec.structs.replace(last, content="", tool_calls=calls, finish_reason=reason, usage=summed(usage))
+        pieces, used = as_deltas(calls), summed(usage)
+        yield msgspec.structs.replace(last, content="", tool_calls=pieces, finish_reason=reason, usage=used)
         return
     text = f"{backend}: the model's answers do not match {plan.param}, also when asked again: {faults[-1]}"
     raise InvalidOutputError(text, param=plan.param)

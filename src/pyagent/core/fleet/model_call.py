@@ -29,6 +29,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.token_estimate import estimated_prompt_tokens
+from pyagent.core.tool_call_deltas import ToolCallJoiner
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
@@ -104,6 +105,7 @@ class ModelCall:
     model: str = ""
     finish_reason: FinishReason | None = None
     tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    _joiner: ToolCallJoiner = field(default_factory=ToolCallJoiner, init=False)
     attempts: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
 
     async def finish(self) -> None:
@@ -197,8 +199,11 @@ class ModelCall:
         if delta.resumed and delta.resumed.kind == "restart":
             self.pieces.clear()
             self.tool_calls.clear()
+            self._joiner = ToolCallJoiner()
         self.pieces.append(delta.content)
-        self.tool_calls += delta.tool_calls
+        self.tool_calls += self._joiner.push(delta.tool_calls)
+        if delta.finish_reason:
+            self.tool_calls += self._joiner.finish()
         self.usage = delta.usage or self.usage
         self.backend = delta.backend or self.backend
         self.model = delta.model or self.model

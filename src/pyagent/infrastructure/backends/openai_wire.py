@@ -20,13 +20,12 @@ from pyagent.core.messages import (
     ChatRequest,
     EmbedResult,
     FinishReason,
-    FunctionCall,
     JsonObject,
     PromptTokensDetails,
     ResponseFormat,
     SamplingParams,
     TokenLogprob,
-    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from pyagent.infrastructure.backends.openai_errors import Fault
@@ -253,31 +252,77 @@ def _response_format(wanted: ResponseFormat) -> JsonObject:
 
 
 @dataclass(slots=True)
+class _Call:
+    """One of an answer's calls under way: what came of it, and how much of that was told."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    is_told: bool = False
+    num_told: int = 0
+
+    def add(self, id_: str, function: _Function) -> None:
+        self.id = self.id or id_
+        self.name = self.name or function.name or ""
+        self.arguments += function.arguments or ""
+
+    def is_other(self, id_: str, function: _Function) -> bool:
+        """Whether a piece under this call's index begins another one: by its id, or by a name after whole arguments."""
+        if id_ and self.id:
+            return id_ != self.id
+        return bool(function.name) and bool(self.arguments) and _is_object(self.arguments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its arguments are there; where none came, more may."""
+        return bool(self.arguments) and _is_object(self.arguments)
+
+    def news(self, index: int, *, is_last: bool = False) -> list[ToolCallDelta]:
+        """What came since it was last told; until its end nothing while it has no name."""
+        if not (self.name or is_last):
+            return []
+        if is_last:
+            self.arguments = self.arguments or "{}"
+        arguments, self.num_told = self.arguments[self.num_told :], len(self.arguments)
+        if self.is_told:
+            return [ToolCallDelta(index=index, arguments=arguments)] if arguments else []
+        self.is_told = True
+        id_ = self.id or f"call_{uuid.uuid4().hex[:12]}"
+        return [ToolCallDelta(index=index, id=id_, name=self.name, arguments=arguments)]
+
+
+@dataclass(slots=True)
 class _Member:
-    """One of the answers under way."""
+    """One of the answers under way. Its calls are told one after another: one that begins early waits."""
 
     finish: FinishReason | None = None
     high: str = ""
-    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    calls: list[_Call] = field(default_factory=list[_Call])
     places: dict[int, int] = field(default_factory=dict[int, int])
+    num_ended: int = 0
 
-    def add_call(self, part: _ToolCallPart) -> None:
-        """Join a piece to its call. Some servers give every call the index 0: another id, or a name after whole
-        arguments, begins another call.
-        """
-        function = part.function or _Function()
+    def add_call(self, part: _ToolCallPart) -> list[ToolCallDelta]:
+        """Join a piece to its call, and return what can be told. Some servers give every call the index 0."""
+        function, id_ = part.function or _Function(), part.id or ""
         place = self.places.get(part.index)
-        if place is None or _is_another(self.calls[place], part.id, function):
+        if place is None or self.calls[place].is_other(id_, function):
             place = self.places[part.index] = len(self.calls)
-            self.calls.append(ToolCall(id="", function=FunctionCall(name="", arguments="")))
-        known = self.calls[place]
-        self.calls[place] = ToolCall(
-            id=part.id or known.id,
-            function=FunctionCall(
-                name=known.function.name or function.name or "",
-                arguments=known.function.arguments + (function.arguments or ""),
-            ),
-        )
+            self.calls.append(_Call())
+        self.calls[place].add(id_, function)
+        return self._news()
+
+    def _news(self) -> list[ToolCallDelta]:
+        """What is new of the call being told, and of those after it once it is whole."""
+        pieces = self.calls[self.num_ended].news(self.num_ended)
+        while self.num_ended + 1 < len(self.calls) and self.calls[self.num_ended].is_whole:
+            self.num_ended += 1
+            pieces += self.calls[self.num_ended].news(self.num_ended)
+        return pieces
+
+    def rest(self) -> list[ToolCallDelta]:
+        """What is left to tell of the calls at the answer's end."""
+        places = range(self.num_ended, len(self.calls))
+        return [piece for place in places for piece in self.calls[place].news(place, is_last=True)]
 
     def joined(self, content: str) -> str:
         """Put a character together whose two halves (UTF-16 surrogates) came in two chunks."""
@@ -292,24 +337,7 @@ class _Member:
         """The arguments of a call that are no JSON object; empty when there is none. One that was cut off may be."""
         if self.finish == "length":
             return ""
-        return next((call.function.arguments for call in self.calls if not _is_object(call.function.arguments)), "")
-
-    def whole_calls(self) -> list[ToolCall]:
-        """The calls, each with an id and arguments that are JSON text."""
-        return [
-            ToolCall(
-                id=call.id or f"call_{uuid.uuid4().hex[:12]}",
-                function=FunctionCall(call.function.name, call.function.arguments or "{}"),
-            )
-            for call in self.calls
-        ]
-
-
-def _is_another(known: ToolCall, id_: str | None, function: _Function) -> bool:
-    if id_ and known.id:
-        return id_ != known.id
-    arguments = known.function.arguments
-    return bool(function.name) and bool(arguments) and _is_object(arguments)
+        return next((call.arguments for call in self.calls if not _is_object(call.arguments)), "")
 
 
 def _is_object(arguments: str) -> bool:
@@ -331,7 +359,7 @@ def _chunk_of(data: bytes) -> _Chunk:
 
 @dataclass(slots=True)
 class ChunkReader:
-    """Turns the events of `count` answers into deltas. Tool calls are gathered and come whole, at each answer's end."""
+    """Turns the events of `count` answers into deltas. An answer's calls come one after another, each in its pieces."""
 
     backend: str
     model: str
@@ -381,11 +409,10 @@ class ChunkReader:
         if faulty := member.faulty_call():
             text = f"{self.backend} sent a tool call whose arguments are no JSON object: {faulty[:80]!r}"
             raise BackendError(text, backend=self.backend)
-        calls = member.whole_calls()
         return ChatDelta(
             index=index,
-            tool_calls=calls,
-            finish_reason="tool_calls" if calls and member.finish == "stop" else member.finish,
+            tool_calls=member.rest(),
+            finish_reason="tool_calls" if member.calls and member.finish == "stop" else member.finish,
             usage=usage,
             model=self.model,
             backend=self.backend,
@@ -396,19 +423,21 @@ class ChunkReader:
         if choice.finish_reason:
             member.finish = self._finish(choice.finish_reason)
         delta = choice.delta or choice.message or _Delta(content=choice.text)
+        calls: list[ToolCallDelta] = []
         for number, part in enumerate(delta.tool_calls or ()):
             if choice.message is not None:
                 part.index = number
-            member.add_call(part)
+            calls += member.add_call(part)
         content = member.joined(delta.content or "")
         reasoning = delta.reasoning_content or delta.reasoning or ""
         logprobs = _logprobs(choice.logprobs) if choice.logprobs else []
-        if not (content or reasoning or logprobs):
+        if not (content or reasoning or calls or logprobs):
             return None
         return ChatDelta(
             index=choice.index,
             content=content,
             reasoning=reasoning,
+            tool_calls=calls,
             logprobs=logprobs,
             model=self.model,
             backend=self.backend,

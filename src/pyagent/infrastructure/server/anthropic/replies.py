@@ -8,6 +8,7 @@ import msgspec
 
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, JsonObject, ToolCall, Usage
+from pyagent.core.tool_call_deltas import whole_calls
 from pyagent.infrastructure.server.errors import HttpError
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -36,9 +37,7 @@ class Reply:
             blocks.append({"type": "text", "text": text})
         for delta in deltas:
             self._saw(delta)
-            for call in delta.tool_calls:
-                arguments = _arguments(call, delta.backend)
-                blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
+        blocks += [self._block(call) for call in whole_calls(deltas) if not self._is_cut(call.function.arguments)]
         resumed: JsonObject = {"resumed": deltas[0].resumed} if deltas[0].resumed else {}  # ours
         return msgspec.json.encode(self._message(blocks, self._usage()) | self._ending() | resumed)
 
@@ -55,11 +54,12 @@ class Reply:
         if delta.content:
             events += self._opened("text", {"text": ""})
             events += self._delta("text_delta", "text", delta.content)
-        for call in delta.tool_calls:
-            arguments = msgspec.json.encode(_arguments(call, delta.backend)).decode()
-            block: JsonObject = {"id": call.id, "name": call.function.name, "input": {}}
-            events += self._closed() + self._opened("tool_use", block)
-            events += self._delta("input_json_delta", "partial_json", arguments) + self._closed()
+        for piece in delta.tool_calls:
+            if piece.id:
+                block: JsonObject = {"id": piece.id, "name": piece.name, "input": {}}
+                events += self._closed() + self._opened("tool_use", block)
+            if piece.arguments:
+                events += self._delta("input_json_delta", "partial_json", piece.arguments)
         return events
 
     def end(self) -> bytes:
@@ -70,6 +70,21 @@ class Reply:
     def failed(self, error: HttpError) -> bytes:
         """The error as an event."""
         return _event("error", error.anthropic_body)
+
+    def _block(self, call: ToolCall) -> JsonObject:
+        backend = self._last.backend if self._last else ""
+        arguments = _arguments(call, backend)
+        return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
+
+    def _is_cut(self, arguments: str) -> bool:
+        """Whether a call was cut off where the answer was: a message cannot hold half an input."""
+        if self._last is None or self._last.finish_reason != "length":
+            return False
+        try:
+            msgspec.json.decode(arguments, type=JsonObject)
+        except msgspec.DecodeError:
+            return True
+        return False
 
     def _saw(self, delta: ChatDelta) -> None:
         self._has_calls |= bool(delta.tool_calls)
@@ -108,7 +123,8 @@ class Reply:
     def _ending(self) -> JsonObject:
         """Why it ended. Backends do not say which stop text it was, or whether it was one."""
         reason = self._last.finish_reason if self._last else None
-        told = "tool_use" if self._has_calls else _REASONS.get(reason or "stop", "end_turn")
+        is_called = self._has_calls and reason != "length"
+        told = "tool_use" if is_called else _REASONS.get(reason or "stop", "end_turn")
         return {"stop_reason": told, "stop_sequence": None}
 
     def _usage(self) -> JsonObject:

@@ -14,6 +14,7 @@ import msgspec
 
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, JsonObject, Message, TokenLogprob, ToolCall, Usage
+from pyagent.core.tool_call_deltas import ToolCallJoiner, whole_calls
 from pyagent.infrastructure.server.errors import HttpError
 from pyagent.infrastructure.server.ollama.context import write_context
 
@@ -30,6 +31,7 @@ class Reply:
     _asked: float = field(default_factory=time.perf_counter)
     _first: float | None = None
     _texts: list[str] = field(default_factory=list[str])
+    _joiner: ToolCallJoiner = field(default_factory=ToolCallJoiner)
     _num_calls: int = 0
     _last: ChatDelta | None = None
 
@@ -41,18 +43,20 @@ class Reply:
         joined = ChatDelta(
             content="".join(delta.content for delta in deltas),
             reasoning="".join(delta.reasoning for delta in deltas),
-            tool_calls=[call for delta in deltas for call in delta.tool_calls],
             logprobs=[entry for delta in deltas for entry in delta.logprobs],
         )
-        return msgspec.json.encode(self._line(joined) | self._end() | _resumed(deltas[0]))
+        return msgspec.json.encode(self._line(joined, whole_calls(deltas)) | self._end() | _resumed(deltas[0]))
 
     def piece(self, delta: ChatDelta) -> bytes:
         """A line of a streamed answer, or nothing when the delta has no text."""
         self._saw(delta)
+        calls = self._joiner.push(delta.tool_calls)
+        if delta.finish_reason:
+            calls += self._joiner.finish()
         has_thinking = bool(delta.reasoning) and self.has_thinking
-        if not (delta.content or has_thinking or delta.tool_calls or delta.logprobs or delta.resumed):
+        if not (delta.content or has_thinking or calls or delta.logprobs or delta.resumed):
             return b""
-        return msgspec.json.encode(self._line(delta) | {"done": False} | _resumed(delta)) + b"\n"
+        return msgspec.json.encode(self._line(delta, calls) | {"done": False} | _resumed(delta)) + b"\n"
 
     def end(self) -> bytes:
         """The last line."""
@@ -66,15 +70,16 @@ class Reply:
         self._first = self._first or time.perf_counter()
         if delta.resumed and delta.resumed.kind == "restart":
             self._texts.clear()
+            self._joiner = ToolCallJoiner()
         self._texts.append(delta.content)
         self._last = delta
 
-    def _line(self, delta: ChatDelta) -> JsonObject:
+    def _line(self, delta: ChatDelta, calls: Sequence[ToolCall] = ()) -> JsonObject:
         text: JsonObject = {"content" if self.is_chat else "response": delta.content}
         if delta.reasoning and self.has_thinking:
             text["thinking"] = delta.reasoning
-        if delta.tool_calls:
-            text["tool_calls"] = [self._call(call, delta.backend) for call in delta.tool_calls]
+        if calls:
+            text["tool_calls"] = [self._call(call, delta.backend) for call in calls]
         body: JsonObject = {"model": self.model, "created_at": now()}
         body |= {"message": {"role": "assistant"} | text} if self.is_chat else text
         return body | ({"logprobs": [_logprob(entry) for entry in delta.logprobs]} if delta.logprobs else {})

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, JsonObject, ModelInfo, TokenLogprob, ToolCall, Usage
+from pyagent.core.messages import ChatDelta, JsonObject, ModelInfo, TokenLogprob, ToolCallDelta, Usage
+from pyagent.core.tool_call_deltas import whole_calls
 from pyagent.infrastructure.server.errors import HttpError
 
 _DONE = b"data: [DONE]\n\n"
@@ -41,7 +42,7 @@ class Reply:
         """One of the answers, from all of its deltas."""
         last, text = deltas[-1], "".join(delta.content for delta in deltas)
         reasoning = "".join(delta.reasoning for delta in deltas)
-        calls = [call for delta in deltas for call in delta.tool_calls]
+        calls = whole_calls(deltas)
         logprobs = [entry for delta in deltas for entry in delta.logprobs]
         choice: JsonObject = {"index": last.index, "finish_reason": last.finish_reason}
         if self.is_chat:
@@ -63,7 +64,7 @@ class Reply:
             piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
             piece |= {"content": delta.content} if delta.content else {}
             piece |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
-            piece |= {"tool_calls": _indexed(delta.tool_calls)} if delta.tool_calls else {}
+            piece |= {"tool_calls": [*map(_call_piece, delta.tool_calls)]} if delta.tool_calls else {}
             choice |= {"delta": piece, "logprobs": _chat_logprobs(delta.logprobs)}
         else:
             choice |= {"text": delta.content, "logprobs": _text_logprobs(delta.logprobs)}
@@ -131,12 +132,12 @@ def _full(usage: Usage) -> JsonObject:
     return counts | ({"answer": usage.answer} if usage.answer != "computed" else {})
 
 
-def _indexed(calls: list[ToolCall]) -> list[JsonObject]:
-    """Tool calls as a stream has them, with their index."""
-    return [
-        {"index": index, "id": call.id, "type": call.type, "function": call.function}
-        for index, call in enumerate(calls)
-    ]
+def _call_piece(piece: ToolCallDelta) -> JsonObject:
+    """A piece of a call: the first one says whose, the others go on with its arguments."""
+    if not piece.id:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function: JsonObject = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
 def _chat_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:

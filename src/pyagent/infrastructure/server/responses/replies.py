@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, JsonObject, Resumption, TokenLogprob, ToolCall, Usage
+from pyagent.core.messages import ChatDelta, JsonObject, Resumption, TokenLogprob, ToolCallDelta, Usage
 from pyagent.infrastructure.server.errors import HttpError
 
 
@@ -30,6 +30,7 @@ class Reply:
     _created: float = field(default_factory=lambda: float(int(time.time())))
     _output: list[JsonObject] = field(default_factory=list[JsonObject])
     _open: str = ""
+    _call: ToolCallDelta | None = None
     _texts: list[str] = field(default_factory=list[str])
     _logprobs: list[JsonObject] = field(default_factory=list[JsonObject])
     _num_events: int = 0
@@ -57,8 +58,8 @@ class Reply:
             events += self._opened("message")
             events += self._delta("response.output_text.delta", delta.content, logprobs=entries)
             self._logprobs += entries
-        for call in delta.tool_calls:
-            events += self._closed() + self._called(call)
+        for piece in delta.tool_calls:
+            events += self._called(piece)
         return events
 
     def end(self) -> bytes:
@@ -103,6 +104,8 @@ class Reply:
         """The events after which no item is open."""
         if not self._open:
             return b""
+        if self._call is not None:
+            return self._call_closed(self._call)
         text = "".join(self._texts)
         part, is_message = self._part(text), self._open == "message"
         kind = "response.output_text.done" if is_message else "response.reasoning_text.done"
@@ -135,22 +138,39 @@ class Reply:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _called(self, call: ToolCall) -> bytes:
-        """The events of a whole call."""
-        arguments = call.function.arguments
-        item: JsonObject = {"type": "function_call", "id": self._item_id(), "call_id": call.id}
-        namespace, name = self.namespaced.get(call.function.name, ("", call.function.name))
-        item |= {"name": name, "arguments": arguments, "status": "completed"}
-        if namespace:
-            item["namespace"] = namespace
-        place: JsonObject = {"item_id": item["id"], "output_index": len(self._output)}
-        begun = item | {"arguments": "", "status": "in_progress"}
-        events = self._event("response.output_item.added", output_index=len(self._output), item=begun)
-        events += self._event("response.function_call_arguments.delta", delta=arguments, **place)
-        events += self._event("response.function_call_arguments.done", arguments=arguments, name=name, **place)
+    def _called(self, piece: ToolCallDelta) -> bytes:
+        """The events of a piece of a call; its first one opens the call's item."""
+        events = b""
+        if self._call is None or piece.index != self._call.index:
+            events += self._closed()
+            self._open, self._call = "function_call", piece
+            item = self._call_item(piece, "", "in_progress")
+            events += self._event("response.output_item.added", output_index=len(self._output), item=item)
+        if piece.arguments:
+            self._texts.append(piece.arguments)
+            events += self._call_event("response.function_call_arguments.delta", delta=piece.arguments)
+        return events
+
+    def _call_closed(self, call: ToolCallDelta) -> bytes:
+        """The events after which a call is whole."""
+        arguments = "".join(self._texts) or "{}"
+        is_cut = self._last is not None and self._last.finish_reason == "length"
+        item = self._call_item(call, arguments, "incomplete" if is_cut else "completed")
+        done = {"arguments": arguments, "name": item["name"]}
+        events = self._call_event("response.function_call_arguments.done", **done)
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
+        self._open, self._call, self._texts = "", None, []
         return events
+
+    def _call_item(self, call: ToolCallDelta, arguments: str, status: str) -> JsonObject:
+        namespace, name = self.namespaced.get(call.name, ("", call.name))
+        item: JsonObject = {"type": "function_call", "id": self._item_id(), "call_id": call.id}
+        item |= {"name": name, "arguments": arguments, "status": status}
+        return item | ({"namespace": namespace} if namespace else {})
+
+    def _call_event(self, kind: str, **fields: object) -> bytes:
+        return self._event(kind, item_id=self._item_id(), output_index=len(self._output), **fields)
 
     # -- the response -------------------------------------------------------------------------------------------------
 

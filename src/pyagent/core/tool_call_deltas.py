@@ -1,0 +1,81 @@
+"""Tool calls in pieces, as answers stream them, and whole, as messages hold them.
+
+The calls of an answer come one after another: a piece belongs to the newest call or begins the next one. The first
+piece of a call has its id and its name; the arguments of all of them, joined, are the call's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pyagent.core.messages import ChatDelta, FunctionCall, ToolCall, ToolCallDelta
+
+
+def as_deltas(calls: Iterable[ToolCall], start: int = 0) -> list[ToolCallDelta]:
+    """Return whole calls as one piece each; the first has the index `start`."""
+    return [
+        ToolCallDelta(index=index, id=call.id, name=call.function.name, arguments=call.function.arguments or "{}")
+        for index, call in enumerate(calls, start)
+    ]
+
+
+class ToolCallJoiner:
+    """Joins the pieces of one answer's calls, for those that can use a call only when it is whole."""
+
+    def __init__(self) -> None:
+        self._first: ToolCallDelta | None = None
+        self._arguments: list[str] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call has begun that `push` has not returned."""
+        return self._first is not None
+
+    def push(self, pieces: Iterable[ToolCallDelta]) -> list[ToolCall]:
+        """Take pieces; return the calls that another has begun after, so that they are whole."""
+        whole: list[ToolCall] = []
+        for piece in pieces:
+            if self._first is None or piece.index != self._first.index:
+                whole += self.finish()
+                self._first = piece
+            self._arguments.append(piece.arguments)
+        return whole
+
+    def finish(self) -> list[ToolCall]:
+        """Return the call that is left at the answer's end, if any."""
+        if (first := self._first) is None:
+            return []
+        arguments = "".join(self._arguments) or "{}"
+        self._first, self._arguments = None, []
+        return [ToolCall(id=first.id, function=FunctionCall(first.name, arguments))]
+
+
+class WholeToolCalls:
+    """Holds back the pieces of one answer's call until the call is whole, and passes it on as one piece."""
+
+    def __init__(self) -> None:
+        self._joiner = ToolCallJoiner()
+        self._num_told = 0
+
+    def held(self, delta: ChatDelta) -> ChatDelta:
+        """Return the delta with the calls that are whole by now; the answer's last one has what is left."""
+        if not (delta.tool_calls or self._joiner.is_open):
+            return delta
+        calls = self._joiner.push(delta.tool_calls)
+        if delta.finish_reason:
+            calls += self._joiner.finish()
+        pieces = as_deltas(calls, self._num_told)
+        self._num_told += len(pieces)
+        return msgspec.structs.replace(delta, tool_calls=pieces)
+
+
+def whole_calls(deltas: Sequence[ChatDelta]) -> list[ToolCall]:
+    """Return the calls of an answer, or of several one after another, from all of its deltas."""
+    calls: list[ToolCall] = []
+    for index in sorted({delta.index for delta in deltas if delta.tool_calls}):
+        joiner = ToolCallJoiner()
+        calls += joiner.push(piece for delta in deltas if delta.index == index for piece in delta.tool_calls)
+        calls += joiner.finish()
+    return calls
