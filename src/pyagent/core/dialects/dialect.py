@@ -1,0 +1,186 @@
+"""`Dialect`: how a model family writes reasoning and calls; `TagDialect`: one that is described by its tags."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self, runtime_checkable
+
+from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.output import Output, Parsed
+from pyagent.core.dialects.source import Source
+from pyagent.core.dialects.text import Calls, Context, Mode, Reasoning, TextMode
+from pyagent.core.messages import Tool
+
+
+class OutputParser(Protocol):
+    """Reads one answer. Any split of its text into pieces gives, joined, the same content, reasoning and calls."""
+
+    def push(self, text: str) -> Parsed:
+        """Read a piece; what was given out is never taken back."""
+        ...
+
+    def finish(self) -> Parsed:
+        """End the answer: return what was held back. A call that was cut stays as far as it came."""
+        ...
+
+    def copy(self) -> OutputParser:
+        """Return a parser that goes on by itself, for answers that fork."""
+        ...
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text is reasoning now; a grammar begins when it is not."""
+        ...
+
+
+@runtime_checkable
+class Dialect(Protocol):
+    """How a model family writes reasoning and calls."""
+
+    @property
+    def name(self) -> str:
+        """Its name, vLLM's where that has one."""
+        ...
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Tags that are control tokens of its models, whose text the parser must see."""
+        ...
+
+    def matches(self, template: str) -> bool:
+        """Whether a chat template's text shows that its model writes so."""
+        ...
+
+    def is_open(self, prompt: str) -> bool:
+        """Whether a prompt ends inside of reasoning, so that the answer begins there."""
+        ...
+
+    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False) -> OutputParser:
+        """Return a parser for an answer to a request with these tools; without any, tags of calls are text."""
+        ...
+
+    def grammar(
+        self, tools: Sequence[Tool], *, is_required: bool, is_parallel: bool, token_ids: Mapping[str, int] | None = None
+    ) -> str:
+        """Return a Lark grammar for an answer, from where its reasoning has ended.
+
+        Its calls follow the tools' schemas; text may stand before them unless a call `is_required`. `token_ids` are
+        those `markers` that are control tokens of the model at hand, with their ids; others are plain text.
+        """
+        ...
+
+
+class ModeParser:
+    """The parser of a dialect whose modes hand the text on to one another."""
+
+    def __init__(self, mode: Mode, new_id: Callable[[str, int], str], is_in_reasoning: Callable[[Mode], bool]) -> None:
+        self._mode = mode
+        self._is_in_reasoning = is_in_reasoning
+        self._source = Source()
+        self._output = Output(new_id)
+        if self.is_reasoning:
+            self._output.pass_tag()
+
+    def push(self, text: str) -> Parsed:
+        """Read a piece."""
+        self._source.extend(text)
+        self._read()
+        return self._output.take()
+
+    def finish(self) -> Parsed:
+        """End the answer."""
+        self._source.is_last = True
+        self._read()
+        self._mode.end(self._source, self._output)
+        self._output.end()
+        return self._output.take()
+
+    def copy(self) -> Self:
+        """Return a parser that goes on by itself."""
+        return copy.deepcopy(self)
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text is reasoning now."""
+        return self._is_in_reasoning(self._mode)
+
+    def _read(self) -> None:
+        while (mode := self._mode.step(self._source, self._output)) is not None:
+            self._mode = mode
+
+
+def random_id(name: str, index: int) -> str:
+    """Return an id for a call, as OpenAI's look."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagDialect:
+    """A dialect described by its tags.
+
+    It is chosen for templates with all of its `clues` and none of its `absent`. A group of calls stands in `section`;
+    `separator` stands between calls.
+    """
+
+    name: str
+    models: str
+    clues: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+    reasoning: Reasoning | None = field(default_factory=Reasoning)
+    calls: Calls
+    section: tuple[str, str] = ("", "")
+    wrappers: tuple[str, ...] = ()
+    separator: str = "\n"
+    markers: frozenset[str] = frozenset()
+    ends_reasoning: bool = False
+    new_id: Callable[[str, int], str] = random_id
+
+    def matches(self, template: str) -> bool:
+        """Whether the template has the clues."""
+        return all(clue in template for clue in self.clues) and not any(clue in template for clue in self.absent)
+
+    def is_open(self, prompt: str) -> bool:
+        """Whether the prompt's last tag of reasoning opens it, at the prompt's end."""
+        return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.begin.rstrip())
+
+    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False) -> OutputParser:
+        """Return a parser for an answer."""
+        by_name = {tool.function.name: tool for tool in tools}
+        section = tuple(tag.strip() for tag in self.section if tag.strip()) if tools else ()
+        context = Context(self.reasoning, self.calls, (*section, *self.wrappers), self.ends_reasoning, by_name)
+        return ModeParser(TextMode(context, is_reasoning and self.reasoning is not None), self.new_id, _is_reasoning)
+
+    def grammar(
+        self, tools: Sequence[Tool], *, is_required: bool, is_parallel: bool, token_ids: Mapping[str, int] | None = None
+    ) -> str:
+        """Return a grammar for an answer, whose reasoning, if there is any, stands first."""
+        lark = Lark(token_ids or {})
+        begin, end = self.section
+        calls = self.calls
+        lark.rule("call", lark.choice([calls.lark(tool, f"call_{at}", lark) for at, tool in enumerate(tools)]))
+        closer = lark.literal(calls.closers[0] if calls.closers else "")
+        more = f"({lark.literal(self.separator + calls.opener)} call {closer})*" if is_parallel else ""
+        opening = begin + calls.opener
+        trigger = (begin or calls.opener).strip()
+        rest = lark.literal(opening.removeprefix(trigger))
+        lark.rule("calls", f"{rest} call {closer} {more} {lark.literal(end)}")
+        if is_required:
+            lark.rule("start", rf"/[ \n]{{0,2}}/ {lark.literal(trigger)} calls")
+        elif trigger:
+            lark.rule("tagged", f"{lark.text_until('head', trigger)} calls")
+            lark.rule("start", "tagged* TEXT" if is_parallel else "TEXT | tagged")
+        else:
+            first = "".join(map(_in_class, calls.bare_openers))
+            lark.rule("start", rf"calls | /([^\s{first}](.|\n)*)?/")
+        return str(lark)
+
+
+def _in_class(character: str) -> str:
+    return f"\\{character}"
+
+
+def _is_reasoning(mode: Mode) -> bool:
+    return isinstance(mode, TextMode) and mode.is_reasoning

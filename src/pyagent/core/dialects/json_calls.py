@@ -1,0 +1,263 @@
+"""Calls as JSON objects that hold name and arguments: `{"name": "add", "arguments": {"a": 1}}`, alone or in a list.
+
+The arguments stream as they are written, once the name is known. An object that turns out to be no call (no name, or
+not JSON) comes out as text, with its tag.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from pyagent.core.dialects.json_value import JsonValue
+from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.source import Source
+from pyagent.core.dialects.text import Calls, Context, Mode, TextMode
+from pyagent.core.messages import JsonObject, Tool
+
+_NAMES = frozenset({"name", "tool_name"})
+_ARGUMENTS = frozenset({"arguments", "parameters", "args"})
+_WRAPPER = "function"
+_KNOWN = _NAMES | _ARGUMENTS | {_WRAPPER, "type", "id", "tool_call_id"}
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_MAX_KEY_CHARS = 256
+
+
+@dataclass(slots=True)
+class JsonCallsMode:
+    """Reads an object or a list of them; `raw` is what becomes text if it is no call."""
+
+    context: Context
+    calls: Calls
+    raw: list[str]
+    is_bare: bool = False
+    is_list: bool = False
+    level: int = 0
+    name: str = ""
+    has_call: bool = False
+    has_arguments: bool = False
+    held: list[str] = field(default_factory=list[str])
+    value: JsonValue | None = None
+    read_next: str = "open"
+    key: str = ""
+
+    def step(self, source: Source, output: Output) -> Mode | None:
+        """Read on; each part of an object has a method of its own."""
+        while True:
+            part = cast("Callable[[Source, Output], Mode | bool]", getattr(self, f"_read_{self.read_next}"))
+            mode = part(source, output)
+            if not isinstance(mode, bool):
+                return mode
+            if not mode:
+                return None
+
+    def end(self, source: Source, output: Output) -> None:
+        """End with the answer: a call stays as far as it came, what is none yet is text."""
+        if not self.name:
+            self.raw.append(source.take_rest())
+            output.content.write("".join(self.raw))
+
+    def _take(self, source: Source, num_chars: int) -> str:
+        taken = source.take(num_chars)
+        if not self.name:
+            self.raw.append(taken)
+        return taken
+
+    def _mark(self, source: Source) -> str:
+        """The next character that is no white space, unread; empty when there is none yet."""
+        space = source.take_space()
+        if not self.name:
+            self.raw.append(space)
+        return source.first
+
+    def _go(self, part: str) -> bool:
+        self.read_next = part
+        return True
+
+    def _fail(self, output: Output) -> Mode:
+        """Leave the rest to the text: of a call as far as it came, or of what is none."""
+        if self.name:
+            return TextMode(self.context, closers=self.context.closers)
+        output.content.write("".join(self.raw))
+        return TextMode(self.context, closers=self.context.closers if self.has_call else ())
+
+    def _read_open(self, source: Source, output: Output) -> Mode | bool:
+        mark = self._mark(source)
+        if mark == "[" and not self.is_list:
+            self.is_list = True
+            self._take(source, 1)
+            return True
+        if mark == "{":
+            self.level = 1
+            self._take(source, 1)
+            return self._go("key")
+        return self._fail(output) if mark else False
+
+    def _read_key(self, source: Source, output: Output) -> Mode | bool:
+        mark = self._mark(source)
+        if mark == "}":
+            return self._read_comma(source, output)
+        if mark != '"':
+            return self._fail(output) if mark else False
+        key = self._read_string(source)
+        if key is None:
+            return self._fail(output) if source.num_left >= _MAX_KEY_CHARS else False
+        if self.is_bare and not self.name and key not in _KNOWN:
+            return self._fail(output)
+        self.key = key
+        return self._go("colon")
+
+    def _read_string(self, source: Source) -> str | None:
+        match = _STRING.match(source.text, source.at, source.at + _MAX_KEY_CHARS)
+        if match is None:
+            return None
+        text = self._take(source, match.end() - source.at)
+        try:
+            return str(json.loads(text, strict=False))
+        except ValueError:
+            return match.group(1)
+
+    def _read_colon(self, source: Source, output: Output) -> Mode | bool:
+        mark = self._mark(source)
+        if mark != ":":
+            return self._fail(output) if mark else False
+        self._take(source, 1)
+        return self._go("value")
+
+    def _read_value(self, source: Source, output: Output) -> Mode | bool:
+        mark = self._mark(source)
+        if not mark:
+            return False
+        if mark == '"' and not self.name and (self.key in _NAMES or self.key == _WRAPPER):
+            return self._go("name")
+        if mark == "{" and self.key == _WRAPPER:
+            self.level += 1
+            self._take(source, 1)
+            return self._go("key")
+        self.value = JsonValue(next(iter(self.context.closers), ""))
+        return self._go("arguments" if self.key in _ARGUMENTS and not self.has_arguments else "other")
+
+    def _read_name(self, source: Source, output: Output) -> Mode | bool:
+        name = self._read_string(source)
+        if name is None:
+            return self._fail(output) if source.num_left >= _MAX_KEY_CHARS else False
+        if not name or (self.is_bare and name not in self.context.tools):
+            return self._fail(output)
+        self.name = name
+        self.raw = []
+        self.has_call = True
+        output.pass_tag()
+        output.begin_call(name)
+        if self.has_arguments:
+            output.add_arguments(_arguments("".join(self.held)))
+            self.held = []
+        return self._go("comma")
+
+    def _read_other(self, source: Source, output: Output) -> Mode | bool:
+        return self._read_json(source, output, is_arguments=False)
+
+    def _read_arguments(self, source: Source, output: Output) -> Mode | bool:
+        return self._read_json(source, output, is_arguments=True)
+
+    def _read_json(self, source: Source, output: Output, *, is_arguments: bool) -> Mode | bool:
+        assert self.value
+        piece = self.value.read(source)
+        if not self.name:
+            self.raw.append(piece)
+        if is_arguments:
+            if self.name and self.value.is_object:
+                output.add_arguments(piece)
+            else:
+                self.held.append(piece)
+        if not self.value.is_done:
+            return False
+        if is_arguments:
+            self.has_arguments = True
+            if self.name and not self.value.is_object:
+                output.add_arguments(_arguments("".join(self.held)))
+                self.held = []
+        return self._go("comma")
+
+    def _read_comma(self, source: Source, output: Output) -> Mode | bool:
+        mark = self._mark(source)
+        if mark == ",":
+            self._take(source, 1)
+            return self._go("key")
+        if mark != "}":
+            return self._fail(output) if mark else False
+        self._take(source, 1)
+        self.level -= 1
+        if self.level:
+            return self._go("comma")
+        return self._close(output)
+
+    def _close(self, output: Output) -> Mode | bool:
+        if not self.name:
+            return self._fail(output)
+        output.end_call()
+        if not self.is_list:
+            return TextMode(self.context, closers=self.context.closers)
+        self.name, self.has_arguments = "", False
+        return self._go("between")
+
+    def _read_between(self, source: Source, output: Output) -> Mode | bool:
+        mark = self._mark(source)
+        if not mark:
+            return False
+        if mark == ",":
+            self._take(source, 1)
+            return self._go("open")
+        if mark == "]":
+            source.take(1)
+        return TextMode(self.context, closers=self.context.closers)
+
+
+def _arguments(text: str) -> str:
+    """Return arguments that are no object as JSON text: some models write them as a string, or null for none."""
+    try:
+        value = cast("object", json.loads(text, strict=False))
+    except (ValueError, RecursionError):
+        return text
+    if value is None:
+        return "{}"
+    return value if isinstance(value, str) else text
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """Calls as JSON objects, one in each pair of tags; where `is_bare` they also stand without tags."""
+
+    opener: str = ""
+    closers: tuple[str, ...] = ()
+    arguments: str = "arguments"
+    is_bare: bool = False
+    is_list: bool = False
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """Braces and brackets, where calls stand without tags."""
+        return ("{", "[") if self.is_bare else ()
+
+    def open(self, context: Context, tag: str) -> Mode:
+        """Return the mode that reads objects."""
+        is_bare = tag in self.bare_openers
+        if not is_bare:
+            return JsonCallsMode(context, self, [tag])
+        is_list = tag == "["
+        read_next = "open" if is_list else "key"
+        return JsonCallsMode(context, self, [tag], True, is_list, int(not is_list), read_next=read_next)
+
+    def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
+        """Return an object with name and arguments."""
+        name = json.dumps(tool.function.name, ensure_ascii=False)
+        head = f'{{"name": {name}, "{self.arguments}": '
+        return f"{lark.literal(head)} {lark.json(schema_of(tool))} {lark.literal('}')}"
+
+
+def schema_of(tool: Tool) -> JsonObject:
+    """Return the schema of a tool's arguments; any object where it has none."""
+    return tool.function.parameters or {"type": "object"}

@@ -1,0 +1,61 @@
+"""Writes grammars in llguidance's Lark: literals with control tokens by id, JSON schemas, free text up to a tag.
+
+Pure text; the grammar library compiles it elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from pyagent.core.messages import JsonObject
+
+_WRITING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As models are shown JSON; a small model left free to add spaces adds them for ever."""
+
+
+class Lark:
+    """A grammar under way: rules by name, and literals in which control tokens are tokens.
+
+    `token_ids` has the ids of those tags that are control tokens of the model: their text is never sampled as letters.
+    """
+
+    def __init__(self, token_ids: Mapping[str, int]) -> None:
+        self._token_ids = token_ids
+        tokens = sorted(token_ids, key=len, reverse=True)
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, tokens))})") if tokens else None
+        self._rules: dict[str, str] = {"TEXT": r"/(.|\n)*/"}
+
+    def rule(self, name: str, body: str) -> str:
+        """Add a rule; return its name."""
+        self._rules[name] = body
+        return name
+
+    def literal(self, text: str) -> str:
+        """Return the expression for exactly this text; empty for none."""
+        parts = self._tokens.split(text) if self._tokens else [text]
+        return " ".join(
+            f"<[{self._token_ids[part]}]>" if part in self._token_ids else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
+        )
+
+    def json(self, schema: JsonObject) -> str:
+        """Return the expression for JSON that follows a schema."""
+        return f"%json {json.dumps({**schema, 'x-guidance': _WRITING}, ensure_ascii=False)}"
+
+    def choice(self, texts: list[str]) -> str:
+        """Return the expression for one of several expressions."""
+        return f"({' | '.join(texts)})" if len(texts) > 1 else "".join(texts)
+
+    def text_until(self, name: str, tag: str) -> str:
+        """Return the expression for any text up to and with a tag."""
+        if tag in self._token_ids:
+            return f"TEXT {self.literal(tag)}"
+        return self.rule(f"{name}[lazy]", f"TEXT {self.literal(tag)}").partition("[")[0]
+
+    def __str__(self) -> str:
+        """The grammar's text, `start` first."""
+        rules = sorted(self._rules.items(), key=lambda rule: rule[0] != "start")
+        return "\n".join(f"{name}: {body}" for name, body in rules)

@@ -1,0 +1,144 @@
+"""Text between tags, and what parsers are made of: modes that hand the unread text on to one another.
+
+`TextMode` gives text to the content or the reasoning and looks for the tags that may come there. A tag that stands
+where it means nothing, or that begins no call after all, is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.source import Source, Tags, tags_of
+from pyagent.core.messages import Tool
+
+
+class Mode(Protocol):
+    """A part of an answer being read."""
+
+    def step(self, source: Source, output: Output) -> Mode | None:
+        """Read what can be understood; return the mode that goes on, or None until there is more text."""
+        ...
+
+    def end(self, source: Source, output: Output) -> None:
+        """End with the answer: give out what was held back."""
+        ...
+
+
+class Calls(Protocol):
+    """How calls are written."""
+
+    @property
+    def opener(self) -> str:
+        """The tag that begins a call, or each group of them."""
+        ...
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """Tags that may end it."""
+        ...
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """What begins a call at the beginning of a line, where there is no tag."""
+        ...
+
+    def open(self, context: Context, tag: str) -> Mode:
+        """Return the mode that reads a call after its opener, which becomes text if there is none."""
+        ...
+
+    def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
+        """Return the expression for a call of a tool, between opener and closer; `rule` begins names of rules."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The tags around reasoning, or texts that serve as such."""
+
+    begin: str = "<think>"
+    end: str = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the modes of one parser share and never change."""
+
+    reasoning: Reasoning | None
+    calls: Calls
+    wrappers: tuple[str, ...]
+    """Tags around calls or content that mean nothing else; they are dropped wherever they stand."""
+    ends_reasoning: bool
+    """Whether a call ends reasoning that was not closed."""
+    tools: Mapping[str, Tool]
+    opener: str = field(init=False)
+    openers: tuple[str, ...] = field(init=False)
+    closers: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        opener = self.calls.opener.strip() if self.tools else ""
+        bare = self.calls.bare_openers if self.tools else ()
+        object.__setattr__(self, "opener", opener)
+        object.__setattr__(self, "openers", tuple(filter(None, (opener, *bare))))
+        object.__setattr__(self, "closers", tuple(closer.strip() for closer in self.calls.closers))
+
+    def __deepcopy__(self, memo: object) -> Context:
+        return self
+
+    def tags(self, closers: tuple[str, ...], *, is_reasoning: bool) -> Tags:
+        """Return the tags that may come in a text."""
+        begin, end = (self.reasoning.begin, self.reasoning.end) if self.reasoning else ("", "")
+        if not is_reasoning:
+            return tags_of(begin, *self.openers, *self.wrappers, *closers)
+        return tags_of(begin, end, self.opener if self.ends_reasoning else "")
+
+
+@dataclass(slots=True)
+class TextMode:
+    """Content or reasoning; `closers` are tags still expected after a call."""
+
+    context: Context
+    is_reasoning: bool = False
+    closers: tuple[str, ...] = ()
+
+    def step(self, source: Source, output: Output) -> Mode | None:
+        """Give out text up to the next tag."""
+        tags = self.context.tags(self.closers, is_reasoning=self.is_reasoning)
+        text = output.reasoning if self.is_reasoning else output.content
+        while True:
+            before, tag = tags.read(source)
+            text.write(before)
+            if not tag:
+                return None
+            mode = self._in_reasoning(tag, output) if self.is_reasoning else self._in_content(tag, output)
+            if mode is not None:
+                return mode
+            text.write(tag)
+
+    def end(self, source: Source, output: Output) -> None:
+        """End with the answer; nothing is held back."""
+
+    def _in_reasoning(self, tag: str, output: Output) -> Mode | None:
+        assert self.context.reasoning
+        if tag == self.context.reasoning.end:
+            output.pass_tag()
+            return TextMode(self.context)
+        if tag in self.context.openers:
+            return self.context.calls.open(self.context, tag)
+        return self if output.reasoning.is_fresh else None  # a model that repeats the tag its prompt ended with
+
+    def _in_content(self, tag: str, output: Output) -> Mode | None:
+        if tag in self.closers or tag in self.context.wrappers:
+            output.pass_tag()
+            return TextMode(self.context, closers=tuple(one for one in self.closers if one != tag))
+        if tag in self.context.openers:
+            is_call = tag not in self.context.calls.bare_openers or output.content.is_line_start
+            return self.context.calls.open(self.context, tag) if is_call else None
+        if not output.content.is_fresh:  # an answer that speaks of the tag
+            return None
+        output.pass_tag()
+        output.reasoning.begin_part()
+        return TextMode(self.context, is_reasoning=True)

@@ -1,0 +1,70 @@
+"""Answers as the models of each dialect write them, after the formats' documentation, broken ones included."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyagent.core.messages import FunctionDefinition, Tool
+
+Call = tuple[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An answer's text and what it says; the arguments of a call are a value, or a str where they are no valid JSON."""
+
+    says: str
+    text: str
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+    is_reasoning: bool = False
+    has_tools: bool = True
+
+
+WEATHER = Tool(
+    FunctionDefinition(
+        "get_weather",
+        "Look up the weather.",
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "metric": {"type": "boolean"},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+            },
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    )
+)
+NOTE = Tool(
+    FunctionDefinition(
+        "write_note",
+        "Write a note.",
+        {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "options": {"type": "object"},
+                "score": {"type": ["number", "null"]},
+            },
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+    )
+)
+NOW = Tool(FunctionDefinition("now", "Tell the time."))
+TOOLS = [WEATHER, NOTE, NOW]
+
+
+def arguments_of(text: str) -> Any:
+    """Arguments as a value; the text itself where it is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
