@@ -117,13 +117,22 @@ def test_routes_need_a_key_where_there_are_keys(tmp_path: Path) -> None:
             said("show", "--url", other)
 
 
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "9" * 23, "9" * 5000, "", "1e3"])
+def test_bad_limit_is_named_and_quoted(url: str, limit: str) -> None:
+    """A limit out of range, however long, is a 400 that says what is taken and what came."""
+    answer = httpx.get(f"{url}/pyagent/cache", params={"limit": limit})
+    got = repr(limit) if len(limit) < 41 else "5000 characters"
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+    assert answer.json()["error"]["message"] == f"limit is a number from 1 to 1000, got {got}"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
         ("cache/pin", {"name": "x", "messages": []}, "messages is empty"),
         ("cache/pin", {"name": "x", "messages": [{"role": "user", "content": " "}]}, "needs a name, and messages"),
         ("cache/pin", {"name": "", "messages": [{"role": "user", "content": "hi"}]}, "needs a name, and messages"),
-        ("cache/pin", {"name": 1, "messages": []}, "Expected `str`"),
+        ("cache/pin", {"name": 1, "messages": []}, "name must be a string, got an integer"),
         ("cache/explain", {"messages": []}, "messages is empty"),
         ("engine/sleep", {"level": 7}, "level"),
         ("engine/sleep", {"depth": 1}, "unknown field 'depth'"),

@@ -88,8 +88,8 @@ def test_token_ids_are_a_prompt(url: str, tiny_model_path: Path) -> None:
         (["a"] * 65, "prompt takes 1 to 64 prompts, got 65"),
         (["a", ""], "prompt is empty"),
         ([[1, "a"]], "prompt takes a text, token ids, or a list of either"),
-        ([[1], [NUM_TOKENS]], f"prompt names token {NUM_TOKENS}"),
-        ([-1], "prompt names token -1"),
+        ([[1], [NUM_TOKENS]], f"prompt takes token ids from 0 to {NUM_TOKENS - 1} of this model, got {NUM_TOKENS}"),
+        ([-1], "of this model, got -1"),
         (["fine", "a " * 5000], "the prompt has"),
     ],
 )

@@ -84,9 +84,12 @@ def test_control_tokens_are_shown_when_asked_for(url: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"stop_token_ids": [-1]}, "stop_token_ids takes up to 256 token ids"),
-        ({"stop_token_ids": [NUM_TOKENS]}, f"stop_token_ids names token {NUM_TOKENS}"),
-        ({"stop_token_ids": [1] * 257}, "stop_token_ids takes up to 256 token ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids takes token ids from 0 on, got -1"),
+        (
+            {"stop_token_ids": [NUM_TOKENS]},
+            f"stop_token_ids takes token ids from 0 to {NUM_TOKENS - 1} of this model, got {NUM_TOKENS}",
+        ),
+        ({"stop_token_ids": [1] * 257}, "stop_token_ids takes up to 256 token ids, got 257"),
         ({"min_tokens": -1}, "min_tokens must be between 0"),
         ({"min_tokens": 25}, "min_tokens must be at most max_tokens"),
         ({"min_tokens": 2, "use_beam_search": True, "logprobs": None}, "cannot be combined with min_tokens"),

@@ -47,7 +47,11 @@ from pyagent.core.messages import (
         (chat("a", top_p=0), RequestError, "top_p must be greater than 0"),
         (chat("a", max_tokens=0), RequestError, "max_tokens must be between 1"),
         (chat("a", stop=("",)), RequestError, "stop takes up to 16 texts"),
-        (chat("a", logit_bias={NUM_TOKENS: 1.0}), RequestError, "logit_bias names token 325; the vocabulary has 325"),
+        (
+            chat("a", logit_bias={NUM_TOKENS: 1.0}),
+            RequestError,
+            "logit_bias takes token ids from 0 to 324 of this model, got 325",
+        ),
         (chat("a", logit_bias={1: float("nan")}), RequestError, "bias"),
         (
             ChatRequest(messages=[Message("user", [ImagePart(ImageUrl("data:,"))])]),

@@ -92,7 +92,7 @@ def test_openai_client_reads_a_stream_from_what_was_whole(url: str, http: httpx.
     with client:
         chunks = list(
             client.chat.completions.create(
-                model="", messages=HI, stream=True, stream_options={"include_usage": True}, **fields
+                model="default", messages=HI, stream=True, stream_options={"include_usage": True}, **fields
             )
         )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)

@@ -40,7 +40,7 @@ def tools(count: int, **function: Any) -> dict[str, Any]:
         (tools(bounds.MAX_TOOLS + 1), "context_length_exceeded"),
         ({"messages": HI * (bounds.MAX_MESSAGES + 1)}, "context_length_exceeded"),
         ({"messages": HI * 150_000}, "context_length_exceeded"),
-        ({"metadata": [1] * 4_100_000}, "context_length_exceeded"),
+        ({"prediction": [1] * 4_100_000}, "context_length_exceeded"),
         ({"response_format": {"type": "choice", "choice": list(map(str, range(100_000)))}}, "invalid_request"),
         (form(nested(150)), "invalid_request"),
         (form({"enum": [str(number) for number in range(30_000)]}), "invalid_request"),

@@ -68,6 +68,41 @@ def test_server_bounds_the_body() -> None:
 
 
 @pytest.mark.parametrize(
+    ("headers", "code", "says"),
+    [
+        ({"content-encoding": "gzip"}, "wrong_content_encoding", "send the body uncompressed"),
+        ({"content-encoding": "br, gzip"}, "wrong_content_encoding", "got br, gzip"),
+        (
+            {"content-type": "application/json; charset=utf-16"},
+            "wrong_charset",
+            "send JSON in UTF-8, got charset=utf-16",
+        ),
+        ({"content-type": 'application/json; charset="latin1"'}, "wrong_charset", "got charset=latin1"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/pyagent/cache/explain"])
+def test_server_names_the_encoding_it_does_not_read(headers: dict[str, str], code: str, says: str, path: str) -> None:
+    """A compressed body and one in another charset are 415 with what to send, not read as what they are not."""
+    refused = post({"messages": HI}, path=path, headers=headers)
+    assert refused.status_code == 415
+    assert says in refused.text
+    assert path == "/api/chat" or fault(refused)["code"] == code
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "application/json; charset=UTF-8"},
+        {"content-type": 'application/json;charset="utf-8"'},
+        {"content-encoding": "identity"},
+    ],
+)
+def test_server_reads_json_in_utf8_however_it_is_declared(headers: dict[str, str]) -> None:
+    """What clients declare of plain JSON in UTF-8 is taken."""
+    assert post({"messages": HI}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("error", "status", "retry_after"),
     [
         (RequestError("no", param="p"), 400, None),

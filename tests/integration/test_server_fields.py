@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -115,28 +116,28 @@ def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
     ("change", "param", "says"),
     [
         ({"temperature": -1}, "temperature", "between 0 and 2"),
-        ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`"),
+        ({"temperature": "hot"}, "temperature", "must be a number or null, got a string"),
         ({"max_tokens": 0}, "max_tokens", "between 1"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "disagree"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages", "empty"),
-        ({"messages": "hi"}, "messages", "Expected `array`"),
+        ({"messages": "hi"}, "messages", "must be an array, got a string"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type", "smell"),
         ({"priority": 2**40}, "priority", "lower goes first"),
-        ({"user": {"a": 1}}, "user", "Expected `str | null`"),
+        ({"user": {"a": 1}}, "user", "must be a string or null, got an object"),
         ({"n": 0}, "n", "at least 1"),
         ({"continue_final_message": True}, "continue_final_message", "last message of the assistant"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "exclude"),
         ({"add_generation_prompt": False}, "add_generation_prompt", "needs continue_final_message"),
-        ({"n": "two"}, "n", "Expected `int | null`"),
+        ({"n": "two"}, "n", "must be an integer or null, got a string"),
         ({"beam_width": 2}, "beam_width", "needs use_beam_search: true"),
         ({"audio": {"voice": "x"}}, "audio", "no audio"),
         ({"modalities": ["audio"]}, "modalities", "text is all"),
         ({"functions": [{"name": "f"}]}, "functions", "use `tools`"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "is one of none, minimal, low.* max; got 'huge'"),
-        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "Expected `bool | null`"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "must be a boolean or null, got a string"),
         ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
@@ -154,7 +155,23 @@ def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs its json_schema"),
         ({"response_format": {"type": "choice"}}, "response_format.choice", "needs its choice"),
         ({"timeout_seconds": -1}, "timeout_seconds", "above 0"),
-        ({"seed": 2**70}, "seed", "seed|range|int"),
+        ({"seed": 2**70}, "seed", "between -9223372036854775808 and 18446744073709551615, got 11805916207174113034"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", r"^messages\[0\].content is required$"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "is required"),
+        ({"messages": [7]}, r"messages[0]", "must be an object, got an integer"),
+        ({"tools": [{"function": {}}]}, "tools[0].function.name", "is required"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias", "must be a number, got a string"),
+        ({"logit_bias": {"9" * 30: 1}}, "logit_bias", "takes token ids from 0 on as names, got '999"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "takes token ids from 0 on, got -1"),
+        ({"stop_token_ids": list(range(300))}, "stop_token_ids", "up to 256 token ids, got 300"),
+        ({"model": ""}, "model", "model is empty; name one of GET /v1/models, or 'default'"),
+        ({"session": "x" * 257}, "session", "at most 256 characters, got 257"),
+        ({"user": "x" * 257}, "user", "at most 256 characters, got 257"),
+        ({"metadata": ["x"]}, "metadata", "must be an object or null, got an array"),
+        ({"metadata": {"a": 1}}, "metadata", "must be a string, got an integer"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16 pairs, got 17"),
+        ({"metadata": {"a" * 65: ""}}, "metadata", "at most 64 characters, got 65"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a", "at most 512 characters, got 513"),
     ],
 )
 def test_server_bad_field_is_named(change: dict[str, Any], param: str, says: str) -> None:
@@ -162,6 +179,48 @@ def test_server_bad_field_is_named(change: dict[str, Any], param: str, says: str
     with pytest.raises(RequestError, match=says) as caught:
         read_chat(json.dumps({"model": "m", "messages": HI} | change).encode())
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "the body is empty; send a JSON object"),
+        (b" \n", "the body is empty; send a JSON object"),
+        (b"[]", "the body must be an object, got an array"),
+        (b'{"messages": [', "it ends too early"),
+        (b'{"messages": nope}', r"invalid character \(byte"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', r"a string is not UTF-8"),
+        (rb'{"messages": [{"role": "user", "content": "\ud83d"}]}', "half of a surrogate pair"),
+        (rb'{"messages": [{"role": "user", "content": "\ude00"}]}', "half of a surrogate pair"),
+        (b'{"messages": ' + b"[" * 100_000, "nested too deeply|must be an object"),
+    ],
+)
+def test_server_body_that_is_no_json_is_told_why(body: bytes, says: str) -> None:
+    """What is wrong with the text itself is said in words of ours, none of the decoder's."""
+    with pytest.raises(RequestError, match=says) as caught:
+        read_chat(body)
+    assert not re.search("Expected `|Object |truncated|codec", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/v1/embeddings"]
+)
+def test_server_takes_no_empty_name_for_a_model(path: str) -> None:
+    """A variable that was not set is not the chain: `model: ""` is refused in every API; `default` is the chain."""
+    asked = {"messages": HI, "input": "hi", "max_tokens": 5}
+    kept = {"/v1/embeddings": {"input"}, "/v1/responses": {"input"}, "/api/chat": {"messages"}}
+    body = {name: asked[name] for name in asked if name in kept.get(path, {"messages", "max_tokens"})}
+    refused = post(body | {"model": ""}, path=path)
+    assert refused.status_code == 400
+    assert "model is empty" in refused.text
+
+
+def test_server_quotes_no_megabytes_and_guesses_no_names_for_them() -> None:
+    """A name of megabytes is told in some letters, and compared with none."""
+    for body in ({"model": "m" * 3_000_000}, {"x" * 3_000_000: 1}, {"reasoning_effort": "x" * 3_000_000}):
+        refused = post({"messages": HI} | body, Chain([Model()]))
+        assert refused.status_code in {400, 404}
+        assert len(refused.content) < 10_000
 
 
 def test_server_bad_field_is_a_400() -> None:
@@ -195,7 +254,7 @@ def test_server_completion_prompts() -> None:
 
 def test_server_harmless_fields_are_ignored() -> None:
     """Fields that change no answer pass, and refused ones pass when they hold the value that means nothing."""
-    body: dict[str, Any] = {"model": "m", "messages": HI} | dict.fromkeys(IGNORED, "x")
+    body: dict[str, Any] = {"model": "m", "messages": HI} | dict.fromkeys(IGNORED, "x") | {"metadata": {"a": "b"}}
     body |= {
         name: values[0] for name, (values, _) in REFUSED.items() if values and name not in {"best_of", "echo", "suffix"}
     }

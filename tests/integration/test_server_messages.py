@@ -49,7 +49,7 @@ def part(**fields: Any) -> Any:
     [
         (said({"role": "user", "content": "x", "weight": 1}), "messages[0].weight"),
         (said({"role": "user", "content": "x", "tool_calls": []}), "messages[0].tool_calls"),
-        (said({"role": "user"}), "messages[0]"),
+        (said({"role": "user"}), "messages[0].content"),
         (said({"role": "function", "name": "f", "content": "x"}), "messages[0].role"),
         (said({"role": "assistant", "content": None, "function_call": {"name": "f"}}), "messages[0].function_call"),
         (said({"role": "assistant", "content": "x", "audio": {"id": "a"}}), "messages[0].audio"),

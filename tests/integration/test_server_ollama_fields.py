@@ -28,7 +28,7 @@ from pyagent.infrastructure.server.ollama.requests import (
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"model": ""}, "model", "required"),
+        ({"model": ""}, "model", "model is empty"),
         ({"think": "hard"}, "think", "'hard'"),
         ({"format": "yaml"}, "format", "'json' or a JSON schema"),
         ({"keep_alive": "soon"}, "keep_alive", "such as '10m'"),

@@ -215,7 +215,7 @@ def test_mlfq_boost_bounds_the_wait() -> None:
 @pytest.mark.parametrize(
     ("policy", "options", "said"),
     [
-        ("fcfs", {"x": 1}, "`x`"),
+        ("fcfs", {"x": 1}, "unknown field 'x'"),
         ("priority", {"ageing_seconds": 0}, "> 0"),
         ("fair", {"per": "tenant"}, "tenant"),
         ("mlfq", {"level": 3}, "its options are levels"),

@@ -155,10 +155,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             name = "top_p" if self.top_p == 0 else "repetition_penalty"
             raise RequestError(f"{name} must be greater than 0, got 0", param=name)
         if len(self.stop) > 16 or any(not text for text in self.stop):
-            raise RequestError("stop takes up to 16 texts, none of them empty", param="stop")
-        if len(self.stop_token_ids) > _MAX_STOP_TOKENS or any(token < 0 for token in self.stop_token_ids):
-            text = f"stop_token_ids takes up to {_MAX_STOP_TOKENS} token ids"
+            got = "an empty one" if len(self.stop) <= 16 else len(self.stop)
+            raise RequestError(f"stop takes up to 16 texts, none of them empty, got {got}", param="stop")
+        if len(self.stop_token_ids) > _MAX_STOP_TOKENS:
+            text = f"stop_token_ids takes up to {_MAX_STOP_TOKENS} token ids, got {len(self.stop_token_ids)}"
             raise RequestError(text, param="stop_token_ids")
+        if self.stop_token_ids and (least := min(self.stop_token_ids)) < 0:
+            raise RequestError(f"stop_token_ids takes token ids from 0 on, got {least}", param="stop_token_ids")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             text = f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}"
             raise RequestError(text, param="min_tokens")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_MAX_CHARS = 100
+"""Longer words are no mistyped names; comparing a megabyte takes minutes."""
 _CUTOFF = 0.6
 """Least similarity, of 0 to 1, at which a word is offered; two letters exchanged in a word of four have 0.75."""
 
@@ -15,6 +17,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word most similar to `word`, or None where none is similar."""
     from difflib import get_close_matches
 
+    if len(word) > _MAX_CHARS:
+        return None
     close = get_close_matches(word, list(known), n=1, cutoff=_CUTOFF)
     return close[0] if close else None
 

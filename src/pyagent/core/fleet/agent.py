@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast, get_type_hints
 import msgspec
 
 from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.field_errors import field_error, json_error
 from pyagent.core.messages import JsonObject, Message
 from pyagent.core.nearest import did_you_mean
 
@@ -45,7 +46,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         try:
             return msgspec.convert(self.arguments, kind, strict=True)
         except msgspec.ValidationError as error:
-            raise RequestError(f"the arguments are not what the agent takes: {error}", param="arguments") from error
+            wrong = field_error(error, kind)
+            raise RequestError(f"the arguments are not what the agent takes: {wrong}", param="arguments") from error
 
 
 class Agent(Protocol):
@@ -115,7 +117,8 @@ def checked_task(agent: Agent, task: Task) -> Task:
         try:
             arguments = msgspec.json.decode(task.text, type=JsonObject)
         except msgspec.DecodeError as error:
-            raise RequestError(f"{agent.name}: the arguments are not valid JSON: {error}", param="arguments") from error
+            wrong = json_error("the arguments", error, task.text.encode(errors="replace"))
+            raise RequestError(f"{agent.name}: {wrong}", param="arguments") from error
         task = msgspec.structs.replace(task, text="", arguments=arguments)
     if task.arguments and kind is None:
         raise RequestError(f"{agent.name} takes a text, not arguments", param="arguments")

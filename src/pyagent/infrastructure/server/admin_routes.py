@@ -7,6 +7,7 @@ They speak to whichever links of the chain have what is asked for; a server whos
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
@@ -36,7 +37,7 @@ from pyagent.infrastructure.server.bounds import check_request
 from pyagent.infrastructure.server.endpoints import Function, route
 from pyagent.infrastructure.server.openai.messages import InputMessage
 from pyagent.infrastructure.server.openai.requests import read_chat
-from pyagent.infrastructure.server.validation import decode
+from pyagent.infrastructure.server.validation import check_name, decode
 
 if TYPE_CHECKING:
     from pyagent.core.response_cache.cache import ResponseCache
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MAX_SHOWN = 1000
+_LIMIT, _MAX_LIMIT_SHOWN = re.compile(r"0{0,9}[1-9][0-9]{0,3}"), 40
 
 
 @runtime_checkable
@@ -129,8 +131,9 @@ class EngineRoutes:
     async def show(self, request: Request) -> Response:
         """GET /pyagent/cache: what is kept: counts of all, texts of the caller's own; shared ones to admins."""
         limit = request.query_params.get("limit", "20")
-        if not limit.isascii() or not limit.isdigit() or not 0 < int(limit) <= _MAX_SHOWN:
-            raise RequestError(f"limit is a number from 1 to {_MAX_SHOWN}, got {limit[:20]!r}", param="limit")
+        if not _LIMIT.fullmatch(limit) or int(limit) > _MAX_SHOWN:
+            shown = repr(limit) if len(limit) <= _MAX_LIMIT_SHOWN else f"{len(limit)} characters"
+            raise RequestError(f"limit is a number from 1 to {_MAX_SHOWN}, got {shown}", param="limit")
         tenants = (tenant_of(request), *((COMMON_TENANT,) if is_admin(request) else ()))
         return _json((await self._ask(ViewCache(int(limit), tenants))).models)
 
@@ -143,7 +146,8 @@ class EngineRoutes:
     async def pin(self, request: Request) -> Response:
         """POST /pyagent/cache/pin: compute a beginning and keep it, for the caller or, `shared`, for all."""
         said = await self._read(request, PinBody)
-        asked = read_chat(msgspec.json.encode({"messages": said.messages, "model": said.model})).request
+        check_name("name", said.name)
+        asked = read_chat(msgspec.json.encode({"messages": said.messages, "model": said.model or None})).request
         if not said.name or not any(message.text.strip() for message in asked.messages):
             raise RequestError("a pin needs a name, and messages with some text", param="messages")
         origin = msgspec.structs.replace(asked.origin, tenant=_tenant(request, is_shared=said.shared))

@@ -31,6 +31,7 @@ async def read_body(request: Request, settings: Server) -> bytes:
 
 async def read_pieces(request: Request, settings: Server) -> list[bytes]:
     """The body as `read_body` has it, as it came: to put a large one together takes its time."""
+    _check_encoding(request.headers)
     kind = _content_type(request.headers)
     if kind != "application/json" and not request.url.path.startswith("/api/"):
         raise _wrong_type(kind)
@@ -59,6 +60,19 @@ def check_page(method: str, headers: Headers) -> None:
     is_cross = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} or "origin" in headers
     if method not in {"GET", "HEAD", "OPTIONS"} and is_cross and _content_type(headers) != "application/json":
         raise _wrong_type(_content_type(headers))
+
+
+def _check_encoding(headers: Headers) -> None:
+    """Raise `RefusedError` for a body that is compressed, or not in UTF-8: it is read as it comes."""
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in {"", "identity"}:
+        text = f"send the body uncompressed, without Content-Encoding, got {coding:.40}"
+        raise RefusedError(415, text, "wrong_content_encoding")
+    parameters = headers.get("content-type", "").lower().split(";")[1:]
+    for name, _, value in (parameter.partition("=") for parameter in parameters):
+        charset = value.strip().strip('"')
+        if name.strip() == "charset" and charset not in {"utf-8", "utf8", "us-ascii"}:
+            raise RefusedError(415, f"send JSON in UTF-8, got charset={charset:.40}", "wrong_charset")
 
 
 def _content_type(headers: Headers) -> str:

@@ -21,6 +21,8 @@ from pyagent.core.errors import (
 from pyagent.core.messages import JsonObject
 
 logger = logging.getLogger("pyagent.server")
+_MAX_CHARS = 4000
+"""Of a message: what a client sent is quoted, and it may have sent megabytes."""
 _FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"]+/)+")
 
 
@@ -114,6 +116,7 @@ def http_error(error: Exception) -> HttpError:
     param: str | None = getattr(error, "param", None)
     backend = error.backend if isinstance(error, BackendError) else None
     text = str(error) if status < 500 or status == 508 else without_folders(str(error))
+    text = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
     return HttpError(status, text, code, kind, param, backend, retry_after)
 
 

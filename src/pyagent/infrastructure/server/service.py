@@ -193,7 +193,7 @@ def unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
     """The error for a model that nobody here has, with the nearest name."""
     names = [model.id for model in models]
     hint = did_you_mean(wanted, names, f"there are {', '.join(names[:20]) or 'none'}")
-    return RequestError(f"there is no model {wanted!r}; {hint}", param="model", code="model_not_found")
+    return RequestError(f"there is no model {wanted[:200]!r}; {hint}", param="model", code="model_not_found")
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

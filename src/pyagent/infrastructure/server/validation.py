@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import UnionType
-from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.field_errors import field_error, json_error
 from pyagent.core.messages import JsonObject, Tool
-from pyagent.core.nearest import did_you_mean
 from pyagent.infrastructure.server.bounds import check_body
 
-DEFAULT_MODELS = frozenset({"", "default", "auto", "chain"})
-"""Names that mean whatever the chain's first answering link runs."""
+DEFAULT_MODELS = frozenset({"default", "auto", "chain"})
+"""Names that mean whatever the chain's first answering link runs, as no name at all does."""
+MAX_NAME_CHARS = 256
+"""Of a session, a user and the like: names are remembered, and compared with each other."""
+_MAX_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
+"""Of `metadata`, as in OpenAI's API."""
 
 Refused = Mapping[str, tuple[tuple[object, ...], str]]
 """Fields that are not supported: the values that ask for nothing, and why any other is refused."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_KIND = re.compile(r"^Invalid value ('[^']*') ")
-"""What msgspec says of a struct whose tag it does not know."""
-_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
-_NO_CHOICE = re.compile(r"^Invalid enum value ('.*') - at ")
-_STEPS = re.compile(r"[^.\[\]]+")
-"""Names and places in a path such as `messages[0].role`."""
 
 
 def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
@@ -36,11 +31,9 @@ def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
     try:
         said = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise field_error(str(error), kind) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="malformed_json") from error
-    except RecursionError as error:
-        raise RequestError("the body is nested too deeply", code="malformed_json") from error
+        raise field_error(error, kind, whole="the body") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise json_error("the body", error, body) from error
     refuse(said, refused)
     return said
 
@@ -73,39 +66,34 @@ def checked_choice(tools: Sequence[Tool], choice: str | JsonObject | None) -> st
     return choice
 
 
-def field_error(text: str, kind: type[msgspec.Struct], inside: str = "") -> RequestError:
-    """msgspec's words about a `kind` as an error that names the field; `inside` is where that struct stands."""
-    path = _PATH.search(text)
-    where = ".".join(filter(None, (inside, path[1] if path else "")))
-    if unknown := _UNKNOWN.search(text):
-        hint = "" if path else did_you_mean(unknown[1], kind.__struct_encode_fields__)
-        name = f"{where}.{unknown[1]}" if where else unknown[1]
-        text = f"unknown field {name!r}" + (f"; {hint}" if hint else "")
-        return RequestError(text, param=name, code="unknown_parameter")
-    if kind_said := _KIND.search(text):
-        return RequestError(f"{where}={kind_said[1]} is not supported", param=where, code="unsupported_parameter")
-    if (said := _NO_CHOICE.search(text)) and path and (choices := _choices(kind, path[1])):
-        return RequestError(f"{where} is one of {', '.join(choices)}; got {said[1]:.80}", param=where)
-    return RequestError(f"{inside}: {text}" if inside else text, param=where or None)
+def model_asked(model: str | None) -> str:
+    """The model to ask a backend for, empty for whatever there is; raises `RequestError` for an empty name.
+
+    An empty name is mostly a variable that was not set, and no server of these APIs answers it.
+    """
+    if model == "":
+        text = "model is empty; name one of GET /v1/models, or 'default' for the first that answers"
+        raise RequestError(text, param="model")
+    return "" if model is None or model in DEFAULT_MODELS else model
 
 
-def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
-    """The texts that a field takes, where the body's types name them."""
-    kinds: list[object] = [kind]
-    for step in _STEPS.findall(path):
-        if step.isdigit():
-            kinds = [one for held in _alternatives(kinds) if get_origin(held) is list for one in get_args(held)]
-        else:
-            structs = [one for one in _alternatives(kinds) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
-            kinds = [hint for one in structs if (hint := get_type_hints(one).get(step)) is not None]
-    literals = (get_args(one) for one in _alternatives(kinds) if get_origin(one) is Literal)
-    return [text for texts in literals for text in texts if isinstance(text, str)]
+def check_name(param: str, name: str | None) -> None:
+    """Raise `RequestError` for a name that is too long to be remembered."""
+    if name is not None and len(name) > MAX_NAME_CHARS:
+        text = f"{param} takes at most {MAX_NAME_CHARS} characters, got {len(name)}"
+        raise RequestError(text, param=param)
 
 
-def _alternatives(kinds: Iterable[object]) -> Iterator[object]:
-    """The kinds, unions taken apart."""
-    for one in kinds:
-        if get_origin(one) in {Union, UnionType}:
-            yield from _alternatives(get_args(one))
-        else:
-            yield one
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raise `RequestError` for metadata that OpenAI would not take."""
+    if metadata is None:
+        return
+    if len(metadata) > _MAX_PAIRS:
+        raise RequestError(f"metadata takes at most {_MAX_PAIRS} pairs, got {len(metadata)}", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > _MAX_KEY_CHARS:
+            text = f"a key of metadata takes at most {_MAX_KEY_CHARS} characters, got {len(key)}"
+            raise RequestError(text, param="metadata")
+        if len(value) > _MAX_VALUE_CHARS:
+            text = f"metadata.{key} takes at most {_MAX_VALUE_CHARS} characters, got {len(value)}"
+            raise RequestError(text, param=f"metadata.{key}")

@@ -98,7 +98,8 @@ class InputPreprocessor:
         vocab_size = self.tokenizer.vocab_size
         unknown = next((token for token in request.prompt_token_ids if not 0 <= token < vocab_size), None)
         if unknown is not None:
-            raise RequestError(f"prompt names token {unknown}; the vocabulary has {vocab_size}", param="prompt")
+            text = f"prompt takes token ids from 0 to {vocab_size - 1} of this model, got {unknown}"
+            raise RequestError(text, param="prompt")
         if request.prompt_token_ids:
             return list(request.prompt_token_ids)
         return self.tokenizer.encode_text(request.prompt or "", request.origin.tenant)

@@ -37,7 +37,8 @@ def make_sampler(params: SamplingParams, vocab_size: int, prompt_tokens: list[in
     for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         unknown = [token for token in tokens if not 0 <= token < vocab_size]
         if unknown:
-            raise RequestError(f"{name} names token {unknown[0]}; the vocabulary has {vocab_size}", param=name)
+            text = f"{name} takes token ids from 0 to {vocab_size - 1} of this model, got {unknown[0]}"
+            raise RequestError(text, param=name)
     seed = random.getrandbits(64) if params.seed is None else params.seed & (2**64 - 1)
     try:
         sampler = _rust.SamplerState(

@@ -22,7 +22,14 @@ from pyagent.core.messages import (
     Tool,
 )
 from pyagent.infrastructure.server.anthropic.messages import InputMessage, TextBlock, read_conversation
-from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
+from pyagent.infrastructure.server.validation import (
+    Refused,
+    check_name,
+    checked_choice,
+    decode,
+    model_asked,
+    refuse,
+)
 
 IGNORED = ("cache_control", "service_tier", "diagnostics")
 _DONE_ANYWAY = "clear_thinking_"
@@ -136,7 +143,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         said, assistant_prefix = self._begun()
         tools = [_tool(tool) for tool in self.tools or []]
         return ChatRequest(
-            model="" if self.model in DEFAULT_MODELS else self.model,
+            model=model_asked(self.model),
             messages=read_conversation(self.system, said),
             assistant_prefix=assistant_prefix,
             tools=tools,
@@ -201,6 +208,7 @@ def read_messages(body: bytes) -> Asked:
     )
     sampling.validate()
     client = (said.metadata.user_id if said.metadata else None) or ""
+    check_name("metadata.user_id", client)
     return Asked(
         request=said.request(sampling, client),
         model=said.model or "default",

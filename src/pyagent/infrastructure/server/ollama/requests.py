@@ -24,7 +24,7 @@ from pyagent.core.messages import (
 )
 from pyagent.infrastructure.server.ollama.context import read_context
 from pyagent.infrastructure.server.ollama.messages import ChatMessage, InputTool, content_of, read_messages
-from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, decode, refuse
+from pyagent.infrastructure.server.validation import Refused, decode, model_asked, refuse
 
 IGNORED_OPTIONS = (
     "num_ctx",
@@ -174,7 +174,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
         return Asked(
             request=request if messages or prompt else None,
-            model=_name(self.model),
+            model=model_asked(self.model),
             is_streamed=self.stream is not False,
             is_unloaded=_keep_seconds(self.keep_alive) == 0,
             has_thinking=self.think is not False,
@@ -284,13 +284,7 @@ def read_embed(body: bytes) -> tuple[EmbedBody, list[str]]:
 def read_model(body: bytes) -> ModelBody:
     """Understand a body that names a model, and little else."""
     said = decode(body, ModelBody, REFUSED)
-    return msgspec.structs.replace(said, model=_name(said.model or said.name))
-
-
-def _name(model: str) -> str:
-    if not model:
-        raise RequestError("model is required", param="model")
-    return "" if model in DEFAULT_MODELS else model
+    return msgspec.structs.replace(said, model=model_asked(said.model or said.name))
 
 
 def _format(wanted: str | JsonObject | None) -> ResponseFormat | None:

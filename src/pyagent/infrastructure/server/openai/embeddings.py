@@ -11,7 +11,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import EmbedResult, JsonObject
-from pyagent.infrastructure.server.validation import DEFAULT_MODELS, decode
+from pyagent.infrastructure.server.validation import decode, model_asked
 from pyagent.infrastructure.server.vectors import shortened
 
 
@@ -37,7 +37,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def model_asked(self) -> str:
         """The model, none when it is whatever there is."""
-        return "" if self.model is None or self.model in DEFAULT_MODELS else self.model
+        return model_asked(self.model)
 
 
 def read_embeddings(body: bytes) -> EmbeddingsBody:

@@ -30,7 +30,14 @@ from pyagent.infrastructure.server.openai.messages import (
     read_tools,
 )
 from pyagent.infrastructure.server.openai.prompts import asking, read_prompts
-from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, checked_choice, decode
+from pyagent.infrastructure.server.validation import (
+    Refused,
+    check_metadata,
+    check_name,
+    checked_choice,
+    decode,
+    model_asked,
+)
 
 IGNORED = (
     "metadata",
@@ -68,6 +75,9 @@ _SAMPLING = (
     "min_tokens",
     "skip_special_tokens",
 )
+
+
+_NAMES = ("session", "user", "agent", "run", "request_class")
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,7 +124,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     run: str | None = None
     response_format: InputFormat | None = None
     # ignored
-    metadata: object = None
+    metadata: dict[str, str] | None = None
     store: object = None
     service_tier: object = None
     safety_identifier: object = None
@@ -141,10 +151,12 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def chat_request(self, sampling: SamplingParams, **fields: object) -> ChatRequest:
         """What the backend is asked."""
-        model = self.model or ""
+        check_metadata(self.metadata)
+        for name in _NAMES:
+            check_name(name, cast("str | None", getattr(self, name)))
         return msgspec.structs.replace(
             ChatRequest(
-                model="" if model in DEFAULT_MODELS else model,
+                model=model_asked(self.model),
                 sampling=sampling,
                 response_format=self.response_format and self.response_format.form(),
                 timeout_seconds=_checked_time(self.timeout_seconds),
@@ -294,7 +306,7 @@ def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> Asked:
 def _token_ids(bias: dict[str, float]) -> dict[int, float]:
     for key, value in bias.items():
         if not key.isascii() or not key.isdigit() or len(key) > 9:
-            raise RequestError(f"logit_bias takes token ids, got {key!r}", param="logit_bias")
+            raise RequestError(f"logit_bias takes token ids from 0 on as names, got {key!r:.40}", param="logit_bias")
         if not -100 <= value <= 100:
             raise RequestError(f"logit_bias must be between -100 and 100, got {value}", param="logit_bias")
     return {int(key): value for key, value in bias.items()}

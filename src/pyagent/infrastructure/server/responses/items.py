@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.field_errors import field_error
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
 from pyagent.infrastructure.server.responses.namespaces import flat_name
-from pyagent.infrastructure.server.validation import field_error
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
@@ -126,7 +126,7 @@ def messages_of(items: Sequence[JsonObject]) -> list[Message]:
         try:
             msgspec.convert(item, _KINDS[kind]).add_to(messages)
         except msgspec.ValidationError as error:
-            raise field_error(str(error), _KINDS[kind], f"input[{number}]") from error
+            raise field_error(error, _KINDS[kind], f"input[{number}]") from error
     return messages
 
 

@@ -22,7 +22,15 @@ from pyagent.core.messages import (
 )
 from pyagent.infrastructure.server.responses.items import messages_of
 from pyagent.infrastructure.server.responses.namespaces import InputTool, functions
-from pyagent.infrastructure.server.validation import DEFAULT_MODELS, Refused, checked_choice, decode, refuse
+from pyagent.infrastructure.server.validation import (
+    Refused,
+    check_metadata,
+    check_name,
+    checked_choice,
+    decode,
+    model_asked,
+    refuse,
+)
 
 IGNORED = (
     "metadata",
@@ -144,9 +152,8 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise RequestError("input is empty; send some text", param="input")
         system = [Message("system", self.instructions)] if self.instructions else []
         tools = functions(self.tools or ())
-        model = self.model or ""
         return ChatRequest(
-            model="" if model in DEFAULT_MODELS else model,
+            model=model_asked(self.model),
             messages=[*system, *messages],
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
@@ -162,6 +169,8 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def read_response(body: bytes) -> ResponsesBody:
     """Understand the body of POST /v1/responses; raises `RequestError` naming the field at fault."""
     said = decode(body, ResponsesBody, REFUSED)
+    check_metadata(said.metadata)
+    check_name("user", said.user)
     if said.stream_options is not None and not said.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
     return said

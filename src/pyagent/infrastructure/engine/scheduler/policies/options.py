@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from pyagent.core.errors import ConfigError
+from pyagent.core.field_errors import field_error
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -17,5 +18,5 @@ def checked(kind: type[T], policy: str, options: Mapping[str, object]) -> T:
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__) or "none"
-        raise ConfigError(f"queue policy {policy!r}: {error}; its options are {known}", key="engine.queues") from error
+        known, wrong = ", ".join(kind.__struct_fields__) or "none", field_error(error, kind)
+        raise ConfigError(f"queue policy {policy!r}: {wrong}; its options are {known}", key="engine.queues") from error

@@ -1,0 +1,131 @@
+"""Values from outside that do not fit a type, as errors in JSON's words that name the field at fault. Pure.
+
+The one place that knows how msgspec words its errors: whoever wrote the value has never heard of `str | null`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.nearest import did_you_mean
+
+_PLACE = re.compile(r" - at `(key in )?\$\.?([^`]*)`$")
+_MISSING = re.compile(r"^Object missing required field `([^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_TAG = re.compile(r"^Invalid value (.*)$", re.DOTALL)
+"""What msgspec says of a struct whose tag it does not know."""
+_CHOICE = re.compile(r"^Invalid enum value (.*)$", re.DOTALL)
+_KIND = re.compile(r"^Expected `([^`]*)`(?: (.*?))?(?:, got `?([^`]*)`?)?$", re.DOTALL)
+_KIND_TO_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+}
+_STEPS = re.compile(r"[^.\[\]]+")
+"""Names and places in a path such as `messages[0].role`."""
+_MAX_SHOWN = 80
+_LONE_HALF = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
+"""The first half of a character without its second, where msgspec finds that the text ends too early."""
+_SYNTAX = "JSON is malformed: "
+_TRUNCATED = "Input data was truncated"
+
+
+def field_error(
+    error: msgspec.ValidationError, kind: type[object], inside: str = "", *, whole: str = "the value"
+) -> RequestError:
+    """Return msgspec's error about a value of type `kind` in words of ours.
+
+    `inside` is where that value stands, `whole` what it is called where it is at fault itself.
+    """
+    text, place = _split(str(error))
+    where = _joined(inside, place)
+    if missing := _MISSING.match(text):
+        name = _joined(where, missing[1])
+        return RequestError(f"{name} is required", param=name)
+    if unknown := _UNKNOWN.match(text):
+        hint = "" if place else did_you_mean(unknown[1], getattr(kind, "__struct_encode_fields__", ()))
+        name = _joined(where, unknown[1][:_MAX_SHOWN])
+        return RequestError(
+            f"unknown field {name!r}" + (f"; {hint}" if hint else ""), param=name, code="unknown_parameter"
+        )
+    if tag := _TAG.match(text):
+        return RequestError(
+            f"{where}={tag[1]:.{_MAX_SHOWN}} is not supported", param=where, code="unsupported_parameter"
+        )
+    param = where.partition("[...]")[0] or None  # the values of an object are `[...]`, whatever their names
+    return RequestError(f"{where or whole} {_expected(text, kind, place)}", param=param)
+
+
+def json_error(
+    what: str, error: msgspec.DecodeError | UnicodeDecodeError | RecursionError, json: bytes
+) -> RequestError:
+    """Return the error for `json`, which is none; `what` it is."""
+    wrong = str(error).removeprefix(_SYNTAX)
+    if isinstance(error, RecursionError):
+        return RequestError(f"{what} is nested too deeply", code="malformed_json")
+    if not json.strip():
+        return RequestError(f"{what} is empty; send a JSON object", code="malformed_json")
+    if isinstance(error, UnicodeDecodeError):
+        wrong = f"a string is not UTF-8 (byte {error.start} of it)"
+    elif "surrogate" in wrong or (wrong == _TRUNCATED and _LONE_HALF.search(json)):
+        wrong = "a string holds half of a surrogate pair, which is no character"
+    elif wrong == _TRUNCATED:
+        wrong = "it ends too early"
+    return RequestError(f"{what} is not valid JSON: {wrong}", code="malformed_json")
+
+
+def _split(text: str) -> tuple[str, str]:
+    """msgspec's words, and the path that they end with."""
+    found = _PLACE.search(text)
+    return (text[: found.start()], found[2]) if found else (text, "")
+
+
+def _joined(outer: str, inner: str) -> str:
+    return f"{outer}.{inner}" if outer and inner and not inner.startswith("[") else outer + inner
+
+
+def _expected(text: str, kind: type[object], place: str) -> str:
+    """What was expected and what came."""
+    if choice := _CHOICE.match(text):
+        return f"is one of {', '.join(_choices(kind, place)) or 'other values'}; got {choice[1]:.{_MAX_SHOWN}}"
+    if (wrong := _KIND.match(text)) is None:
+        return f"does not fit: {text}"
+    more = f" {wrong[2]}" if wrong[2] else ""
+    got = f", got {_in_words(wrong[3])}" if wrong[3] else ""
+    return f"must be {_in_words(wrong[1])}{more}{got}"
+
+
+def _in_words(kinds: str) -> str:
+    """`int | null` as `an integer or null`."""
+    return " or ".join(_KIND_TO_WORDS.get(kind, kind) for kind in kinds.split(" | "))
+
+
+def _choices(kind: type[object], path: str) -> list[str]:
+    """The texts that a field takes, where the types name them, and nothing else."""
+    kinds: list[object] = [kind]
+    for step in _STEPS.findall(path):
+        if step.isdigit():
+            kinds = [one for held in _alternatives(kinds) if get_origin(held) is list for one in get_args(held)]
+        else:
+            structs = [one for one in _alternatives(kinds) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+            kinds = [hint for one in structs if (hint := get_type_hints(one).get(step)) is not None]
+    literals = (get_args(one) for one in _alternatives(kinds) if get_origin(one) is Literal)
+    return [text for texts in literals for text in texts if isinstance(text, str)]
+
+
+def _alternatives(kinds: Iterable[object]) -> Iterator[object]:
+    """The kinds, unions taken apart."""
+    for one in kinds:
+        if get_origin(one) in {Union, UnionType}:
+            yield from _alternatives(get_args(one))
+        else:
+            yield one
