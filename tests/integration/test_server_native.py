@@ -22,13 +22,14 @@ from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.uvicorn_server import address, bind
+from pyagent.testing.prompt_server import PromptServer
 
 
 @asynccontextmanager
 async def serving(path: Path) -> AsyncIterator[tuple[NativeBackend, openai.AsyncOpenAI]]:
     """A server over a model, and a client of it without a bound on connections."""
     backend = NativeBackend.of("tiny", lambda: path, EngineOptions(CpuOptions(threads=2, kv_bytes=1 << 24)))
-    server = uvicorn.Server(uvicorn.Config(create_app(backend), log_level="warning", lifespan="off"))
+    server = PromptServer(uvicorn.Config(create_app(backend), log_level="warning", lifespan="off"))
     listening = bind("127.0.0.1", 0)
     task = asyncio.create_task(server.serve([listening]))
     limits = httpx.Limits(max_connections=None)

@@ -20,6 +20,7 @@ from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.header_timeout import MAX_HEAD_BYTES, bounded
 from pyagent.infrastructure.server.uvicorn_server import address, bind
+from pyagent.testing.prompt_server import PromptServer
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
@@ -34,7 +35,7 @@ async def served(settings: Server, work: Any, backend: Model | None = None) -> N
         lifespan="off",
         log_config=None,
     )
-    server = uvicorn.Server(config)
+    server = PromptServer(config)
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         await work(address(listening))

@@ -30,6 +30,7 @@ from pyagent.core.settings import Server
 from pyagent.infrastructure.server.api_keys import ApiKey
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.uvicorn_server import address, bind
+from pyagent.testing.prompt_server import PromptServer
 
 Script = Callable[[ChatRequest], Sequence[ChatDelta | float | Exception]]
 
@@ -90,13 +91,6 @@ class Model:
         return None
 
 
-class QuietServer(uvicorn.Server):
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        from contextlib import nullcontext
-
-        return nullcontext()
-
-
 def _app(backend: Any, **options: Any) -> ASGIApp:
     """The application; what is no part of it itself is a setting of the server."""
     parts = {name: options.pop(name) for name in ("agents", "store", "api_keys", "emulates") if name in options}
@@ -106,7 +100,7 @@ def _app(backend: Any, **options: Any) -> ASGIApp:
 @asynccontextmanager
 async def serving(backend: Any, **options: Any) -> AsyncIterator[str]:
     listening = bind("127.0.0.1", 0)
-    server = QuietServer(uvicorn.Config(_app(backend, **options), lifespan="off", log_config=None))
+    server = PromptServer(uvicorn.Config(_app(backend, **options), lifespan="off", log_config=None))
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield address(listening)

@@ -36,14 +36,16 @@ class DroppedConnectionError(Exception):
 @contextmanager
 def serve(app: ASGIApp, *, websockets: bool = False) -> Generator[str]:
     """Serve `app` in a thread; gives `http://127.0.0.1:PORT` and stops at the end of the block."""
-    import uvicorn
+    from uvicorn import Config
+
+    from pyagent.testing.prompt_server import PromptServer
 
     # with the protocol named, asyncio switches Nagle's delay (40 ms) off; without, it does not
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     ws: Literal["wsproto", "none"] = "wsproto" if websockets else "none"
-    config = uvicorn.Config(app, log_level=100, access_log=False, lifespan="off", ws=ws, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    config = Config(app, log_level=100, access_log=False, lifespan="off", ws=ws, timeout_graceful_shutdown=1)
+    server = PromptServer(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="test-server", daemon=True)
     thread.start()
     try:
