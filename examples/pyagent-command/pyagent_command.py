@@ -7,10 +7,10 @@ import shutil
 from collections.abc import AsyncGenerator
 
 from pyagent.plugin import (
-    Abilities,
     Backend,
     BackendError,
     BackendFactory,
+    Capabilities,
     ChatDelta,
     ChatRequest,
     Deadline,
@@ -30,7 +30,7 @@ from pyagent.plugin import (
 class CommandBackend:
     """Runs the program once for each request: the prompt on its standard input, the answer on its standard output."""
 
-    abilities: Abilities = frozenset({"prompt"})  # of what a request may ask besides an answer to messages
+    capabilities = Capabilities(abilities=frozenset({"prompt"}))  # besides one answer of text to messages
 
     def __init__(self, link: LinkSpec) -> None:
         self.name = str(link)
@@ -42,7 +42,7 @@ class CommandBackend:
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Stream the program's output. What a program cannot do is emulated, or refused by name."""
-        return fulfil(request, self.answer, self.abilities, backend=self.name)
+        return fulfil(request, self.answer, self.capabilities.abilities, backend=self.name)
 
     async def answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Closing the iterator ends the program."""

@@ -7,7 +7,7 @@ on nothing below. A server answers before it has a fleet, so nothing of a fleet 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,7 +51,7 @@ def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict
     if not headers:
         return factories[link.scheme](link, settings)
     backend = factories[link.scheme](msgspec.structs.replace(link, headers=headers), settings)
-    if not getattr(backend, "sends_headers", False):
+    if not backend.capabilities.sends_headers:
         raise ConfigError(f"{entry} sends no headers of yours; take `headers` out of its table", key="chain")
     return backend
 
@@ -116,7 +116,7 @@ def _check_private(private: Sequence[str], known: Sequence[str]) -> None:
 def _refuse_itself(backend: Backend, own_address: tuple[str, int]) -> None:
     from pyagent.core.addresses import leads_to
 
-    if leads_to(cast("str", getattr(backend, "url", "")), *own_address):
+    if leads_to(backend.capabilities.url, *own_address):
         text = f"the link {backend.name} leads back to this server, which would ask itself; take it out of `chain`"
         raise ConfigError(text, key="chain")
 

@@ -10,7 +10,6 @@ import msgspec
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
-from pyagent.core.chain.chain import Loadable
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, Message, SamplingParams
 
 if TYPE_CHECKING:
@@ -76,8 +75,8 @@ class Engine(Chain):
     async def load(self) -> None:
         """Load the model now. Raises `ModelError` saying what is wrong with its file."""
         for link in self.backend.links:
-            if isinstance(link, Loadable):
-                await link.load()
+            if (load := link.capabilities.load) is not None:
+                await load()
 
 
 def _loaded(overrides: dict[str, object]) -> Settings:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyagent.core.backends import Answer, Backend, BackendFactory, LinkSpec, collect
+from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import (
     AgentError,
     BackendError,
@@ -114,6 +115,7 @@ __all__ = [
     "BackendError",
     "BackendFactory",
     "BudgetError",
+    "Capabilities",
     "CapacityError",
     "ChatDelta",
     "ChatRequest",

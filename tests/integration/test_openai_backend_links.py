@@ -13,7 +13,7 @@ from support.chains import Played, chain_of, says
 from support.wire import WHOLE, answered, ask, chat, head, serving
 
 from pyagent.assembly import make_host, make_link
-from pyagent.core.backends import Backend, LinkSpec, collect
+from pyagent.core.backends import LinkSpec, collect
 from pyagent.core.chain import LinkSettings
 from pyagent.core.errors import (
     BackendError,
@@ -24,6 +24,7 @@ from pyagent.core.messages import (
     ChatRequest,
     Message,
 )
+from pyagent.core.plugin_checks import backend_problem
 from pyagent.core.settings import Backends, Settings
 from pyagent.infrastructure.backends.openai import (
     GITHUB,
@@ -80,7 +81,7 @@ def test_openai_backend_is_made_from_a_chain_entry(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BOX_KEY", "k")
     settings = Settings(backends=Backends(api_keys={"gpu-box:8000": "env:BOX_KEY"}))
     backend = make_backend(LinkSpec.parse("openai:http://gpu-box:8000/v1/#qwen"), settings)
-    assert isinstance(backend, Backend)
+    assert backend_problem(backend) is None
     assert backend.name == "openai:http://gpu-box:8000/v1#qwen"
     assert backend._pool._headers == {"authorization": "Bearer k"}  # type: ignore[attr-defined]
     assert pyagent_register_backends() == {"openai": make_backend, "github": make_github}

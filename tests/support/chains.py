@@ -9,6 +9,7 @@ from typing import Any
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, Backend, BackendFactory, LinkSpec, collect
+from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain import Chain
 from pyagent.core.config import Settings, load_settings
 from pyagent.core.hooks import hookimpl
@@ -24,7 +25,7 @@ class Played:
     def __init__(self, name: str, play: Play, *, continues: bool = False) -> None:
         self.name = f"link:{name}"
         self.play = play
-        self.continues = continues
+        self.capabilities = Capabilities(assistant_prefix="continued" if continues else "forwarded")
         self.requests: list[ChatRequest] = []
         self.num_running = 0
         self.most_running = 0

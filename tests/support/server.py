@@ -13,6 +13,7 @@ import openai
 import uvicorn
 from starlette.types import ASGIApp
 
+from pyagent.core.capabilities import PLAIN
 from pyagent.core.errors import (
     RequestError,
 )
@@ -54,6 +55,7 @@ class Model:
 
     def __init__(self, script: Script | None = None, models: Sequence[str] = ("m",)) -> None:
         self.name = "test:m"
+        self.capabilities = PLAIN
         self.script = script or (lambda _request: words("Hel", "lo"))
         self.model_ids = models
         self.requests: list[ChatRequest] = []

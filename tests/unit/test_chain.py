@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.chains import Played, says
 
-from pyagent.core.backends import Backend, collect
+from pyagent.core.backends import collect
+from pyagent.core.capabilities import PLAIN
 from pyagent.core.chain import Chain
 from pyagent.core.errors import (
     BackendError,
@@ -30,6 +31,7 @@ from pyagent.core.messages import (
     ModelInfo,
     SamplingParams,
 )
+from pyagent.core.plugin_checks import backend_problem
 from pyagent.core.resilience.retry import RetryPolicy
 
 Step = str | float | Exception
@@ -41,6 +43,7 @@ class Link:
 
     def __init__(self, name: str, *scripts: Sequence[Step]) -> None:
         self.name = name
+        self.capabilities = PLAIN
         self.scripts = list(scripts) or [["hi"]]
         self.requests: list[ChatRequest] = []
         self.num_closed = 0
@@ -111,7 +114,7 @@ def test_chain_first_link_answers() -> None:
 
 def test_chain_is_a_backend() -> None:
     """A chain satisfies the protocol of its links, so chains nest."""
-    assert isinstance(Chain([]), Backend)
+    assert backend_problem(Chain([])) is None
     inner = Chain([Link("a", [down("a")]), Link("b", ["from b"])])
     assert ask(Chain([inner])).text == "from b"
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.chains import Play, Played, ask, chain_of, in_turn, quick, request, run, says
 
 from pyagent.core.backends import collect
+from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain import Chain
 from pyagent.core.chain.delivered_answer import Seam, anchor_of
 from pyagent.core.errors import BackendError, DeadlineError, RequestError
@@ -230,7 +231,7 @@ def test_callers_beginning_is_a_last_message_where_the_link_is_told_to_go_on(tmp
     """`continues = true` of a link whose backend knows of no beginnings: it gets a last message of the assistant."""
     a, b = Played("a", says("quick ", GONE)), Played("b", says("brown"))
     for link in (a, b):
-        del link.continues
+        link.capabilities = Capabilities()
     use = "".join(f'{{ use = "link:{name}", continues = true }},' for name in "ab")
     assert ask(chain_of(tmp_path, f"chain = [{use}]", a, b), assistant_prefix="The ").text == "quick brown"
     for link, begun in ((a, "The "), (b, "The quick ")):

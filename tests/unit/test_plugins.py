@@ -565,7 +565,8 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
 
 
 API = (
-    "ABILITIES Abilities Agent AgentError Answer Backend BackendError BackendFactory BudgetError CapacityError "
+    "ABILITIES Abilities Agent AgentError Answer Backend BackendError BackendFactory BudgetError Capabilities "
+    "CapacityError "
     "ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError Decline EmbedRequest "
     "EmbedResult EvictionPolicy EvictionPolicyFactory FailedAttempt FinishReason FleetTool FunctionCall "
     "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonSchemaFormat LineReader LineTooLongError "

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 import pyagent.testing
-from pyagent.core.backends import Backend, collect
+from pyagent.core.backends import collect
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.messages import ChatRequest, EmbedRequest, FunctionCall, Message, ToolCall
+from pyagent.core.plugin_checks import backend_problem
 from pyagent.testing import EchoBackend, Reply, ScriptedBackend
 
 HELLO = ChatRequest(messages=[Message("user", "hello out there")])
@@ -83,7 +84,7 @@ def test_echo_is_a_backend() -> None:
 
     async def main() -> None:
         backend = EchoBackend()
-        assert isinstance(backend, Backend)
+        assert backend_problem(backend) is None
         assert (await collect(backend.chat(HELLO))).text == "hello out there"
         assert (await collect(backend.chat(ChatRequest(prompt="raw")))).text == "raw"
         assert [model.id for model in await backend.models()] == ["echo"]

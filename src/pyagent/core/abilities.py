@@ -1,7 +1,7 @@
-"""What a request asks of a backend beyond plain text, by the names of its fields, and how a backend says what it can.
+"""What a request asks of a backend beyond plain text, by the names of its fields.
 
-A backend has an attribute `abilities`, a set of these names. What it lacks is emulated (`core.emulation`) or refused by
-name. Knows no backend.
+A backend names those it honours in its `capabilities.abilities`. What it lacks is emulated (`core.emulation`) or
+refused by name. Knows no backend.
 """
 
 from __future__ import annotations

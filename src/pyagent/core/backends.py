@@ -6,13 +6,15 @@ embedded model from a remote one. Nothing here opens a socket.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from pyagent.core.abilities import Abilities
+from pyagent.core.capabilities import PLAIN, Capabilities
 from pyagent.core.errors import BackendError, ConfigError
 from pyagent.core.messages import (
     ChatDelta,
@@ -31,18 +33,18 @@ if TYPE_CHECKING:
     from pyagent.core.config import Settings
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`.
+logger = logging.getLogger(__name__)
 
-    One that honours `n`, `best_of` and `beam` says so by an attribute `gives_several`, one that honours
-    `assistant_prefix` and `answer_prefix` by an attribute `continues` (False: it takes them, and only the user knows
-    whether its server goes on from them); a chain asks no other for that. An attribute `abilities` (`core.abilities`)
-    names what it can do itself; the rest it emulates or refuses by name. An attribute `url` is the server that it
-    asks, by which one that leads back to its own server is refused.
-    """
+
+class Backend(Protocol):
+    """Something that answers chat requests. Every method may raise `BackendError`, `RequestError` or `ModelError`."""
 
     name: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do beyond plain text; an attribute will do. A plugin's backend may leave it out."""
+        return PLAIN
 
     async def models(self) -> list[ModelInfo]:
         """The models it offers."""
@@ -65,30 +67,21 @@ class Backend(Protocol):
         ...
 
 
-@runtime_checkable
-class Hintable(Protocol):
-    """A backend that keeps what it computed, and likes to know what of it will be asked for again."""
-
-    def hint(self, hint: Hint) -> None:
-        """Take a hint: returns at once, in the order given, and never raises; one that says nothing to it is lost."""
-        ...
-
-
-@runtime_checkable
-class ModelsDiffer(Protocol):
-    """A backend whose models can do less than it says in `abilities`."""
-
-    async def abilities_of(self, model: str) -> Abilities:
-        """What a model of it can be asked for; raises as `chat` does."""
-        ...
+def pass_hint(backend: Backend, hint: Hint) -> None:
+    """Hand a hint to a backend that takes some. What it gets wrong there is logged: no answer depends on a hint."""
+    take = backend.capabilities.hint
+    if take is None:
+        return
+    try:
+        take(hint)
+    except Exception:
+        logger.exception("%s failed to take a hint", backend.name)
 
 
 async def abilities_of(backend: Backend, model: ModelInfo) -> Abilities:
-    """What a backend's model can be asked for without emulation, as far as the backend knows."""
-    if isinstance(backend, ModelsDiffer):
-        found = await backend.abilities_of(model.id)
-    else:
-        found = cast("Abilities", getattr(backend, "abilities", frozenset[str]()))
+    """Return what a backend's model can be asked for without emulation, as far as the backend knows."""
+    says = backend.capabilities
+    found = says.abilities if says.abilities_of is None else await says.abilities_of(model.id)
     return found if model.reads_images is not False else found - {"images"}
 
 
@@ -96,8 +89,7 @@ class LinkSpec(msgspec.Struct, frozen=True):
     """One entry of a chain as a user writes it: `scheme[:target]`.
 
     `native:smollm2:135m`, `openai:http://gpu-box:8000/v1`, `openai:http://host/v1#model`, `ollama:llama3.2`. `headers`
-    go with each of its HTTP requests, values as written: texts, or where they are (`env:NAME`, `file:PATH`). A backend
-    that sends them says so by an attribute `sends_headers`.
+    go with each of its HTTP requests, values as written: texts, or where they are (`env:NAME`, `file:PATH`).
     """
 
     scheme: str

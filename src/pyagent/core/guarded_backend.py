@@ -1,16 +1,19 @@
 """A plugin's backend, contained: whatever it raises or yields, its call fails by name, and the next link is asked.
 
 `SystemExit` in a task would end the event loop, and with it the server; a delta that is none would fail far from here.
-What the backend says of itself (`name`, `abilities`, `hint`, ...) is passed through.
+What it says of itself in `capabilities` is passed on, the functions there being contained too.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from inspect import iscoroutine
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
+import msgspec
+
+from pyagent.core.capabilities import Capabilities, capabilities_of
 from pyagent.core.errors import BackendError
 from pyagent.core.fleet.containment import close_all, contained
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
@@ -18,15 +21,41 @@ from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedRes
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class GuardedBackend:
     """Answers as the backend does, and fails as a backend may."""
 
     def __init__(self, backend: Backend) -> None:
+        """`backend` was found right by `core.plugin_checks`."""
+        self.name = backend.name
         self._backend = backend
+        self.capabilities = self._contained(cast("Capabilities", capabilities_of(backend)))
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._backend, name)
+    def _contained(self, said: Capabilities) -> Capabilities:
+        return msgspec.structs.replace(
+            said,
+            abilities_of=said.abilities_of and self._awaited(said.abilities_of),
+            load=said.load and self._awaited(said.load),
+            hint=said.hint and self._called(said.hint),
+            query_cache=said.query_cache and self._awaited(said.query_cache),
+        )
+
+    def _called(self, function: Callable[P, T]) -> Callable[P, T]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with contained(self._what, self._error):
+                return function(*args, **kwargs)
+
+        return call
+
+    def _awaited(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with contained(self._what, self._error):
+                return await function(*args, **kwargs)
+
+        return call
 
     async def models(self) -> list[ModelInfo]:
         """The backend's models."""
@@ -74,7 +103,7 @@ class GuardedBackend:
 
     @property
     def _what(self) -> str:
-        return f"the backend {self._backend.name}"
+        return f"the backend {self.name}"
 
     def _error(self, text: str) -> BackendError:
-        return BackendError(text, backend=self._backend.name)
+        return BackendError(text, backend=self.name)

@@ -231,9 +231,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     With `assistant_prefix` the answer begins with that text, which the caller wrote, as a part of the prompt; with
     `answer_prefix` it begins, after that, with text that was drawn elsewhere, as a part of the answer. Neither is told
-    again, and only backends that say they go on from a beginning (an attribute `continues`) are asked so. `whole` says
-    that the caller reads the answer when it is over, so that a chain may check it and begin it anew elsewhere: what was
-    told before a `restart` is void.
+    again, and only backends that say they go on from a beginning (`capabilities.assistant_prefix`) are asked so.
+    `whole` says that the caller reads the answer when it is over, so that a chain may check it and begin it anew
+    elsewhere: what was told before a `restart` is void.
     """
 
     model: str = ""

@@ -34,6 +34,8 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "tool_providers": ("open", "close"),
 }
 
+_BACKEND_MEMBERS = ("models", "chat", "embed", "health", "close")
+
 
 def module_of(target: str) -> str:
     """The module of `module` or `module:object`."""
@@ -151,6 +153,18 @@ def _provider_problem(provider: object) -> str | None:
         if not _is_async(function) or not _takes(function, 0):
             return f"whose `{member}` is not `async def {member}(self)`"
     return None
+
+
+def backend_problem(backend: object) -> str | None:
+    """What is wrong with a backend, as far as its shape tells; None when nothing is."""
+    from pyagent.core.capabilities import capabilities_of, capabilities_problem
+
+    missing = [member for member in _BACKEND_MEMBERS if not callable(getattr(backend, member, None))]
+    if missing or not isinstance(getattr(backend, "name", None), str):
+        lacks = f"it has no `{missing[0]}()`" if missing else "its `name` is no text"
+        return f"which is not a Backend: {lacks}"
+    problem = capabilities_problem(capabilities_of(backend))
+    return f"whose {problem}" if problem else None
 
 
 def _is_async(function: object) -> bool:

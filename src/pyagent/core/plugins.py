@@ -31,6 +31,7 @@ from pyagent.core.hooks import PROJECT_NAME, HookSpecs
 from pyagent.core.plugin_checks import (
     NOUNS,
     PREFIX,
+    backend_problem,
     check_hook_names,
     checked_items,
     import_target,
@@ -377,27 +378,23 @@ class PluginHost:
         hook = f"{PREFIX}backends"
 
         def make(link: LinkSpec, settings: Settings) -> Backend:
-            from pyagent.core.backends import Backend
-
             try:
                 backend = factory(link, settings)
-                is_backend = isinstance(cast("object", backend), Backend) and isinstance(
-                    cast("object", backend.name), str
-                )
+                problem = backend_problem(backend)
             except (PyAgentError, KeyboardInterrupt):
                 raise
             except BaseException as error:
                 target = plugin.target_for("backends") or ""
                 why = self._why(plugin, target, error, f"failed to make the backend {link}")
                 raise PluginError(f"plugin {plugin.name!r} {why}", plugin=plugin.name, hook=hook) from error
-            if not is_backend:
-                what = f"made a {type(backend).__name__} for {link}, which is not a Backend (models, chat, health, ...)"
+            if problem:
+                what = f"made a {type(backend).__name__} for {link}, {problem}"
                 raise PluginError(f"plugin {plugin.name!r} {what}", plugin=plugin.name, hook=hook)
             if plugin.is_builtin:
                 return backend
             from pyagent.core.guarded_backend import GuardedBackend
 
-            return cast("Backend", GuardedBackend(backend))
+            return GuardedBackend(backend)
 
         return make
 

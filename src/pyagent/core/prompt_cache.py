@@ -1,12 +1,10 @@
-"""Looking into a backend's prompt cache, and keeping prompts there: the questions, the answers, and who takes them.
+"""Looking into a backend's prompt cache, and keeping prompts there: the questions and the answers.
 
-Backends that compute prompts themselves may take these questions; others need not. The same values cross to an engine
-in a process of its own.
+Backends that compute prompts themselves may take these questions (`capabilities.query_cache`); others need not. The
+same values cross to an engine in a process of its own.
 """
 
 from __future__ import annotations
-
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -91,12 +89,3 @@ class CacheQueryResult(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelCache] = []
     report: CacheReport | None = None
     num_tokens: int = 0
-
-
-@runtime_checkable
-class PromptCache(Protocol):
-    """A backend with a prompt cache that can be asked about."""
-
-    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
-        """Answer. Raises `RequestError` for a prompt that will not do, `CapacityError` when there is no room."""
-        ...

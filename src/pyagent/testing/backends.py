@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
@@ -60,6 +61,7 @@ class ScriptedBackend:
         self.num_aborted = 0
         self.is_closed = False
         self.is_ready = True
+        self.capabilities = Capabilities(hint=self.hint)
         self._script = script
         self._models = tuple(models)
 

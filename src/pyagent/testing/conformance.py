@@ -25,6 +25,7 @@ import pytest
 
 from pyagent.core.abilities import ABILITIES, SOFT, Abilities
 from pyagent.core.backends import Answer, Backend, LinkSpec, collect
+from pyagent.core.capabilities import Capabilities, capabilities_of, capabilities_problem
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import BackendError, DeadlineError, InvalidOutputError, ModelError, PyAgentError, RequestError
 from pyagent.core.messages import (
@@ -79,6 +80,11 @@ class Subject:
     num_running: Callable[[], int] | None = None
     lacks: Abilities = frozenset()
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend says of itself."""
+        return cast("Capabilities", capabilities_of(self.make()))
+
 
 class BackendConformance:
     """Derive from it, and define `subject`."""
@@ -107,6 +113,11 @@ class BackendConformance:
         """Rules for private requests name schemes, so a backend's name begins with its own."""
         with self.subject() as subject:
             assert LinkSpec.parse(subject.make().name).scheme == subject.scheme
+
+    def test_capabilities_are_right(self) -> None:
+        """What the backend says of itself has the right types, and names what requests can ask for."""
+        with self.subject() as subject:
+            assert capabilities_problem(capabilities_of(subject.make())) is None
 
     def test_several_requests_at_once(self) -> None:
         """Answers under way at the same time do not mix, and each is whole."""
@@ -234,7 +245,7 @@ class BackendConformance:
         request = _REQUESTS[field]
         with self.subject() as subject:
             answer = _served(subject, request, field, mode="emulate")
-            abilities = cast("Abilities", getattr(subject.make(), "abilities", frozenset[str]())) - subject.lacks
+            abilities = subject.capabilities.abilities - subject.lacks
         if answer is not None:
             _check_shape(answer)
             assert (field in answer.usage.ignored) == (field in SOFT - abilities)
@@ -286,9 +297,17 @@ class BackendConformance:
         """`n` answers each have their index and finish reason, and the tokens are counted once; else `n` is refused."""
         with self.subject() as subject:
             answer = _served(subject, _chat(n=2), "n", mode)
+            assert answer or mode == "refuse" or not subject.capabilities.gives_several
         if answer is not None:
             assert sorted(delta.index for delta in answer.deltas if delta.finish_reason) == [0, 1]
             assert [bool(delta.usage) for delta in answer.deltas if delta.finish_reason] == [False, True]
+
+    def test_answer_goes_on_from_a_beginning(self) -> None:
+        """A backend that says what becomes of an `assistant_prefix` answers with the rest, which may be nothing."""
+        with self.subject() as subject:
+            if subject.capabilities.assistant_prefix == "ignored":
+                pytest.skip("it knows no beginnings of answers")
+            _check_shape(_run(subject, lambda backend: collect(backend.chat(_chat(assistant_prefix="Once ")))))
 
     def test_embeddings_come_or_are_refused_by_name(self) -> None:
         """One vector a text, all of one length; else a sentence that says that it does not embed."""
@@ -382,7 +401,7 @@ def _check_shape(answer: Answer) -> None:
 def _served(subject: Subject, request: ChatRequest, field: str, mode: str) -> Answer | None:
     """The answer, or None when the field was refused rightly: it is one that the backend says it lacks."""
     request = msgspec.structs.replace(request, unsupported=cast("object", mode))
-    abilities = cast("Abilities", getattr(subject.make(), "abilities", frozenset[str]())) - subject.lacks
+    abilities = subject.capabilities.abilities - subject.lacks
     refusal: BackendError | RequestError
     try:
         return _run(subject, lambda backend: collect(backend.chat(request)))

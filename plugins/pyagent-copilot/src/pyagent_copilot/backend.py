@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from pyagent.plugin import (
-    Abilities,
     BackendError,
+    Capabilities,
     ChatDelta,
     ChatRequest,
     Deadline,
@@ -32,8 +32,7 @@ _MOST_AT_ONCE = 4
 class CopilotBackend:
     """The program `copilot`. `read_seconds` bounds the silence between two lines that it writes."""
 
-    abilities: Abilities = frozenset()
-    gives_several = True
+    capabilities = Capabilities(gives_several=True)
 
     def __init__(
         self,
@@ -57,7 +56,9 @@ class CopilotBackend:
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Stream the answer; closing the iterator ends the program."""
-        return fulfil(request, self._answer, self.abilities, backend=self.name, unsupported=self._unsupported)
+        return fulfil(
+            request, self._answer, self.capabilities.abilities, backend=self.name, unsupported=self._unsupported
+        )
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)

@@ -20,6 +20,7 @@ from pyagent.plugin import (
     ABILITIES,
     Abilities,
     BackendError,
+    Capabilities,
     ChatDelta,
     ChatRequest,
     ConfigError,
@@ -52,34 +53,32 @@ REST_HOST = "127.0.0.1:1234"
 logging.getLogger("_AsyncLMStudioWebsocket").setLevel(logging.INFO)  # at debug, the SDK logs whole conversations
 logging.getLogger("AsyncWebsocketHandler").setLevel(logging.CRITICAL)  # the SDK logs what it raises; once is enough
 
+_ABILITIES: Abilities = ABILITIES - {
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "strict",
+    "choice",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "prompt_token_ids",
+    "ignore_eos",
+    "stop_token_ids",
+    "min_tokens",
+    "skip_special_tokens",
+    "top_logprobs",
+    "n",
+    "best_of",
+    "beam",
+}
 _HEALTH_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 
 
 class LMStudioBackend:
     """One LM Studio. `read_seconds` bounds the silence between two pieces of an answer, or of a model's loading."""
-
-    abilities: Abilities = ABILITIES - {
-        "tool_choice",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "strict",
-        "choice",
-        "seed",
-        "frequency_penalty",
-        "presence_penalty",
-        "logit_bias",
-        "prompt_token_ids",
-        "ignore_eos",
-        "stop_token_ids",
-        "min_tokens",
-        "skip_special_tokens",
-        "top_logprobs",
-        "n",
-        "best_of",
-        "beam",
-    }
-    gives_several = True
 
     def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
@@ -93,6 +92,7 @@ class LMStudioBackend:
         unsupported: Unsupported = "emulate",
     ) -> None:
         self.name = name
+        self.capabilities = Capabilities(abilities=_ABILITIES, gives_several=True, url=url)
         self._options = options
         self._unsupported: Unsupported = unsupported
         self._own = OwnModels()
@@ -125,7 +125,7 @@ class LMStudioBackend:
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Stream the answer, loading the model first when need be; closing the iterator cancels the prediction."""
-        return fulfil(request, self._answer, self.abilities, backend=self.name, unsupported=self._unsupported)
+        return fulfil(request, self._answer, _ABILITIES, backend=self.name, unsupported=self._unsupported)
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)

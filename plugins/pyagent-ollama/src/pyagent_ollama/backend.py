@@ -15,6 +15,7 @@ from pyagent.plugin import (
     ABILITIES,
     Abilities,
     BackendError,
+    Capabilities,
     ChatDelta,
     ChatRequest,
     ContextOverflowError,
@@ -49,29 +50,26 @@ from pyagent_ollama.wire import (
 )
 
 _HEALTH_SECONDS = 5.0
+_ABILITIES: Abilities = ABILITIES - {
+    "tool_choice",
+    "parallel_tool_calls",
+    "strict",
+    "choice",
+    "logit_bias",
+    "prompt_token_ids",
+    "ignore_eos",
+    "stop_token_ids",
+    "min_tokens",
+    "skip_special_tokens",
+    "n",
+    "best_of",
+    "beam",
+}
 _MODEL_ABILITIES = {"tools": "tools", "images": "vision", "reasoning_effort": "thinking"}
 
 
 class OllamaBackend:
     """One Ollama server. `read_seconds` bounds the silence between two pieces of an answer."""
-
-    gives_several = True
-    sends_headers = True
-    abilities: Abilities = ABILITIES - {
-        "tool_choice",
-        "parallel_tool_calls",
-        "strict",
-        "choice",
-        "logit_bias",
-        "prompt_token_ids",
-        "ignore_eos",
-        "stop_token_ids",
-        "min_tokens",
-        "skip_special_tokens",
-        "n",
-        "best_of",
-        "beam",
-    }
 
     def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
@@ -87,7 +85,9 @@ class OllamaBackend:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self.url = url
+        self.capabilities = Capabilities(
+            abilities=_ABILITIES, gives_several=True, sends_headers=True, url=url, abilities_of=self.abilities_of
+        )
         self._model = model
         self._options = options
         self._unsupported: Unsupported = unsupported
@@ -120,7 +120,7 @@ class OllamaBackend:
         return self._abilities_of(await self._show(await self._pick_model(model)))
 
     def _abilities_of(self, shown: ShownModel) -> Abilities:
-        return self.abilities - {field for field, ability in _MODEL_ABILITIES.items() if not shown.can(ability)}
+        return _ABILITIES - {field for field, ability in _MODEL_ABILITIES.items() if not shown.can(ability)}
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """The answer in a context that the prompt fits; held back until its end where it may not fit any."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyagent.core.chain.chain import Chain, Loadable
+    from pyagent.core.chain.chain import Chain
     from pyagent.core.chain.explaining import LinkView, health_of
     from pyagent.core.chain.settings import LinkSettings
     from pyagent.core.chain.stats import LinkState
 
-__all__ = ["Chain", "LinkSettings", "LinkState", "LinkView", "Loadable", "health_of"]
+__all__ = ["Chain", "LinkSettings", "LinkState", "LinkView", "health_of"]
 
 _HOMES = {
     "Chain": "chain",
     "LinkSettings": "settings",
     "LinkState": "stats",
     "LinkView": "explaining",
-    "Loadable": "chain",
     "health_of": "explaining",
 }
 

@@ -19,11 +19,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from pyagent.core.backends import Backend, Hintable, LinkSpec
+from pyagent.core.backends import Backend, LinkSpec, pass_hint
+from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
@@ -43,7 +44,7 @@ from pyagent.core.messages import (
     Hint,
     ModelInfo,
 )
-from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt, PromptCache
+from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.deadline import Clock, Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
@@ -59,15 +60,6 @@ _READY_SECONDS = 0.9
 """Health checks usually allow a second."""
 _READY_STEP_SECONDS = 0.05
 _READY = {True: "ready", False: "not ready"}
-
-
-@runtime_checkable
-class Loadable(Protocol):
-    """A backend that can get ready ahead of its first request."""
-
-    async def load(self) -> object:
-        """Read what it needs; safe to call twice."""
-        ...
 
 
 def _hedges() -> RetryBudget:
@@ -111,6 +103,19 @@ class Chain:
             for backend, own in zip(self.links, settings, strict=True)
         ]
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What some link can do that is there now; hints, and questions about prompts, go to those that take them."""
+        said = [link.backend.capabilities for link in self._present()]
+        return Capabilities(
+            abilities=frozenset[str]().union(*(one.abilities for one in said)),
+            gives_several=any(one.gives_several for one in said),
+            assistant_prefix="continued" if any(link.continues for link in self._present()) else "ignored",
+            load=self.load,
+            hint=self.hint,
+            query_cache=self.query_cache,
+        )
+
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
@@ -149,10 +154,9 @@ class Chain:
         raise failover.failure()
 
     def hint(self, hint: Hint) -> None:
-        """Pass a hint on to the links that take some: whoever has computed the prompt knows what to do with it."""
+        """Pass a hint on to the links that take some: the one that computed the prompt knows what to do with it."""
         for link in self._links:
-            if isinstance(link.backend, Hintable):
-                link.backend.hint(hint)
+            pass_hint(link.backend, hint)
 
     async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Ask the links that compute prompts themselves; about a request, the first of them that may see it."""
@@ -160,11 +164,11 @@ class Chain:
             request, links = self._choose(question.request)
             asked = msgspec.structs.replace(question, request=request)
             for link in links:
-                if isinstance(link.backend, PromptCache):
-                    return await link.backend.query_cache(asked)
+                if (query := link.backend.capabilities.query_cache) is not None:
+                    return await query(asked)
             raise RequestError("no link of the chain keeps prompts itself; `native` does", param="model")
-        caches = [link.backend for link in self._links if isinstance(link.backend, PromptCache)]
-        answers = [await cache.query_cache(question) for cache in caches]
+        queries = [link.backend.capabilities.query_cache for link in self._links]
+        answers = [await query(question) for query in queries if query is not None]
         models = {model.model: model for answer in answers for model in answer.models}
         return CacheQueryResult(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
 
@@ -305,9 +309,9 @@ class Chain:
     async def load(self) -> None:
         """Let the first link get ready before it is asked, where it can; what fails now is told when it is asked."""
         for link in self._present()[:1]:
-            if isinstance(link.backend, Loadable):
+            if (load := link.backend.capabilities.load) is not None:
                 with contextlib.suppress(PyAgentError):
-                    await link.backend.load()
+                    await load()
 
     async def close(self) -> None:
         """Close every link, also when one of them fails to."""

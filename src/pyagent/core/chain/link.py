@@ -107,17 +107,17 @@ class Link:
     def continues(self) -> bool:
         """Whether it goes on exactly from an answer's beginning."""
         own = self.settings.continues
-        return bool(getattr(self.backend, "continues", False)) if own is None else own
+        return self.backend.capabilities.assistant_prefix == "continued" if own is None else own
 
     @property
     def counts_prefix(self) -> bool:
         """Whether it counts an `answer_prefix` as drawn by itself: an engine of ours does."""
-        return self.settings.continues is not False and bool(getattr(self.backend, "continues", False))
+        return self.settings.continues is not False and self.backend.capabilities.assistant_prefix == "continued"
 
     @property
     def takes_prefix(self) -> bool:
         """Whether it knows a request's `answer_prefix`; else a last assistant message says the same."""
-        return hasattr(self.backend, "continues")
+        return self.backend.capabilities.assistant_prefix != "ignored"
 
     def absence(self) -> str:
         """Why it is not there; empty when it is."""

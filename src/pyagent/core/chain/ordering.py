@@ -17,7 +17,7 @@ def why_not(link: Link, request: ChatRequest, private: Sequence[str]) -> str:
     if absence := link.absence():
         return f"not found: {absence}"
     wants_several = request.n > 1 or request.best_of is not None or request.beam is not None
-    if wants_several and not getattr(link.backend, "gives_several", False):
+    if wants_several and not link.backend.capabilities.gives_several:
         return "it gives one answer to a request"
     if (request.assistant_prefix or request.answer_prefix) and not link.continues:
         return "it cannot go on from an answer's beginning"

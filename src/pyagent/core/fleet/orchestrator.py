@@ -16,7 +16,7 @@ from typing import Self, TypeVar, cast
 
 import msgspec
 
-from pyagent.core.backends import Backend, Hintable
+from pyagent.core.backends import Backend, pass_hint
 from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs
 from pyagent.core.fleet.budget import Budget
@@ -215,12 +215,7 @@ class Fleet:
         )
 
     def _hint(self, hint: Hint) -> None:
-        """Pass a hint on to a backend that takes some. What a plugin gets wrong there is not the run's fault."""
-        if isinstance(self.backend, Hintable):
-            try:
-                self.backend.hint(hint)
-            except Exception:
-                logger.exception("%s failed to take a hint", self.backend.name)
+        pass_hint(self.backend, hint)
 
     async def _execute(self, run: Run, steps: Sequence[Step], file_access: FileAccess) -> object:
         with run.tracer.span("run", {"pyagent.run": run.id}, {}):

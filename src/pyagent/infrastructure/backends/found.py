@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from pyagent.core.addresses import is_loopback, leads_to
 from pyagent.core.backends import Backend
+from pyagent.core.capabilities import PLAIN, Capabilities
 from pyagent.core.config import read_secret
+from pyagent.core.errors import PyAgentError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
 
 _LOOK_SECONDS = 5.0
@@ -120,10 +122,7 @@ def _no_copilot() -> str:
 
 @dataclass(slots=True)
 class FoundLink:
-    """A backend that may not be there yet; `make` makes it when it is first asked.
-
-    What the made backend has beyond the protocol, it has too, while it is there.
-    """
+    """A backend that may not be there yet; `make` makes it when it is first asked."""
 
     name: str
     look: Look
@@ -146,10 +145,15 @@ class FoundLink:
         self._made = self._made or self.make()
         return self._made
 
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("_") or self.absence():
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        return getattr(self.backend, name)
+    @property
+    def capabilities(self) -> Capabilities:
+        """The made backend's; plain while it is not there, or cannot be made, which asking it tells."""
+        if self.absence():
+            return PLAIN
+        try:
+            return self.backend.capabilities
+        except PyAgentError:
+            return PLAIN
 
     async def models(self) -> list[ModelInfo]:
         """Its models."""

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pyagent.core.abilities import ABILITIES, SOFT, Abilities, needs, noting
 from pyagent.core.backends import Backend, BackendFactory, LinkSpec
+from pyagent.core.capabilities import Capabilities
 from pyagent.core.config import read_headers, read_secret
 from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError, UnsupportedError
@@ -41,6 +42,7 @@ _HEALTH_SECONDS = 3.0
 _MAX_MODELS = 256
 _RENAMED = frozenset({"max_tokens", "stream_options"})
 """What goes under another name, or can be done without, on servers that refuse it."""
+_ABILITIES = ABILITIES - {"prompt_token_ids", "beam", "best_of", "choice"}
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")
 
 
@@ -65,11 +67,6 @@ class OpenAIBackend:
     `missing_key` is where settings say that its key is, when it is not there: nothing is asked without it.
     """
 
-    abilities = ABILITIES - {"prompt_token_ids", "beam", "best_of", "choice"}
-    gives_several = True
-    sends_headers = True
-    continues = False  # vLLM and llama.cpp go on from an answer's beginning, OpenAI does not: the link's table says so
-
     def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
         url: str,
@@ -93,6 +90,13 @@ class OpenAIBackend:
         if parts.query or parts.fragment:
             raise ConfigError("openai: the URL may hold no query; name a key in backends.api_keys", key="chain")
         self.url = url.rstrip("/")
+        self.capabilities = Capabilities(
+            abilities=_ABILITIES,
+            gives_several=True,
+            assistant_prefix="forwarded",  # vLLM and llama.cpp go on from it, OpenAI does not: the link's table says so
+            sends_headers=True,
+            url=self.url,
+        )
         self._is_openai = parts.hostname == "api.openai.com"
         self._model = model
         self._missing_key = missing_key
@@ -120,7 +124,7 @@ class OpenAIBackend:
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Stream the answer; closing the iterator closes the connection, which aborts the server's work."""
-        return fulfil(request, self._answer, self.abilities, backend=self.name, unsupported=self._unsupported)
+        return fulfil(request, self._answer, _ABILITIES, backend=self.name, unsupported=self._unsupported)
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)

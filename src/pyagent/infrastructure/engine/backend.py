@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pyagent.core.abilities import ABILITIES, Abilities, needs
+from pyagent.core.capabilities import Capabilities
 from pyagent.core.emulation.fulfil import first_asked, fulfil
 from pyagent.core.errors import PyAgentError, RequestError
 from pyagent.core.messages import (
@@ -38,18 +39,15 @@ from pyagent.infrastructure.engine.options import EngineOptions
 
 _SCHEME = "native:"
 logger = logging.getLogger(__name__)
+_ABILITIES: Abilities = ABILITIES - {
+    *("tools", "tool_choice", "parallel_tool_calls", "strict"),
+    *("images", "reasoning_effort"),
+}
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
 
 
 class NativeBackend:
     """Answers with models run by the embedded engine; the first is the one a request gets that names none."""
-
-    gives_several = True
-    continues = True
-    abilities: Abilities = ABILITIES - {
-        *("tools", "tool_choice", "parallel_tool_calls", "strict"),
-        *("images", "reasoning_effort"),
-    }
 
     def __init__(
         self,
@@ -65,6 +63,14 @@ class NativeBackend:
         """
         self._unsupported: Unsupported = unsupported
         self.name = f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native"
+        self.capabilities = Capabilities(
+            abilities=_ABILITIES,
+            gives_several=True,
+            assistant_prefix="continued",
+            load=self.load,
+            hint=self.hint,
+            query_cache=self.query_cache,
+        )
         self.model_names = tuple(model_names)
         self.engine = engine
         self._look = look
@@ -93,9 +99,9 @@ class NativeBackend:
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer as a stream; closing the iterator aborts the request."""
         request = msgspec.structs.replace(request, model=self._chosen(request.model))
-        if needs(request) <= self.abilities:
+        if needs(request) <= _ABILITIES:
             return self.engine.stream(request)
-        return fulfil(request, self._answer, self.abilities, backend=self.name, unsupported=self._unsupported)
+        return fulfil(request, self._answer, _ABILITIES, backend=self.name, unsupported=self._unsupported)
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         stream = self.engine.stream(request)
@@ -177,7 +183,7 @@ class NativeBackend:
         """Look into the prompt caches of the models, or keep a prompt there."""
         if isinstance(question, ExplainPrompt | PinPrompt):
             asked = first_asked(
-                question.request, self.abilities, backend=self.name, unsupported=self._unsupported
+                question.request, _ABILITIES, backend=self.name, unsupported=self._unsupported
             )  # what is emulated is a part of the prompt
             asked = msgspec.structs.replace(asked, model=self._chosen(asked.model))
             question = msgspec.structs.replace(question, request=asked)

@@ -26,7 +26,6 @@ from pyagent.core.prompt_cache import (
     CacheQueryResult,
     ExplainPrompt,
     PinPrompt,
-    PromptCache,
     UnpinPrompt,
     ViewCache,
 )
@@ -164,9 +163,10 @@ class EngineRoutes:
         return _json({"name": name, "num_tokens": num_tokens})
 
     async def _ask(self, question: CacheQuery) -> CacheQueryResult:
-        if not isinstance(self.backend, PromptCache):
+        query = self.backend.capabilities.query_cache
+        if query is None:
             raise RequestError(f"{self.backend.name} keeps no prompts", code="prompt_cache_not_found")
-        return await self.backend.query_cache(question)
+        return await query(question)
 
     # -- kept answers -------------------------------------------------------------------------------------------------
 

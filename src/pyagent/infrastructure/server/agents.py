@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pyagent.core.capabilities import PLAIN
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.messages import (
@@ -47,6 +48,7 @@ class AgentBackend:
     def __init__(self, make_fleet: Callable[[], Fleet], files_root: Path | None = None) -> None:
         """`make_fleet` is called once; the fleet is closed with the backend. Agents read what is below `files_root`."""
         self.name = "agents"
+        self.capabilities = PLAIN
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
         self._lock = threading.Lock()

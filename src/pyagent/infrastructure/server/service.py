@@ -112,7 +112,7 @@ class Service:
         """
         check_request(asked)
         backend = await self.backend_of(asked.model)
-        if asked.assistant_prefix and not isinstance(backend, Chain) and not getattr(backend, "continues", False):
+        if asked.assistant_prefix and backend.capabilities.assistant_prefix != "continued":
             raise RequestError(f"{backend.name} cannot go on from an answer's beginning", param="messages")
         if not self.settings.private_images:
             await check_images(asked.messages)

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent.core.errors import RequestError
-from pyagent.core.prompt_cache import ExplainPrompt, PromptCache
+from pyagent.core.prompt_cache import ExplainPrompt
 from pyagent.infrastructure.server.anthropic.replies import Reply
 from pyagent.infrastructure.server.anthropic.requests import read_count, read_messages
 from pyagent.infrastructure.server.api_keys import owned
@@ -26,9 +26,8 @@ async def count_tokens(service: Service, request: Request) -> Response:
     asked = await service.read(request, read_count)
     check_request(asked)
     backend = await service.backend_of(asked.model)
-    if not isinstance(backend, PromptCache):
-        raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
-    report = (await backend.query_cache(ExplainPrompt(owned(asked, request)))).report
+    query = backend.capabilities.query_cache
+    report = None if query is None else (await query(ExplainPrompt(owned(asked, request)))).report
     if report is None:
         raise RequestError(f"{backend.name} cannot count tokens without answering", param="model")
     return json_response({"input_tokens": report.prompt_tokens})
