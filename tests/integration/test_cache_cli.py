@@ -82,7 +82,7 @@ def test_cold_prompt_is_said_to_be_cold(url: str, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     request.write_text(json.dumps([{"role": "user", "content": SYSTEM}]))
     assert "nothing that begins like it was computed" in said("explain", str(request), "--url", url)
-    assert json.loads(said("show", "--url", url, "--json"))[0]["cached_pages"] == 0
+    assert json.loads(said("show", "--url", url, "--json"))[0]["pages"]["cached_pages"] == 0
 
 
 @pytest.mark.parametrize("command", [["show"], ["unpin", "x"], ["explain", "-"]])
@@ -159,7 +159,7 @@ def test_engine_rests_and_wakes_over_http(url: str) -> None:
     assert state() == "ready"
     assert httpx.post(f"{url}/pyagent/engine/sleep", json={"level": 1}).status_code == 200
     assert state() == "asleep"
-    assert json.loads(said("show", "--url", url, "--json"))[0]["cached_pages"] == 0
+    assert json.loads(said("show", "--url", url, "--json"))[0]["pages"]["cached_pages"] == 0
     chat(url, ("user", "hi"))  # wakes it
     assert state() == "ready"
     drained = httpx.post(f"{url}/pyagent/engine/drain", json={"grace_seconds": 1})

@@ -43,7 +43,7 @@ async def noise(backend: NativeBackend, num_requests: int = 12) -> None:
 async def normalized(backend: NativeBackend) -> ModelCache:
     """The cache once all hints given so far are taken, and no step under way holds what has ended."""
     await asyncio.wrap_future(backend.engine._hints.submit(lambda: None))  # type: ignore[attr-defined]
-    while (view := (await backend.query_cache(ViewCache())).models[0]).used_pages:  # noqa: ASYNC110
+    while (view := (await backend.query_cache(ViewCache())).models[0]).pages.used_pages:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     return view
 
@@ -106,7 +106,7 @@ def test_finished_agents_private_turns_go_first(tiny_model_path: Path) -> None:
         view = await normalized(backend)
         states = {name: prompt.state for prompt in view.prompts for name in prompt.sessions}
         assert states == {"kept": "cached", "done": "demoted"}
-        lead_blocks = view.prompts[0].num_tokens // 16 - view.demoted_pages
+        lead_blocks = view.prompts[0].num_tokens // 16 - view.pages.demoted_pages
         assert lead_blocks * 16 > 100  # the system text's
         await backend.close()
 
@@ -122,9 +122,9 @@ def test_released_run_keeps_nothing_back(tiny_model_path: Path) -> None:
         await collect(backend.chat(ChatRequest(messages=messages, sampling=GREEDY, session="r/a")))
         backend.hint(Hint(kind="retain", session="r/a"))
         backend.hint(Hint(kind="retain", run="r", messages=messages[:1]))
-        assert (await normalized(backend)).retained_pages > 5
+        assert (await normalized(backend)).pages.retained_pages > 5
         backend.hint(Hint(kind="release", run="r"))
-        assert (await normalized(backend)).retained_pages == 0
+        assert (await normalized(backend)).pages.retained_pages == 0
         await backend.close()
 
     asyncio.run(work())
@@ -142,7 +142,7 @@ def test_hints_about_the_unknown_are_lost(tiny_model_path: Path) -> None:
                 backend.hint(Hint(kind=kind))
             await backend.load()
         view = await normalized(backend)
-        assert (view.retained_pages, view.demoted_pages, view.pinned_pages) == (0, 0, 0)
+        assert (view.pages.retained_pages, view.pages.demoted_pages, view.pages.pinned_pages) == (0, 0, 0)
         await backend.close()
 
     asyncio.run(work())
@@ -163,7 +163,7 @@ def test_pinned_prompt_outlives_all_else(tiny_model_path: Path) -> None:
         assert explained.report.cached_tokens == pinned.num_tokens
         view = (await backend.query_cache(ViewCache())).models[0]
         assert view.pins == {"mine": pinned.num_tokens}
-        assert view.pinned_pages * 16 == pinned.num_tokens
+        assert view.pages.pinned_pages * 16 == pinned.num_tokens
         more = ChatRequest(messages=[Message("system", "other " + SYSTEM * 2)])
         with pytest.raises(CapacityError, match="pinning 'more'"):
             await backend.query_cache(PinPrompt("more", more))

@@ -165,7 +165,7 @@ def test_figures_are_in_metrics_and_on_the_command_line(url: str, http: httpx.Cl
     """Hits, ratio and bytes are scraped and shown; tokens given again are not counted as drawn; --clear forgets."""
 
     def scraped() -> dict[tuple[str, str], float]:
-        text = http.get("/metrics").text
+        text = http.get("/metrics", headers=AS_ADMIN).text
         families = text_string_to_metric_families(text)
         return {(s.name, next(iter(s.labels.values()), "")): s.value for f in families for s in f.samples}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from pyagent.testing import serve
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-9876543210"
 ADMIN = "sk-admin-0123456789"
 SECRET = "the launch code is zebra"
+VIEWS = (
+    *("/pyagent/cache", "/pyagent/engine", "/pyagent/chain", "/metrics", "/health", "/ready"),
+    *("/v1/models", "/api/ps", "/api/tags"),
+)
 SYSTEM = "You are at the user's system, and it is on, and the user is at ease. " * 3
 
 
@@ -95,7 +100,7 @@ def test_a_failure_tells_others_its_kind_and_not_its_text() -> None:
         ]
         assert SECRET in told[0].json()["attempts"][0]["reason"], "her own she may read"
         answer = httpx.post(f"{url}/v1/chat/completions", json=asking("hi"), headers=bob, timeout=30).json()
-        views = [httpx.get(f"{url}{path}", headers=bob).text for path in ("/pyagent/chain", "/metrics", "/health")]
+        views = [httpx.get(f"{url}{path}", headers=bob).text for path in VIEWS]
     reasons = [attempt["reason"] for attempt in answer["attempts"]]
     assert "left alone after: bug (ValueError)" in reasons[0]
     assert "left alone after: backend (HTTP 500)" in reasons[1]
@@ -135,14 +140,36 @@ def test_views_are_of_ones_own_prompts(alice: httpx.Client, bob: httpx.Client, a
     assert "alice-session" in str(own["prompts"])
     asked = {"messages": [{"role": "system", "content": system}, {"role": "user", "content": f"{SECRET[:-5]}koala"}]}
     for other in (bob, admin):
-        told = other.get("/pyagent/cache").text + other.get("/pyagent/engine").text + other.get("/metrics").text
+        told = "".join(other.get(path).text for path in VIEWS)
         explained = other.post("/pyagent/cache/explain", json=asked).text
         for text in ("alice", "zebra", "quokka"):
             assert text not in told
         assert "zebra" not in explained
         assert other.post("/pyagent/cache/unpin", json={"name": "alice-pin"}).status_code == 404
-        assert other.get("/pyagent/cache").json()[0]["pinned_pages"] > 0
+    assert admin.get("/pyagent/cache").json()[0]["pages"]["pinned_pages"] > 0
     assert alice.post("/pyagent/cache/unpin", json={"name": "alice-pin"}).status_code == 200
+
+
+def test_no_view_tells_how_much_another_asks(alice: httpx.Client, bob: httpx.Client, admin: httpx.Client) -> None:
+    """What one key may look at is the same before and after another's requests; totals are an administrator's."""
+
+    def seen() -> dict[str, tuple[int, str]]:
+        answers = {path: alice.get(path) for path in VIEWS}
+        own = re.compile(r'"idle_seconds":[^,]*|pyagent_key_requests_(?:total|created)\{.*')
+        return {path: (answer.status_code, own.sub("", answer.text)) for path, answer in answers.items()}
+
+    def counted() -> str:
+        return admin.get("/metrics").text + admin.get("/pyagent/cache").text
+
+    chat(alice, "hi")
+    before, counts = seen(), counted()
+    for number in range(3):
+        chat(bob, f"{number} and what else is on", system=f"bob's {SYSTEM}")
+    assert seen() == before
+    assert counted() != counts
+    assert [before[path][0] for path in VIEWS[:4]] == [200, 403, 403, 200]
+    assert admin.get("/pyagent/engine").json()
+    assert admin.get("/pyagent/chain").json()
 
 
 def test_a_session_belongs_to_its_key(alice: httpx.Client, bob: httpx.Client) -> None:
@@ -193,13 +220,14 @@ def test_clients_do_not_run_the_server(alice: httpx.Client, admin: httpx.Client)
 
 
 def test_a_key_is_counted_by_its_name(alice: httpx.Client, admin: httpx.Client) -> None:
-    """Requests and tokens of each key are in the metrics, by name and for administrators only."""
+    """Requests and tokens of each key are in the metrics by name: of all for administrators, else one's own."""
     chat(alice, "hi")
     assert 'pyagent_key_requests_total{key="key 1",status="200"}' in admin.get("/metrics").text
     assert 'pyagent_key_tokens_total{key="key 1"}' in admin.get("/metrics").text
     told = alice.get("/metrics").text
-    assert "pyagent_key" not in told
-    assert "pyagent_http_requests_total" in told
+    assert 'pyagent_key_tokens_total{key="key 1"}' in told
+    assert "pyagent_http_requests_total" not in told
+    assert set(re.findall('key="([^"]*)"', told)) == {"key 1"}
 
 
 def test_priority_decides_what_the_cache_keeps(tiny_model_path: Path) -> None:
@@ -212,7 +240,7 @@ def test_priority_decides_what_the_cache_keeps(tiny_model_path: Path) -> None:
         found = cached(chat(http, "x", system=urgent, priority=-1000))
         for number in range(12):
             chat(http, "x", system=f"number {number} is at the user's, and it is so, " * 3, priority=1000)
-        evicted = sum(http.get("/pyagent/cache").json()[0]["evictions"].values())
+        evicted = sum(http.get("/pyagent/cache").json()[0]["pages"]["evictions"].values())
         assert evicted > 0
         assert cached(chat(http, "x", system=urgent)) == found
     asyncio.run(backend.close())

@@ -15,7 +15,7 @@ from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from pyagent.core.messages import CacheReport, JsonObject
-    from pyagent.core.prompt_cache import ModelCache
+    from pyagent.core.prompt_cache import CachePages, ModelCache
     from pyagent.core.settings import Server
 
 app = typer.Typer(
@@ -53,22 +53,25 @@ def show(
 
 def _show_model(model: ModelCache) -> None:
     kept = ", ".join(f"{name} ({num_tokens} tokens)" for name, num_tokens in model.pins.items())
-    share = f"{model.hit_tokens / model.asked_tokens:.0%}" if model.asked_tokens else "none"
-    num_bytes = model.num_pages * model.page_bytes
-    sys.stdout.write(
-        f"{model.model}: {format_bytes(num_bytes)} of KV memory; {model.used_pages} of {model.num_pages} pages used, "
-        f"{model.cached_pages} cached, {model.pinned_pages} pinned, {model.retained_pages} retained, "
-        f"{model.demoted_pages} demoted\n"
-        f"  hit rate: {share} of {model.asked_tokens:,} prompt tokens; evicted: "
-        f"{sum(model.evictions.values()):,}; token logs: {format_bytes(model.session_bytes)}\n"
-        + (f"  pinned: {kept}\n" if kept else "")
-    )
+    counts = _counts(model.pages) if model.pages is not None else f"{len(model.prompts)} prompts of this key"
+    sys.stdout.write(f"{model.model}: {counts}\n" + (f"  pinned: {kept}\n" if kept else ""))
     for prompt in model.prompts:
         whose = f"  [{', '.join(prompt.sessions)}]" if prompt.sessions else ""
         sys.stdout.write(
             f"  {prompt.key}  {prompt.num_tokens:>7} tokens  {prompt.state:<9} {prompt.idle_seconds:>7.0f} s ago  "
             f"{prompt.num_hits:>4} hits  {_line(prompt.begins)} ... {_line(prompt.ends)}{whose}\n"
         )
+
+
+def _counts(pages: CachePages) -> str:
+    share = f"{pages.hit_tokens / pages.asked_tokens:.0%}" if pages.asked_tokens else "none"
+    num_bytes = pages.num_pages * pages.page_bytes
+    return (
+        f"{format_bytes(num_bytes)} of KV memory; {pages.used_pages} of {pages.num_pages} pages "
+        f"used, {pages.cached_pages} cached, {pages.pinned_pages} pinned, {pages.retained_pages} retained, "
+        f"{pages.demoted_pages} demoted\n  hit rate: {share} of {pages.asked_tokens:,} prompt tokens; evicted: "
+        f"{sum(pages.evictions.values()):,}; token logs: {format_bytes(pages.session_bytes)}"
+    )
 
 
 @app.command()

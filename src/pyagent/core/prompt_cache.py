@@ -61,13 +61,9 @@ class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
     sessions: list[str] = []
 
 
-class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt cache of one model: pages of KV memory by use, tokens found since it was loaded, and prompts.
+class CachePages(msgspec.Struct, frozen=True, kw_only=True):
+    """What all tenants together have in a model's prompt cache: pages by use, and tokens looked up since its load."""
 
-    The counts are of all tenants; pins and prompts are those of the tenants asked for.
-    """
-
-    model: str
     num_pages: int
     page_bytes: int
     used_pages: int
@@ -79,6 +75,16 @@ class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
     asked_tokens: int
     evictions: dict[str, int] = {}
     session_bytes: int = 0
+
+
+class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt cache of one model: pins and prompts of the tenants asked for.
+
+    `pages` are counts of all tenants, and None for who may not know how much others ask.
+    """
+
+    model: str
+    pages: CachePages | None = None
     pins: dict[str, int] = {}
     prompts: list[KeptPrompt] = []
 

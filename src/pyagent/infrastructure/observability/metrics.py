@@ -92,8 +92,8 @@ class ServerFigures:
             self._models.add(model)
         return model if model in self._models else "other"
 
-    def collect(self, *, by_key: bool = True) -> Iterator[Metric]:
-        """The figures as Prometheus has them; those of each API key only where they may be seen."""
+    def collect(self) -> Iterator[Metric]:
+        """The figures of all clients together, as Prometheus has them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         running = GaugeMetricFamily("pyagent_http_requests_running", "HTTP requests in flight.")
@@ -121,16 +121,7 @@ class ServerFigures:
                 self.cache_misses,
             ),
         )
-        of_keys = (
-            (
-                "key_requests",
-                "Requests answered, by the API key's name and status.",
-                ("key", "status"),
-                self.key_requests,
-            ),
-            ("key_tokens", "Prompt and completion tokens, by the API key's name.", ("key",), self.key_tokens),
-        )
-        for name, text, labels, counter in (*counters, *(of_keys if by_key else ())):
+        for name, text, labels, counter in counters:
             family = CounterMetricFamily(f"pyagent_{name}", text, labels=labels)
             for values, count in counter.items():
                 family.add_metric(values, count)
@@ -160,6 +151,25 @@ class ServerFigures:
             family = HistogramMetricFamily(f"pyagent_{name}_seconds", text, labels=labels)
             for values, histogram in labelled.items():
                 family.add_metric(values, histogram.buckets(), histogram.total)
+            yield family
+
+    def collect_keys(self, key: str | None = None) -> Iterator[Metric]:
+        """The figures of each API key, or of the one with this name."""
+        from prometheus_client.core import CounterMetricFamily
+
+        for name, text, labels, counter in (
+            (
+                "key_requests",
+                "Requests answered, by the API key's name and status.",
+                ("key", "status"),
+                self.key_requests,
+            ),
+            ("key_tokens", "Prompt and completion tokens, by the API key's name.", ("key",), self.key_tokens),
+        ):
+            family = CounterMetricFamily(f"pyagent_{name}", text, labels=labels)
+            for values, count in counter.items():
+                if key in {None, values[0]}:
+                    family.add_metric(values, count)
             yield family
 
 

@@ -128,13 +128,15 @@ class EngineRoutes:
     # -- the prompt cache ---------------------------------------------------------------------------------------------
 
     async def show(self, request: Request) -> Response:
-        """GET /pyagent/cache: what is kept: counts of all, texts of the caller's own; shared ones to admins."""
+        """GET /pyagent/cache: the caller's own prompts and pins; to administrators shared ones and counts of all."""
         limit = request.query_params.get("limit", "20")
         if not _LIMIT.fullmatch(limit) or int(limit) > _MAX_SHOWN:
             shown = repr(limit) if len(limit) <= _MAX_LIMIT_SHOWN else f"{len(limit)} characters"
             raise RequestError(f"limit is a number from 1 to {_MAX_SHOWN}, got {shown}", param="limit")
-        tenants = (tenant_of(request), *((COMMON_TENANT,) if is_admin(request) else ()))
-        return _json((await self._ask(ViewCache(int(limit), tenants))).models)
+        if is_admin(request):
+            return _json((await self._ask(ViewCache(int(limit), (tenant_of(request), COMMON_TENANT)))).models)
+        models = (await self._ask(ViewCache(int(limit), (tenant_of(request),)))).models
+        return _json([msgspec.structs.replace(model, pages=None) for model in models])
 
     async def explain(self, request: Request) -> Response:
         """POST /pyagent/cache/explain: how much of a chat request would be found, and why not more."""
@@ -190,8 +192,9 @@ class EngineRoutes:
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
-    async def state(self, _request: Request) -> Response:
-        """GET /pyagent/engine: what the engines are doing."""
+    async def state(self, request: Request) -> Response:
+        """GET /pyagent/engine: what the engines are doing; for an administrator, as it counts what all ask."""
+        check_admin(request)
         return _json({link.name: await link.engine_state() for link in self._engines()})
 
     async def sleep(self, request: Request) -> Response:

@@ -27,7 +27,7 @@ from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
-from pyagent.infrastructure.server.api_keys import ApiKey, is_admin
+from pyagent.infrastructure.server.api_keys import ApiKey, check_admin, is_admin, tenant_of
 from pyagent.infrastructure.server.endpoints import Routed, route
 from pyagent.infrastructure.server.errors import without_folders
 from pyagent.infrastructure.server.middleware.auth import AuthMiddleware
@@ -75,9 +75,15 @@ async def _ready(service: Service, _request: Request) -> Response:
 
 
 async def _metrics(service: Service, request: Request) -> Response:
-    """GET /metrics: figures for Prometheus; those by key for an administrator."""
+    """GET /metrics: figures for Prometheus; a client's key sees its own alone, as those of all tell what others ask."""
+    if not is_admin(request):
+        return Response(render(service.figures.collect_keys(tenant_of(request))), media_type=CONTENT_TYPE)
     states = [await link.engine_state() for link in engine_links(service.backend)]
-    collected = [*service.figures.collect(by_key=is_admin(request)), *(collect_engines(states) if states else ())]
+    collected = [
+        *service.figures.collect(),
+        *service.figures.collect_keys(),
+        *(collect_engines(states) if states else ()),
+    ]
     if isinstance(service.backend, Chain):
         collected += collect_links(service.backend.link_states())
         if service.backend.response_cache is not None:
@@ -87,8 +93,9 @@ async def _metrics(service: Service, request: Request) -> Response:
     return Response(render(collected), media_type=CONTENT_TYPE)
 
 
-async def _chain(service: Service, _request: Request) -> Response:
-    """GET /pyagent/chain: how each link stands, and what it did."""
+async def _chain(service: Service, request: Request) -> Response:
+    """GET /pyagent/chain: how each link stands, and what it did; for an administrator, as it counts what all ask."""
+    check_admin(request)
     if not isinstance(service.backend, Chain):
         raise RequestError(f"{service.backend.name} is no chain", code="chain_not_found")
     return json_response(service.backend.link_states())

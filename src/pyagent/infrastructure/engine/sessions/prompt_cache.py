@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import CacheMiss, CacheReport, Hint, Message, Tool
-from pyagent.core.prompt_cache import KeptPrompt, ModelCache
+from pyagent.core.prompt_cache import CachePages, KeptPrompt, ModelCache
 from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
@@ -172,8 +172,7 @@ class ModelPrompts:
         stats = self._pool.stats()
         with self._lock:
             pins = {name: num_tokens for (tenant, name), num_tokens in self._pins.items() if tenant in tenants}
-        return ModelCache(
-            model=model,
+        pages = CachePages(
             num_pages=stats.num_pages,
             page_bytes=self._page_bytes,
             used_pages=stats.active,
@@ -185,9 +184,9 @@ class ModelPrompts:
             asked_tokens=stats.queried_tokens,
             evictions=stats.evictions_by_cause,
             session_bytes=self._sessions.num_bytes,
-            pins=pins,
-            prompts=[self._shown(prefix) for prefix in self._pool.prefixes(limit, tenants=tenants)],
         )
+        prompts = [self._shown(prefix) for prefix in self._pool.prefixes(limit, tenants=tenants)]
+        return ModelCache(model=model, pages=pages, pins=pins, prompts=prompts)
 
     def _shown(self, prefix: _rust.CachedPrefix) -> KeptPrompt:
         text = self._tokenizer.shown(prefix.tokens)
