@@ -55,6 +55,14 @@ class Target:
         return time.monotonic() > self.until
 
 
+class Pace(NamedTuple):
+    """How long an attack lasts, how long memory has to come back after a lap, and how many laps there are."""
+
+    attack_seconds: float
+    settle_seconds: float
+    num_laps: int
+
+
 class Sample(NamedTuple):
     """What became of one request of the well-behaved client."""
 
@@ -447,16 +455,16 @@ async def _attacked(tour: Tour, function: Attack, seconds: float) -> list[Sample
     return [Sample(*json.loads(line)) for line in lines if line.endswith(b"]")]
 
 
-async def _settled(tour: Tour, most: float) -> int:
-    """The memory once it has come back, or after 20 s."""
-    for _ in range(40):
+async def _settled(tour: Tour, most: float, seconds: float) -> int:
+    """The memory once it has come back, or after so long."""
+    for _ in range(int(seconds / 0.5)):
         if tour.resident_bytes <= most:
             break
         await asyncio.sleep(0.5)
     return tour.resident_bytes
 
 
-async def run(model: str, seconds: float, laps: int, names: Sequence[str]) -> list[str]:
+async def run(model: str, pace: Pace, names: Sequence[str]) -> list[str]:
     """The tour; returns what was not as promised."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384), hard))
@@ -465,7 +473,7 @@ async def run(model: str, seconds: float, laps: int, names: Sequence[str]) -> li
         async with bad_links_at(port) as links:
             server = start(settings(Path(folder), model, port, links))
             try:
-                faults = await _laps(Tour(server, port, echo_port), seconds, laps, names)
+                faults = await _laps(Tour(server, port, echo_port), pace, names)
             finally:
                 server.terminate()
                 code = server.wait(30)
@@ -485,23 +493,23 @@ def echoing() -> Generator[int]:
             server.kill()
 
 
-async def _laps(tour: Tour, seconds: float, laps: int, names: Sequence[str]) -> list[str]:
+async def _laps(tour: Tour, pace: Pace, names: Sequence[str]) -> list[str]:
     for _ in range(20):  # the model is there, and what grows with first requests has grown
         await ask(tour.port, "/v1/chat/completions", chat(), seconds=120)
     faults: list[str] = []
     before = tour.resident_bytes
     most = before * (1 + MEMORY_GROWTH)
-    for lap in range(1, laps + 1):
+    for lap in range(1, pace.num_laps + 1):
         print(
             f"{'attack':24} {'ready':>5} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'bare p99':>8} "
             f"{'chats':>6} {'max ms':>9} {'failed':>6} {'RSS MB':>8}"
         )
         for name in ("nothing", *names):
-            samples = await _attacked(tour, ATTACKS.get(name, _nothing), seconds)
+            samples = await _attacked(tour, ATTACKS.get(name, _nothing), pace.attack_seconds)
             if tour.server.poll() is not None:
                 return [*faults, f"{name}: the server ended with {tour.server.returncode}"]
             faults += report(name, samples, tour.resident_bytes)
-        after = await _settled(tour, most)
+        after = await _settled(tour, most, pace.settle_seconds)
         told = f"memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} MB after lap {lap}"
         print(told, flush=True)
         if after > most:
@@ -520,6 +528,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each attack lasts, at least")
     parser.add_argument("--model", default="smollm2:135m", help="the embedded engine's model: a name or a file")
     parser.add_argument("--laps", type=int, default=1, help="how often to go round")
+    parser.add_argument("--settle-seconds", type=float, default=20.0, help="how long memory may take to come back")
     parser.add_argument("--only", action="append", choices=list(ATTACKS), help="this attack alone; may be repeated")
     parser.add_argument("--watch", type=int, nargs=2, metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)
@@ -528,7 +537,8 @@ def main() -> int:
         asyncio.run(watch(*said.watch))
     if said.echo:
         asyncio.run(echo())
-    faults = asyncio.run(run(said.model, said.seconds, said.laps, said.only or list(ATTACKS)))
+    pace = Pace(said.seconds, said.settle_seconds, said.laps)
+    faults = asyncio.run(run(said.model, pace, said.only or list(ATTACKS)))
     for fault in faults:
         print(f"missed: {fault}")
     return 1 if faults else 0

@@ -12,7 +12,7 @@ ATTACKS = ("idle connections", "slow bodies", "one huge word", "wide schemas", "
 
 def test_server_outlives_a_hostile_tour(tiny_model_path: Path) -> None:
     """Beside each attack a client that asks again once gets every answer, and the server ends cleanly."""
-    command = [sys.executable, str(TOUR), "--seconds", "1", "--model", str(tiny_model_path)]
+    command = [sys.executable, str(TOUR), "--seconds", "1", "--settle-seconds", "0", "--model", str(tiny_model_path)]
     for name in ATTACKS:
         command += ["--only", name]
     told = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

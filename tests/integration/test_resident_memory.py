@@ -34,7 +34,7 @@ async def main():
     options = EngineOptions(
         cpu=CpuOptions(threads=2),
         limits=SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=512),
-        max_model_len=1024,
+        max_model_len=512,
     )
     pool = ModelPool(lambda _: Path(sys.argv[1]), options, Ledger(260_000_000), measure_process=resident_bytes)
     backend = NativeBackend(["m"], LocalEngine(pool), look=lambda _: "")
@@ -46,7 +46,7 @@ async def main():
     for _ in range(2):
         await backend.load()
         tell("loaded", pool.ledger.accounts())
-        await asyncio.gather(*(ask(f"{number} " + "one two three " * 200) for number in range(8)))
+        await asyncio.gather(*(ask(f"{number} " + "one two three " * 100) for number in range(8)))
         tell("worked", pool.ledger.accounts())
         await ask("x", response_format=ResponseFormat(type="choice", choice=["yes", "no"]))
         tell("grammar", pool.ledger.accounts())

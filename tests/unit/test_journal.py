@@ -268,8 +268,6 @@ import sys
 from pathlib import Path
 from pyagent.core.fleet.events import Progress
 from pyagent.core.fleet.journal import JournalRecord
-from pyagent.core.fleet.orchestrator import Fleet
-from pyagent.core.fleet.tools import FleetTool
 from pyagent.infrastructure.storage.journal import FileJournal
 journal = FileJournal(Path(sys.argv[1]))
 run = journal.open_run()
