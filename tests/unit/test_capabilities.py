@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.chains import HI, Played, says
 
 from pyagent.core import capabilities
 from pyagent.core.abilities import ABILITIES, Abilities
@@ -22,7 +23,6 @@ from pyagent.core.plugins import PluginHost
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ViewCache
 from pyagent.infrastructure.backends.found import FoundLink
 from pyagent.testing import EchoBackend
-from tests.support.chains import HI, Played, says
 
 SOURCE = Path(capabilities.__file__).parents[1]
 

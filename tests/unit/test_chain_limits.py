@@ -89,6 +89,40 @@ def test_weights_keep_a_conversation_at_one_link(tmp_path: Path) -> None:
     assert 120 < spread["link:a"] < 180
 
 
+def test_one_server_may_be_several_links(tmp_path: Path) -> None:
+    """Links of one name keep their own conditions, turns and sessions: two keys of one service share its requests."""
+    a = Played("a", says("a"))
+    text = 'chain = [{ use = "link:a", when = "tools" }, { use = "link:a", when = "not tools" }]'
+    for number, tools in enumerate(([TOOL], [])):
+        chain = chain_of(tmp_path, text, a)
+        assert ask(chain, tools=tools).text == "a"
+        assert [state.num_requests for state in chain.link_states()] == [1 - number, number]
+    text = 'chain = [{ use = "link:a", weight = 3, timeout_seconds = 9 }, { use = "link:a", weight = 1 }]'
+    chain = chain_of(tmp_path, text, a)
+    assert backends(chain, 8) == {"link:a": 8}
+    assert [state.num_requests for state in chain.link_states()] == [6, 2]
+    chain = chain_of(tmp_path, text, a)
+    for number in range(60):
+        ask(chain, session=f"s{number}")
+    assert all(state.num_requests > 5 for state in chain.link_states())
+
+
+def test_refusal_says_what_keeps_each_link_from_the_request(tmp_path: Path) -> None:
+    """Several answers, or privacy, are blamed only where they are why no link takes a request."""
+    chain = chain_of(tmp_path, 'chain = [{ use = "link:a", when = "tools" }]\n', Played("a", says("a")))
+    with pytest.raises(RequestError, match=r"is private, and no link of the chain is in rules\.private") as caught:
+        ask(chain, private=True, tools=[TOOL])
+    assert caught.value.param == "private"
+    with pytest.raises(RequestError, match="no link of the chain gives several answers") as caught:
+        ask(chain, private=True, n=2)
+    assert caught.value.param == "n"
+    here = chain_of(
+        tmp_path, 'chain = [{ use = "link:a", when = "tools" }]\nrules.private = ["link"]\n', chain.links[0]
+    )  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="takes this request: link:a: only when tools"):
+        ask(here, private=True)
+
+
 def test_link_timeout_bounds_silence_before_and_within_an_answer(tmp_path: Path) -> None:
     """A link that is silent for longer than its own time is passed by, or its answer goes on elsewhere."""
     a = Played("a", in_turn(says(60.0, "late"), says("half ", 60.0)))

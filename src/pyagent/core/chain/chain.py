@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
-from pyagent.core.chain.ordering import Weights, why_not
+from pyagent.core.chain.ordering import Weights, error_of_none, why_not
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
 from pyagent.core.chain.structured_output import wants_structured_output
@@ -92,16 +93,17 @@ class Chain:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     draw: Callable[[float, float], float] = random.uniform
     name: str = "chain"
-    _links: list[Link] = field(init=False)
+    _links: list[Link] = field(init=False, default_factory=list[Link])
     _weights: Weights = field(init=False, default_factory=Weights)
     _lists: ModelLists = field(init=False, default_factory=ModelLists)
 
     def __post_init__(self) -> None:
         settings = self.settings or [LinkSettings(use=backend.name) for backend in self.links]
-        self._links = [
-            Link(backend, own, self.breaker_policy, self.spend_limit, self.clock)
-            for backend, own in zip(self.links, settings, strict=True)
-        ]
+        num_named = Counter[str]()
+        for backend, own in zip(self.links, settings, strict=True):
+            nth = num_named[backend.name]
+            self._links.append(Link(backend, own, self.breaker_policy, self.spend_limit, self.clock, nth))
+            num_named[backend.name] += 1
 
     @property
     def capabilities(self) -> Capabilities:
@@ -208,21 +210,12 @@ class Chain:
         if not self._links:
             raise BackendError("the chain is empty: set `chain` in pyagent.toml", backend=self.name, retryable=False)
         request, links = self._named(request)
-        reasons = {link.name: why_not(link, request, self.private) for link in links}
-        eligible = [link for link in links if not reasons[link.name]]
-        if eligible:
-            return request, eligible
-        if request.n > 1 or request.best_of is not None or request.beam is not None:
-            raise RequestError("no link of the chain gives several answers to a request; `native` does", param="n")
-        if request.private:
-            raise RequestError(
-                "the request is private, and no link of the chain is in rules.private "
-                f"({', '.join(self.private) or 'empty'}); add one that stays on this machine",
-                param="private",
-            )
-        said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        param = "messages" if request.assistant_prefix else "model"
-        raise RequestError(f"no link of the chain takes this request: {said}", param=param)
+        reasons = [why_not(link, request, self.private) for link in links]
+        eligible = [link for link, reason in zip(links, reasons, strict=True) if not reason]
+        if not eligible:
+            names = [link.name for link in links]
+            raise error_of_none(request, list(zip(names, reasons, strict=True)), self.private)
+        return request, eligible
 
     def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
         named = [link for link in self._links if link.name == request.model] if request.model else []

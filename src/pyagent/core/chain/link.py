@@ -65,13 +65,17 @@ class Refusal(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Link:
-    """One link. `settings` are the user's; `spend_limit` is shared by the chain."""
+    """One link. `settings` are the user's; `spend_limit` is shared by the chain.
+
+    A server may be several links, with other keys or conditions: `nth` tells those of one name apart.
+    """
 
     backend: Backend
     settings: LinkSettings
     breaker_policy: BreakerPolicy
     spend_limit: SpendLimit
     clock: Clock = time.monotonic
+    nth: int = 0
     scheme: str = field(init=False)
     breaker: Breaker = field(init=False)
     concurrency: Concurrency = field(init=False)

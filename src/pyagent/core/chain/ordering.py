@@ -9,22 +9,43 @@ from hashlib import blake2b
 from itertools import groupby
 
 from pyagent.core.chain.link import Link
+from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest
+
+_NOT_FOUND = "not found"
+_ONE_ANSWER = "it gives one answer to a request"
+_NOT_PRIVATE = "the request is private, this link is not"
 
 
 def why_not(link: Link, request: ChatRequest, private: Sequence[str]) -> str:
     """Why a link may not see a request; empty when it may."""
     if absence := link.absence():
-        return f"not found: {absence}"
+        return f"{_NOT_FOUND}: {absence}"
     wants_several = request.n > 1 or request.best_of is not None or request.beam is not None
     if wants_several and not link.backend.capabilities.gives_several:
-        return "it gives one answer to a request"
+        return _ONE_ANSWER
     if (request.assistant_prefix or request.answer_prefix) and not link.continues:
         return "it cannot go on from an answer's beginning"
     if request.private and not (link.scheme in private or link.name in private):
-        return "the request is private, this link is not"
+        return _NOT_PRIVATE
     unmet = next((condition.text for condition in link.settings.when if not condition.holds(request)), "")
     return f"only when {unmet}" if unmet else ""
+
+
+def error_of_none(request: ChatRequest, reasons: Sequence[tuple[str, str]], private: Sequence[str]) -> RequestError:
+    """Return the error of a request that no link may see; `reasons` has each link's name and why."""
+    kinds = {reason for _, reason in reasons if not reason.startswith(_NOT_FOUND)}
+    if kinds == {_ONE_ANSWER}:
+        return RequestError("no link of the chain gives several answers to a request; `native` does", param="n")
+    if kinds == {_NOT_PRIVATE}:
+        return RequestError(
+            "the request is private, and no link of the chain is in rules.private "
+            f"({', '.join(private) or 'empty'}); add one that stays on this machine",
+            param="private",
+        )
+    said = "; ".join(f"{name}: {reason}" for name, reason in reasons)
+    param = "messages" if request.assistant_prefix else "model"
+    return RequestError(f"no link of the chain takes this request: {said}", param=param)
 
 
 @dataclass(slots=True)
@@ -35,7 +56,7 @@ class Weights:
     link computed for it is found again.
     """
 
-    _name_to_owed: dict[str, float] = field(default_factory=dict[str, float])
+    _link_to_owed: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
 
     def order(self, links: Sequence[Link], session: str) -> list[Link]:
         """The links, each run of neighbours with weights put in the order to ask them."""
@@ -50,16 +71,21 @@ class Weights:
     def _drawn(self, run: list[Link], session: str) -> list[Link]:
         if session:
             return sorted(run, key=lambda link: _score(link, session))
-        owed = self._name_to_owed
+        owed = self._link_to_owed
         for link in run:
-            owed[link.name] = owed.get(link.name, 0.0) + (link.settings.weight or 0.0)
-        ranked = sorted(run, key=lambda link: -owed[link.name])
-        owed[ranked[0].name] -= sum(link.settings.weight or 0.0 for link in run)
+            owed[_key(link)] = owed.get(_key(link), 0.0) + (link.settings.weight or 0.0)
+        ranked = sorted(run, key=lambda link: -owed[_key(link)])
+        owed[_key(ranked[0])] -= sum(link.settings.weight or 0.0 for link in run)
         return ranked
+
+
+def _key(link: Link) -> tuple[str, int]:
+    return link.name, link.nth
 
 
 def _score(link: Link, session: str) -> float:
     """Smallest for the link that a session belongs to; each gets sessions in proportion to its weight."""
-    digest = blake2b(f"{session}\0{link.name}".encode(errors="surrogatepass"), digest_size=8).digest()
+    name = f"{link.name}\0{link.nth}" if link.nth else link.name
+    digest = blake2b(f"{session}\0{name}".encode(errors="surrogatepass"), digest_size=8).digest()
     part = (int.from_bytes(digest) + 1) / (2**64 + 1)
     return -math.log(part) / (link.settings.weight or 1.0)
