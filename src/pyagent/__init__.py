@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import PyAgentError as PyAgentError
     from pyagent.core.errors import RequestError as RequestError
     from pyagent.core.errors import UnsupportedError as UnsupportedError
+    from pyagent.core.errors import WireError as WireError
     from pyagent.core.fleet.agent import Agent as Agent
     from pyagent.core.fleet.agent import Task as Task
     from pyagent.core.fleet.context import Context as Context
@@ -67,7 +68,8 @@ _NAMES = {
     "pyagent.core.backends": "Answer Backend",
     "pyagent.core.config": "load_settings",
     "pyagent.core.errors": "AgentError BackendError BudgetError CapacityError ConfigError ContextOverflowError "
-    "DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError UnsupportedError",
+    "DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError UnsupportedError "
+    "WireError",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted ModelCalled Progress "

@@ -23,6 +23,7 @@ from pyagent.core.errors import (
     PyAgentError,
     RequestError,
     UnsupportedError,
+    WireError,
 )
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import (
@@ -173,6 +174,7 @@ __all__ = [
     "Unsupported",
     "UnsupportedError",
     "Usage",
+    "WireError",
     "collect",
     "error_body",
     "estimated_tokens",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.installed import install
 from support.native import engine_of, run
 from support.tiny_model import write_tiny_model
 
@@ -57,7 +58,7 @@ def remote(backend: NativeBackend) -> ProcessEngine:
 
 
 def process_id(backend: NativeBackend) -> int:
-    found = remote(backend).supervisor.vitals.process_id
+    found = remote(backend).supervisor.status.process_id
     assert found is not None
     return found
 
@@ -280,10 +281,10 @@ def test_death_is_noticed_before_silence_would_be(tiny_model_path: Path) -> None
 
 async def kill(backend: NativeBackend, *, is_noticed: bool) -> None:
     """Kill the process; with `is_noticed` wait until there is another."""
-    killed, vitals = process_id(backend), remote(backend).supervisor.vitals
+    killed, status = process_id(backend), remote(backend).supervisor.status
     os.kill(killed, signal.SIGKILL)
     if is_noticed:
-        await seconds_until(lambda: vitals.process_id not in {None, killed}, time.perf_counter())
+        await seconds_until(lambda: status.process_id not in {None, killed}, time.perf_counter())
 
 
 async def seconds_until(is_so: Callable[[], bool], start: float) -> float:
@@ -389,17 +390,6 @@ def make(options):
 def pyagent_register_queue_policies():
     return {"poisoned": make}
 '''
-
-
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str) -> None:
-    """A plugin that this process and those it starts find."""
-    (folder / f"{name}.py").write_text(code)
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[pyagent]\n{name}.queue_policies = {name}\n")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 def test_request_that_kills_its_process_fails_alone(

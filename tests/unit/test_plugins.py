@@ -573,8 +573,8 @@ API = (
     "LinkSpec Message ModelError ModelInfo "
     "Origin Parts PluginError PreemptingPolicy PromptTokensDetails PyAgentError QueuePolicy QueuePolicyFactory Queued "
     "ReasoningEffort RequestError ResponseFormat Role SamplingParams Score Settings Task TextPart Timings TokenLogprob "
-    "Tool ToolCall ToolCallDelta ToolProvider Unsupported UnsupportedError Usage collect error_body estimated_tokens "
-    "estimated_usage fulfil hookimpl read_headers readable_path trace_headers"
+    "Tool ToolCall ToolCallDelta ToolProvider Unsupported UnsupportedError Usage WireError collect error_body "
+    "estimated_tokens estimated_usage fulfil hookimpl read_headers readable_path trace_headers"
 )
 
 

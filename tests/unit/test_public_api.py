@@ -17,7 +17,7 @@ Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer Bac
 CapacityError Chain ChatDelta ChatRequest ConfigError Context ContextOverflowError DeadlineError Decline Engine Fleet
 FleetTool FunctionDefinition InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError PluginError Progress
 PyAgentError RequestError ResponseFormat RouteChosen RunFailed RunFinished RunStarted SamplingParams Settings Step
-StepSkipped Task TextDelta Tool ToolCall ToolCalled UnsupportedError Usage load_settings __version__
+StepSkipped Task TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError load_settings __version__
 """
 
 

@@ -13,6 +13,7 @@
     ├── DeadlineError      the caller's deadline passed
     ├── BackendError       a backend failed: names it and whether trying again can help
     │   └── UnsupportedError   it cannot do what the request asks; another may
+    ├── WireError          another process of PyAgent's: its message cannot be read, or it is of another version
     └── AgentError         an agent failed: names it
 
 Every message says what was wrong, what was expected and what to do. Facts are attributes. Foreign errors are
@@ -131,6 +132,14 @@ class UnsupportedError(BackendError):
         """The field of a request that asks for it: images stand in messages."""
         first = self.fields[0] if self.fields else None
         return "messages" if first == "images" else first
+
+
+class WireError(PyAgentError):
+    """Another process of PyAgent's, `peer`, sent what cannot be read, or speaks another version of the protocol."""
+
+    def __init__(self, message: str, *, peer: str) -> None:
+        super().__init__(message)
+        self.peer = peer
 
 
 class AgentError(PyAgentError):

@@ -1,7 +1,7 @@
-"""One life of an engine's process: starting it, speaking to it, noticing that it is gone.
+"""One child process of an engine: start it, exchange messages with it, notice its end.
 
-The process inherits a pipe, its standard input, and ends when that closes: it cannot outlive this one. Requests and
-news travel over ZMQ on a socket in a folder that only this user can enter, and that is removed once both ends have met.
+The child inherits a pipe, its standard input, and ends when that closes: it cannot outlive this process. Messages
+travel over ZMQ on a socket in a folder that only this user can enter, and that is removed after the child's hello.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import struct
 import subprocess  # the command is this interpreter
 import sys
 import tempfile
@@ -18,14 +17,24 @@ from pathlib import Path
 
 import zmq
 
-from pyagent.infrastructure.engine.subprocess.protocol import FromEngine, Start, Stop, decode_from_engine, encode
+from pyagent.infrastructure.engine.subprocess.protocol import (
+    HELLO,
+    FromEngine,
+    Start,
+    Stop,
+    from_engine,
+    hello_codec,
+    start_codec,
+    to_engine,
+)
+from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES, with_length
 
 _LONGEST_PATH = 90
 """Bytes of a folder's path; a socket's whole path has room for 107."""
 _END_SECONDS = 3.0
 
 
-class Spawned:
+class ChildProcess:
     """A process, and the socket to it. One thread owns it."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], settings: bytes) -> None:
@@ -34,15 +43,16 @@ class Spawned:
         endpoint = f"ipc://{self._folder}/engine"
         self.socket = context.socket(zmq.PAIR)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.socket.bind(endpoint)
         command = [sys.executable, "-P", "-m", "pyagent.infrastructure.engine.subprocess.main"]
         # A group of its own: Ctrl+C in a terminal is for this process, which ends the other in order.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
         self._process_fd = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else None
-        first = encode(Start(endpoint, settings))
+        start = start_codec.encode(Start(endpoint, settings))
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin
-            self.process.stdin.write(struct.pack("!I", len(first)) + first)
+            self.process.stdin.write(with_length(hello_codec.encode(HELLO)) + with_length(start))
             self.process.stdin.flush()
 
     @property
@@ -51,22 +61,22 @@ class Spawned:
         return self.process.poll() is not None
 
     def register(self, poller: zmq.Poller) -> None:
-        """Wake the poller when there is news, or when the process ends (where the system can tell)."""
+        """Wake the poller at messages, and at the end of the process where the system can tell."""
         poller.register(self.socket, zmq.POLLIN)
         if self._process_fd is not None:
             poller.register(self._process_fd, zmq.POLLIN)
 
     @property
     def is_watched(self) -> bool:
-        """Whether a poller learns of the end at once; where not, `is_dead` must be asked now and then."""
+        """Whether a poller wakes at the end of the process; where not, poll `is_dead`."""
         return self._process_fd is not None
 
-    def met(self) -> None:
-        """The process has connected: the folder is no longer needed."""
+    def remove_folder(self) -> None:
+        """Remove the socket's folder; a socket that is connected needs none."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def send(self, frame: bytes) -> bool:
-        """Send without waiting; False when the process takes no more for now."""
+        """Send without waiting; return False when the socket's queue is full."""
         try:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -74,17 +84,17 @@ class Spawned:
         return True
 
     def receive(self) -> Iterator[FromEngine]:
-        """What has arrived."""
+        """Yield the messages that have arrived. Raises `WireError` for bytes that are none."""
         while True:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield decode_from_engine(frame)
+            yield from_engine.decode(frame)
 
     def end(self, *, is_orderly: bool = False) -> int:
-        """End the process, gently at first when orderly; returns its exit code."""
-        if is_orderly and not self.is_dead and self.send(encode(Stop())):
+        """End the process, with a `Stop` first when orderly; return its exit code."""
+        if is_orderly and not self.is_dead and self.send(to_engine.encode(Stop())):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_SECONDS)
         self.process.kill()
@@ -95,12 +105,12 @@ class Spawned:
         if self._process_fd is not None:
             os.close(self._process_fd)
         self.socket.close()
-        self.met()
+        self.remove_folder()
         return code
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, in words."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):

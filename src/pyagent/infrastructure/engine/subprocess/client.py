@@ -1,7 +1,7 @@
-"""An engine in a process of its own, with the same face as one in this process.
+"""An engine in a process of its own, with the interface of one in this process.
 
-A crash there costs those who wait some time and nothing else: the next process goes on with every answer where it
-stopped. Seeds are drawn here, so that an answer computed twice is the same.
+A crash there costs time and nothing else: the next process continues every answer where it stopped. Seeds are chosen
+here, so that an answer computed twice is the same.
 """
 
 from __future__ import annotations
@@ -15,26 +15,37 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from pyagent.core.errors import CapacityError, PyAgentError
+from pyagent.core.errors import CapacityError, PyAgentError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, UnpinPrompt, ViewCache
 from pyagent.infrastructure.engine.client import EngineState, within
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
-from pyagent.infrastructure.engine.subprocess.in_flight import Asked
-from pyagent.infrastructure.engine.subprocess.protocol import Ask, GiveBack, Load, Look, QueryCache, Told, encode_ask
+from pyagent.infrastructure.engine.subprocess.in_flight import InFlightRequest
+from pyagent.infrastructure.engine.subprocess.protocol import (
+    ENGINE,
+    FreeMemory,
+    GetState,
+    LoadModel,
+    QueryCache,
+    Submit,
+    TakeHint,
+    encode_for_caller,
+)
 from pyagent.infrastructure.engine.subprocess.supervisor import Supervisor
+from pyagent.infrastructure.wire.codec import Codec
 
 _MAX_REQUESTS = 8192
 """Requests on their way to or in the process; the engine itself refuses some earlier."""
-
-_LOOK_SECONDS = 2.0
+_STATE_SECONDS = 2.0
+_state_codec: Codec[EngineState] = Codec(EngineState, ENGINE)
+_query_codec: Codec[CacheQueryResult] = Codec(CacheQueryResult, ENGINE)
 
 
 class ProcessEngine(Shared):
     """An engine in a process of its own, which starts with the first request."""
 
     def __init__(self, settings: bytes, hang_seconds: float | None) -> None:
-        """`settings` are what the process reads (`Settings` as JSON); a step of `hang_seconds` counts as its death."""
+        """`settings` are the process's `Settings` as JSON; a step of `hang_seconds` counts as its death."""
         self.life = LifeCycle()
         self.supervisor = Supervisor(settings, self._note_process, hang_seconds)
         self._ids = itertools.count(1)
@@ -47,7 +58,7 @@ class ProcessEngine(Shared):
 
     async def load(self, model: str) -> None:
         """Load a model ahead of its first request. Raises `ModelError` naming what is wrong with its file."""
-        await asyncio.wrap_future(self.supervisor.call(Load(model)))
+        await asyncio.wrap_future(self.supervisor.call(LoadModel(model)))
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""
@@ -59,49 +70,55 @@ class ProcessEngine(Shared):
         if self.supervisor.num_requests >= _MAX_REQUESTS:
             raise CapacityError(f"{_MAX_REQUESTS} requests wait already; try again later", retry_after_seconds=1.0)
         loop = asyncio.get_running_loop()
-        news: asyncio.Queue[ChatDelta | PyAgentError | None] = asyncio.Queue()
-        asked = Asked(next(self._ids), request, lambda told: loop.call_soon_threadsafe(news.put_nowait, told) and None)
-        encode_ask(Ask(asked.id, request))  # what cannot be sent is said here
+        outputs: asyncio.Queue[ChatDelta | PyAgentError | None] = asyncio.Queue()
+
+        def emit(output: ChatDelta | PyAgentError | None) -> None:
+            loop.call_soon_threadsafe(outputs.put_nowait, output)
+
+        in_flight = InFlightRequest(next(self._ids), request, emit)
+        encode_for_caller(
+            Submit(in_flight.id, request)
+        )  # raise for what cannot be sent, while the caller still waits here
         self.life.enter()
         is_over = False
         try:
-            self.supervisor.ask(asked)
-            while (told := await within(deadline, news.get(), name)) is not None:
-                if isinstance(told, PyAgentError):
+            self.supervisor.submit(in_flight)
+            while (output := await within(deadline, outputs.get(), name)) is not None:
+                if isinstance(output, PyAgentError):
                     is_over = True
-                    raise told
-                yield told
+                    raise output
+                yield output
             is_over = True
         finally:
             self.life.leave()
             if not is_over and not self.is_closed:
-                self.supervisor.abort(asked)
+                self.supervisor.abort(in_flight)
 
     async def state(self) -> EngineState:
-        """What it is doing. Starts nothing."""
-        vitals = self.supervisor.vitals
+        """Return what the engine is doing. Starts nothing."""
+        process = self.supervisor.status
         state = EngineState(state=self.life.state.value, num_running=self.life.num_running)
-        if self.supervisor.is_started and vitals.process_id is not None and not self.is_closed:
+        if self.supervisor.is_started and process.process_id is not None and not self.is_closed:
             with contextlib.suppress(TimeoutError, PyAgentError):  # it may die or hang at this moment
-                seen = await asyncio.wait_for(self._look(), _LOOK_SECONDS)
+                seen = await asyncio.wait_for(self._get_state(), _STATE_SECONDS)
                 state = msgspec.structs.replace(seen, state=state.state, num_running=state.num_running)
-        return msgspec.structs.replace(state, process_id=vitals.process_id, num_restarts=vitals.num_restarts)
+        return msgspec.structs.replace(state, process_id=process.process_id, num_restarts=process.num_restarts)
 
-    async def _look(self) -> EngineState:
-        seen = await asyncio.wrap_future(self.supervisor.call(Look()))
-        return msgspec.msgpack.decode(seen, type=EngineState)
+    async def _get_state(self) -> EngineState:
+        return _state_codec.decode(await asyncio.wrap_future(self.supervisor.call(GetState())))
 
     def hint(self, hint: Hint) -> None:
-        """Take what the fleet knows of a prompt's future; nothing when there is no process yet."""
+        """Pass a hint on, where there is a process. One that cannot be sent is dropped: hints never fail."""
         if self.supervisor.is_started and not self.is_closed:
-            self.supervisor.call(Told(hint))
+            with contextlib.suppress(RequestError):
+                self.supervisor.call(TakeHint(hint))
 
     async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches, or keep a prompt there."""
         if isinstance(question, ViewCache | UnpinPrompt) and not self.supervisor.is_started:
             return CacheQueryResult()
         raw = await asyncio.wrap_future(self.supervisor.call(QueryCache(question)))
-        return msgspec.msgpack.decode(raw, type=CacheQueryResult)
+        return _query_codec.decode(raw)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""
@@ -114,7 +131,7 @@ class ProcessEngine(Shared):
     def give_back(self, level: int) -> None:
         """Free the KV memory of models that nobody uses (1), or the models (2). Blocks."""
         if self.supervisor.is_started:
-            self.supervisor.call(GiveBack(level)).result()
+            self.supervisor.call(FreeMemory(level)).result()
 
     async def wake(self) -> None:
         """Take requests again; models load when they are asked for."""

@@ -1,10 +1,10 @@
-"""Requests that an engine's process works on, and the question which of them killed it.
+"""The requests of an engine's process, and which of them killed it.
 
-Pure bookkeeping: it says what to send and what to give up; it neither sends nor waits. While no process has died,
-requests are sent as they come. When one dies, every request that was sent is suspect, and goes to the next process
-alone until it has told enough that is new; then all go on together. One that kills its process alone is tried twice and
-given up. One that kills later than its trial lasted is caught by the next, which lasts longer. Invariants: a request
-is in exactly one of three places (sent, suspect, waiting) until it ends; one on trial is the only one sent.
+Decides what to send and what to fail; neither sends nor waits. While no process has died, requests are sent as they
+arrive. When one dies, every request that was sent is a suspect: the next process gets it alone, for a trial that ends
+after a number of new outputs; then all go on together. A request that kills its process alone is tried twice, then
+failed. One that kills after its trial is caught by its next trial, which is longer. Invariants: until it ends, a
+request is in exactly one of three tables (sent, suspect, waiting); a request on trial is the only one sent.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ import msgspec
 from pyagent.core.errors import PyAgentError
 from pyagent.core.messages import ChatDelta, ChatRequest
 from pyagent.infrastructure.engine.request import PastTurn, TokenLog
-from pyagent.infrastructure.engine.subprocess.protocol import Ask, Outputs
+from pyagent.infrastructure.engine.subprocess.protocol import Outputs, Submit
 
 MAX_TRIALS = 2
 """Processes that may die with the same request alone."""
 MAX_DEATHS = 5
 """Processes that may die with a request among others."""
-TRIAL_NEWS = 8
+TRIAL_OUTPUTS = 8
 """Outputs of a request that end its first trial; each later one lasts four times as long."""
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A request, with all that is needed to ask it again and to tell nothing twice.
+class InFlightRequest:
+    """A request, with all that it takes to submit it again and to deliver no output twice.
 
-    One answer goes on from its token log. Several answers (and searches) are computed anew, which gives the same text,
-    and what was told of each is left out. `tell` hears deltas, then None or the error at the end.
-    `wire_id` is its name in the process it was sent to last.
+    A single answer goes on from its token log. Several answers (and beam search) are computed anew, which gives the
+    same text, and what was delivered of each is skipped. `emit` gets the deltas, then None or the error at the end.
+    `wire_id` is its id in the process it was sent to last.
     """
 
     id: int
     request: ChatRequest
-    tell: Callable[[ChatDelta | PyAgentError | None], None]
-    asked: float = field(default_factory=time.monotonic)
-    first_token: float | None = None
+    emit: Callable[[ChatDelta | PyAgentError | None], None]
+    arrived_at: float = field(default_factory=time.monotonic)
+    first_token_at: float | None = None
     prompt: bytes = b""
     tokens: list[int] = field(default_factory=list[int])
     wire_id: int = 0
     num_trials: int = 0
     num_deaths: int = 0
-    _said: list[str] = field(default_factory=list[str])
+    _pieces: list[str] = field(default_factory=list[str])
     _num_chars: Counter[int] = field(default_factory=Counter[int])
     _num_logprobs: Counter[int] = field(default_factory=Counter[int])
     _ended: set[int] = field(default_factory=set[int])
@@ -58,41 +58,44 @@ class Asked:
 
     @property
     def is_single(self) -> bool:
-        """Whether one answer is drawn, whose log can be gone on from."""
+        """Whether it has one answer, which can go on from its token log."""
         return self.request.n == 1 and self.request.best_of in {None, 1} and self.request.beam is None
 
-    def ask(self, past: PastTurn | None = None) -> Ask:
-        """The frame that asks for the rest of the answer; `past` is what was computed of its conversation elsewhere."""
+    def submission(self, past: PastTurn | None = None) -> Submit:
+        """Return the message that asks for the rest of the answer.
+
+        `past` is the conversation's last turn, when another process computed it.
+        """
         now, request = time.monotonic(), self.request
         if request.timeout_seconds is not None:
-            left = max(0.0, request.timeout_seconds - (now - self.asked))
+            left = max(0.0, request.timeout_seconds - (now - self.arrived_at))
             request = msgspec.structs.replace(request, timeout_seconds=left)
         self._chars_to_skip, self._logprobs_to_skip = self._num_chars.copy(), self._num_logprobs.copy()
         if not self.prompt:
-            return Ask(self.wire_id, request, past=past)
-        first = None if self.first_token is None else self.first_token - self.asked
-        return Ask(self.wire_id, request, TokenLog(self.prompt, tuple(self.tokens), now - self.asked, first))
+            return Submit(self.wire_id, request, past=past)
+        first = None if self.first_token_at is None else self.first_token_at - self.arrived_at
+        return Submit(self.wire_id, request, TokenLog(self.prompt, tuple(self.tokens), now - self.arrived_at, first))
 
-    def take(self, news: Outputs) -> ChatDelta | None:
-        """Take news in; returns what of it is new to the caller."""
-        self.first_token = self.first_token or time.monotonic()
-        self.prompt = self.prompt or news.prompt
-        delta = news.delta
+    def apply(self, outputs: Outputs) -> ChatDelta | None:
+        """Record outputs; return what of them was not delivered before."""
+        self.first_token_at = self.first_token_at or time.monotonic()
+        self.prompt = self.prompt or outputs.prompt
+        delta = outputs.delta
         if self.is_single:
-            self.tokens += news.tokens
-            self._said.append(delta.content)
+            self.tokens += outputs.tokens
+            self._pieces.append(delta.content)
         else:
-            delta = self._unheard(delta)
+            delta = self._undelivered(delta)
         self._num_chars[delta.index] += len(delta.content)
         self._num_logprobs[delta.index] += len(delta.logprobs)
         return delta if delta.content or delta.logprobs or delta.finish_reason or delta.usage else None
 
     @property
     def text(self) -> str:
-        """What was told, of a single answer."""
-        return "".join(self._said)
+        """The text delivered of a single answer."""
+        return "".join(self._pieces)
 
-    def _unheard(self, delta: ChatDelta) -> ChatDelta:
+    def _undelivered(self, delta: ChatDelta) -> ChatDelta:
         index = delta.index
         chars = min(len(delta.content), self._chars_to_skip[index])
         logprobs = min(len(delta.logprobs), self._logprobs_to_skip[index])
@@ -107,86 +110,84 @@ class Asked:
 
 
 class InFlight:
-    """The requests of one engine, over the lives of its processes."""
+    """The requests of one engine, whatever becomes of its processes."""
 
     def __init__(self) -> None:
-        self._sent: dict[int, Asked] = {}  # by wire id
-        self._suspects: dict[int, Asked] = {}
-        self._waiting: dict[int, Asked] = {}
-        self._on_trial: Asked | None = None
-        self._num_trial_news = 0
+        self._sent: dict[int, InFlightRequest] = {}  # by wire_id
+        self._suspects: dict[int, InFlightRequest] = {}
+        self._waiting: dict[int, InFlightRequest] = {}
+        self._on_trial: InFlightRequest | None = None
+        self._num_trial_outputs = 0
         self._wire_ids = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._suspects) + len(self._waiting)
 
-    def add(self, asked: Asked) -> None:
-        """A new request; `next_to_send` says when it goes."""
-        self._waiting[asked.id] = asked
+    def add(self, request: InFlightRequest) -> None:
+        """Add a new request; `next_to_send` returns it in its turn."""
+        self._waiting[request.id] = request
 
-    def sent(self, wire_id: int) -> Asked | None:
-        """The request of that name in the process, if it is there."""
+    def sent(self, wire_id: int) -> InFlightRequest | None:
+        """Return the request that the process knows by this id."""
         return self._sent.get(wire_id)
 
-    def next_to_send(self) -> list[Asked]:
-        """What goes to the process now: one suspect when none is on trial, everything when there are none."""
+    def next_to_send(self) -> list[InFlightRequest]:
+        """Return what to send now: one suspect while there are any, and none during its trial; else everything."""
         if self._on_trial is not None:
             return []
         if self._suspects:
             self._on_trial = chosen = self._suspects.pop(next(iter(self._suspects)))
-            self._num_trial_news = 0
+            self._num_trial_outputs = 0
             return [self._send(chosen)]
         everything, self._waiting = self._waiting, {}
-        return [self._send(asked) for asked in everything.values()]
+        return [self._send(request) for request in everything.values()]
 
-    def _send(self, asked: Asked) -> Asked:
-        # Another name each time: news of an earlier life of the request may still be on their way.
-        asked.wire_id = next(self._wire_ids)
-        self._sent[asked.wire_id] = asked
-        return asked
+    def _send(self, request: InFlightRequest) -> InFlightRequest:
+        # A new id each time: outputs of the request's earlier submission may still be on their way.
+        request.wire_id = next(self._wire_ids)
+        self._sent[request.wire_id] = request
+        return request
 
-    def told(self, asked: Asked) -> bool:
-        """The request had news. True when that is enough for its trial: the process is to drop it until its turn."""
-        if asked is not self._on_trial:
+    def count_outputs(self, request: InFlightRequest) -> bool:
+        """Count outputs of a request; return True when they end its trial: then the process is to abort it."""
+        if request is not self._on_trial:
             return False
-        self._num_trial_news += 1
-        return self._num_trial_news == TRIAL_NEWS * 4 ** max(0, asked.num_deaths - 1)
+        self._num_trial_outputs += 1
+        return self._num_trial_outputs == TRIAL_OUTPUTS * 4 ** max(0, request.num_deaths - 1)
 
-    def dropped(self, asked: Asked) -> None:
-        """The process has dropped the request: its trial is over, and whoever kills the process now is another."""
-        if asked is self._on_trial:
+    def end_trial(self, request: InFlightRequest) -> None:
+        """Note that the process aborted the request: its trial is passed, a death from now on is another's."""
+        if request is self._on_trial:
             self._on_trial = None
-            asked.num_trials = 0
-            del self._sent[asked.wire_id]
-            self._waiting[asked.id] = asked
+            request.num_trials = 0
+            del self._sent[request.wire_id]
+            self._waiting[request.id] = request
 
-    def end(self, asked: Asked) -> bool:
-        """The request is answered, failed or wanted no more. True when the process has it."""
-        self._suspects.pop(asked.id, None)
-        self._waiting.pop(asked.id, None)
-        if asked is self._on_trial:
+    def remove(self, request: InFlightRequest) -> bool:
+        """Remove a request that is complete, failed or aborted; return whether the process had it."""
+        self._suspects.pop(request.id, None)
+        self._waiting.pop(request.id, None)
+        if request is self._on_trial:
             self._on_trial = None
-        return self._sent.pop(asked.wire_id, None) is not None
+        return self._sent.pop(request.wire_id, None) is not None
 
-    def died(self) -> list[Asked]:
-        """The process is gone. What was sent is suspect; returns the requests to give up."""
+    def process_died(self) -> list[InFlightRequest]:
+        """Make suspects of what was sent; return the requests to fail."""
         sent, self._sent = self._sent, {}
         if self._on_trial is not None:
             self._on_trial.num_trials += 1
             self._on_trial = None
         else:
-            for asked in sent.values():
-                asked.num_deaths += 1
-        given_up = [
-            asked for asked in sent.values() if asked.num_trials >= MAX_TRIALS or asked.num_deaths >= MAX_DEATHS
-        ]
-        self._suspects |= {asked.id: asked for asked in sent.values() if asked not in given_up}
-        return given_up
+            for request in sent.values():
+                request.num_deaths += 1
+        failed = [one for one in sent.values() if one.num_trials >= MAX_TRIALS or one.num_deaths >= MAX_DEATHS]
+        self._suspects |= {request.id: request for request in sent.values() if request not in failed}
+        return failed
 
-    def give_up(self) -> list[Asked]:
-        """Everything there is, to be failed: no process can be had."""
+    def remove_all(self) -> list[InFlightRequest]:
+        """Remove and return all requests: there is no process for them."""
         everything = [*self._sent.values(), *self._suspects.values(), *self._waiting.values()]
-        for place in (self._sent, self._suspects, self._waiting):
-            place.clear()
+        for table in (self._sent, self._suspects, self._waiting):
+            table.clear()
         self._on_trial = None
         return everything

@@ -1,14 +1,13 @@
 """The engine's own process: `python -m pyagent.infrastructure.engine.subprocess.main`, started by `supervisor`.
 
-Reads where its socket is, and the settings, from standard input; answers requests with an engine like that of any other
-process. It ends when told to, or when standard input closes: whoever started it is gone then.
+Read hello, socket and settings from standard input, then answer requests with an engine like that of any other process.
+End at `Stop`, or when standard input closes: the process that started this one has ended then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import struct
 import sys
 import threading
 from collections.abc import Coroutine
@@ -19,65 +18,70 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from pyagent.core.errors import WireError
 from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.plugin import make_engine
 from pyagent.infrastructure.engine.subprocess.protocol import (
+    CLIENT,
+    HELLO,
     Abort,
-    Alive,
-    Ask,
+    Aborted,
     Call,
+    Command,
     Done,
-    Dropped,
     Failed,
-    Fault,
+    FreeMemory,
     FromEngine,
-    GiveBack,
-    Load,
-    Look,
+    GetState,
+    LoadModel,
     Outputs,
     Ping,
+    Pong,
     QueryCache,
     Raised,
     Returned,
     Start,
     Stop,
-    ToEngine,
-    Told,
-    decode_to_engine,
-    encode,
+    Submit,
+    TakeHint,
+    from_engine,
+    hello_codec,
+    start_codec,
+    to_engine,
 )
 from pyagent.infrastructure.observability.logging import configure_logging
+from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES, read_frame
+from pyagent.infrastructure.wire.fault import Fault
 
 
-class _Served:
-    """An engine at the end of a socket."""
+class _EngineServer:
+    """Serve an engine over a socket."""
 
     def __init__(self, engine: LocalEngine, socket: zmq.asyncio.Socket) -> None:
         self.engine = engine
         self.socket = socket
         self._tasks = set[asyncio.Task[None]]()
-        self._answers: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Answer until told to stop."""
-        await self._send(Alive())
+        """Answer until `Stop`."""
+        await self._send(HELLO)
         while True:
-            frame: bytes = await self.socket.recv()
-            message: ToEngine = decode_to_engine(frame)
+            message = to_engine.decode(await self.socket.recv())
             match message:
-                case Ask():
-                    task = self._begin(self._answer(message))
-                    self._answers[message.id] = task
-                    task.add_done_callback(lambda _, wire_id=message.id: self._answers.pop(wire_id))
+                case Submit():
+                    task = self._begin(self._generate(message))
+                    self._running[message.id] = task
+                    task.add_done_callback(lambda _, wire_id=message.id: self._running.pop(wire_id))
                 case Abort(wire_id):
-                    if wire_id in self._answers:
-                        self._answers[wire_id].cancel()
+                    if wire_id in self._running:
+                        self._running[wire_id].cancel()
                 case Call():
                     self._begin(self._call(message))
                 case Ping():
-                    await self._send(Alive(self.engine.turn_seconds()))
+                    await self._send(Pong(self.engine.turn_seconds()))
                 case Stop():
                     break
         await self.engine.close()
@@ -91,53 +95,64 @@ class _Served:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _generate(self, submitted: Submit) -> None:
         try:
-            async with aclosing(self.engine.pieces(ask.request, ask.log, ask.past)) as pieces:
+            async with aclosing(self.engine.pieces(submitted.request, submitted.log, submitted.past)) as pieces:
                 async for piece in pieces:
-                    await self._send(Outputs(ask.id, piece.delta, piece.tokens, piece.prompt))
+                    await self._send(Outputs(submitted.id, piece.delta, piece.tokens, piece.prompt))
         except asyncio.CancelledError:
-            await self._send(Dropped(ask.id))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the one who waits must hear of it
-            await self._send(Failed(ask.id, Fault.of(error)))
+            await self._send(Aborted(submitted.id))
+        except Exception as error:  # noqa: BLE001 - the client waits for an end, whatever the error is
+            await self._send(Failed(submitted.id, Fault.of(error, "native")))
         else:
-            await self._send(Done(ask.id))
+            await self._send(Done(submitted.id))
 
     async def _call(self, call: Call) -> None:
-        result: object = None
         try:
-            match call.what:
-                case Load(model):
-                    await self.engine.load(model)
-                case Look():
-                    result = await self.engine.state()
-                case GiveBack(level):
-                    await asyncio.to_thread(self.engine.give_back, level)
-                case Told(hint):
-                    self.engine.hint(hint)
-                case QueryCache(question):
-                    result = await self.engine.query_cache(question)
+            result = msgspec.msgpack.encode(await self._execute(call.command))
+            await self._send(Returned(call.id, msgspec.Raw(result)))
         except Exception as error:  # noqa: BLE001 - as above
-            await self._send(Raised(call.id, Fault.of(error)))
-        else:
-            await self._send(Returned(call.id, msgspec.Raw(encode(result))))
+            await self._send(Raised(call.id, Fault.of(error, "native")))
+
+    async def _execute(self, command: Command) -> object:
+        match command:
+            case LoadModel(model):
+                await self.engine.load(model)
+            case GetState():
+                return await self.engine.state()
+            case FreeMemory(level):
+                await asyncio.to_thread(self.engine.give_back, level)
+            case TakeHint(hint):
+                self.engine.hint(hint)
+            case QueryCache(query):
+                return await self.engine.query_cache(query)
+        return None
 
     async def _send(self, message: FromEngine) -> None:
-        await self.socket.send(encode(message))
+        await self.socket.send(from_engine.encode(message))
 
 
 def main() -> None:
     """Serve one engine, then end."""
-    (size,) = struct.unpack("!I", sys.stdin.buffer.read(4))
-    start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Start)
+    try:
+        start = _read_start()
+    except WireError as error:
+        sys.exit(str(error))
     threading.Thread(target=_end_with_parent, name="pyagent-parent", daemon=True).start()
     settings = msgspec.json.decode(start.settings, type=Settings, dec_hook=_path)
     configure_logging(settings.log.level, settings.log.format)
     asyncio.run(_serve(settings, start.endpoint))
 
 
+def _read_start() -> Start:
+    """Read the client's hello and start. Raises `WireError` for another version, or anything else."""
+    read = sys.stdin.buffer.read
+    HELLO.check(hello_codec.decode(read_frame(read, CLIENT)), CLIENT)
+    return start_codec.decode(read_frame(read, CLIENT))
+
+
 def _path(kind: type[Path], value: str) -> Path:
-    """Paths stand in the settings as texts."""
+    """Make a path of its text in the settings."""
     return kind(value)
 
 
@@ -146,16 +161,17 @@ async def _serve(settings: Settings, endpoint: str) -> None:
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.connect(endpoint)
     try:
-        await _Served(engine, socket).run()
+        await _EngineServer(engine, socket).run()
     finally:
         socket.close()
         context.term()
 
 
 def _end_with_parent() -> None:
-    """Standard input has nothing more to say: it ends when the process at its other end does."""
+    """Read standard input until it closes, which the end of the parent process does; then exit."""
     while os.read(0, 4096):
         pass
     os._exit(0)

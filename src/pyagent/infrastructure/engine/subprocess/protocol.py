@@ -1,59 +1,35 @@
-"""What crosses between an engine's client and the engine's process: msgpack frames of typed structs, no code.
+"""The messages between an engine's client and the engine's process, on the wire of `infrastructure.wire`.
 
-Errors cross as their name, text and facts, and are the same errors on the other side.
+Over the process's standard input come its `Hello` and its `Start`; all else travels over the socket, where the process
+says `Hello` first.
 """
 
 from __future__ import annotations
 
-import inspect
-from typing import cast
-
 import msgspec
 
-from pyagent.core import errors
-from pyagent.core.errors import BackendError, PyAgentError, RequestError
+from pyagent import __version__
+from pyagent.core.errors import RequestError, WireError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint
 from pyagent.core.prompt_cache import CacheQuery
 from pyagent.infrastructure.engine.request import PastTurn, TokenLog
+from pyagent.infrastructure.wire.codec import Codec
+from pyagent.infrastructure.wire.fault import Fault
+from pyagent.infrastructure.wire.hello import Hello
 
-
-class Fault(msgspec.Struct, frozen=True):
-    """An error on its way: the name of its class in `core.errors`, its text, its attributes."""
-
-    kind: str
-    text: str
-    facts: dict[str, object] = {}
-
-    @classmethod
-    def of(cls, error: BaseException) -> Fault:
-        """The fault that stands for an error; one that is none of PyAgent's own is said to be a bug."""
-        if isinstance(error, PyAgentError) and type(error).__name__ in _ERRORS:
-            return cls(type(error).__name__, str(error), dict(vars(error)))
-        facts: dict[str, object] = {"backend": "native", "retryable": False}
-        return cls("BackendError", f"the engine failed: {type(error).__name__}: {error}", facts)
-
-    def error(self) -> PyAgentError:
-        """The error it stands for."""
-        kind = _ERRORS.get(self.kind, BackendError)
-        taken = inspect.signature(kind.__init__).parameters
-        facts = {key: value for key, value in self.facts.items() if key in taken}
-        return kind(self.text, **cast("dict[str, str]", facts))
-
-
-_ERRORS: dict[str, type[PyAgentError]] = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PyAgentError)
-}
+HELLO = Hello("pyagent-engine", __version__)
+"""Both ends are of one release; they differ when PyAgent is upgraded below a running server."""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first words, over standard input: where the socket is, and the settings as JSON."""
+    """Where the socket is, and the settings as JSON."""
 
     endpoint: str
     settings: bytes
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
-    """A request, what an earlier process already drew for it, and what one computed of its conversation."""
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A request, with the tokens an earlier process generated for it, and the turn one computed of its conversation."""
 
     id: int
     request: ChatRequest
@@ -62,71 +38,71 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for this request any more."""
+    """Abort a request."""
 
     id: int
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class LoadModel(msgspec.Struct, frozen=True, tag=True):
     """Load a model ahead of its first request."""
 
     model: str
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """Say what the engine is doing."""
+class GetState(msgspec.Struct, frozen=True, tag=True):
+    """Return an `EngineState`."""
 
 
-class GiveBack(msgspec.Struct, frozen=True, tag=True):
-    """Free the KV memory of models nobody uses (level 1), or the models (2)."""
+class FreeMemory(msgspec.Struct, frozen=True, tag=True):
+    """Free the KV memory of unused models (level 1), or the models (2)."""
 
     level: int
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
-    """What the fleet knows of a prompt's future."""
+class TakeHint(msgspec.Struct, frozen=True, tag=True):
+    """Pass a hint to the prefix cache."""
 
     hint: Hint
 
 
 class QueryCache(msgspec.Struct, frozen=True, tag=True):
-    """A question about the prompt caches."""
+    """Return a `CacheQueryResult`."""
 
-    question: CacheQuery
+    query: CacheQuery
 
 
-Todo = Load | Look | GiveBack | Told | QueryCache
+Command = LoadModel | GetState | FreeMemory | TakeHint | QueryCache
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """Something to do that is no request."""
+    """A command, answered by one `Returned` or `Raised`."""
 
     id: int
-    what: Todo
+    command: Command
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Show that you are alive."""
+    """Ask for a `Pong`."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End: abort what runs."""
+    """Abort what runs, and end the process."""
 
 
-ToEngine = Ask | Abort | Call | Ping | Stop
+ToEngine = Submit | Abort | Call | Ping | Stop
 
 
-class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Ready for requests; said once at the start and in answer to `Ping`.
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The process answers.
 
-    `turn_seconds` is how long the engine has been at its present step; 0 while it waits for requests.
+    `step_seconds` is how long the engine has been at its present step; 0 while it waits for requests.
     """
 
-    turn_seconds: float = 0.0
+    step_seconds: float = 0.0
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """A piece of an answer, and the tokens drawn for it; with the first one the prompt's."""
+    """A delta of a request's answer, and the tokens generated for it; the first one has the prompt's too."""
 
     id: int
     delta: ChatDelta
@@ -135,7 +111,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The answer is complete."""
+    """The request's answer is complete."""
 
     id: int
 
@@ -147,14 +123,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
-class Dropped(msgspec.Struct, frozen=True, tag=True):
-    """The request was aborted; there will be no more news of it."""
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """The request was aborted; no outputs of it follow."""
 
     id: int
 
 
 class Returned(msgspec.Struct, frozen=True, tag=True):
-    """The call is done, with this result."""
+    """A call's result."""
 
     id: int
     result: msgspec.Raw
@@ -167,16 +143,18 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
-FromEngine = Alive | Outputs | Done | Failed | Dropped | Returned | Raised
+FromEngine = Hello | Pong | Outputs | Done | Failed | Aborted | Returned | Raised
 
-encode = msgspec.msgpack.Encoder().encode
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+CLIENT, ENGINE = "the engine's client", "the engine's process"
+hello_codec: Codec[Hello] = Codec(Hello, CLIENT)
+start_codec: Codec[Start] = Codec(Start, CLIENT)
+to_engine: Codec[ToEngine] = Codec(ToEngine, CLIENT)
+from_engine: Codec[FromEngine] = Codec(FromEngine, ENGINE)
 
 
-def encode_ask(ask: Ask) -> bytes:
-    """A request as a frame. Raises `RequestError` for text that cannot be sent."""
+def encode_for_caller(message: Submit | Call) -> bytes:
+    """Return a message's frame. Raises `RequestError` for what has no encoding, or is too long."""
     try:
-        return encode(ask)
-    except (UnicodeEncodeError, OverflowError, TypeError) as error:
+        return to_engine.encode(message)
+    except WireError as error:
         raise RequestError(f"the request cannot be sent to the engine: {error}", param="messages") from error

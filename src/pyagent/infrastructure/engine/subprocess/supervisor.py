@@ -1,9 +1,9 @@
-"""Keeps an engine's process running: hands it requests, hears its news, notices its death, starts the next one.
+"""Keep an engine's process running: send it requests, deliver their outputs, notice its death, start the next one.
 
-One thread does it all; others post to it and are told through callbacks, in this thread. A process that ends, says
-nothing for long, or is at one step for long, is replaced after a pause that doubles up to a bound; what it worked on is
-asked again as `inflight` says. When no process can be started, the requests fail with the reason, and the next request
-tries again.
+One thread does it all; other threads post jobs to it, and their callbacks are called in it. A process that ends, is
+silent or at one step for too long, or sends what is no message, is replaced after a pause that doubles up to a bound;
+what it worked on is submitted again as `in_flight` decides. When no process can be started, the requests fail with the
+reason, and the next request tries again.
 """
 
 from __future__ import annotations
@@ -23,47 +23,51 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
-from pyagent.core.errors import BackendError, PyAgentError
+from pyagent.core.errors import BackendError, PyAgentError, RequestError, WireError
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
-from pyagent.infrastructure.engine.subprocess.child import Spawned, describe_exit
-from pyagent.infrastructure.engine.subprocess.in_flight import MAX_TRIALS, Asked, InFlight
+from pyagent.infrastructure.engine.subprocess.child import ChildProcess, describe_exit
+from pyagent.infrastructure.engine.subprocess.in_flight import MAX_TRIALS, InFlight, InFlightRequest
 from pyagent.infrastructure.engine.subprocess.protocol import (
+    ENGINE,
+    HELLO,
     Abort,
-    Alive,
+    Aborted,
     Call,
+    Command,
     Done,
-    Dropped,
     Failed,
     FromEngine,
     Outputs,
     Ping,
+    Pong,
     Raised,
     Returned,
-    Todo,
-    encode,
+    encode_for_caller,
+    to_engine,
 )
+from pyagent.infrastructure.wire.hello import Hello
 
 logger = logging.getLogger(__name__)
 
 _PING_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
-"""A process that has said nothing for so long hangs, and is killed."""
+"""A process that sends nothing for this time hangs, and is killed."""
 _START_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _QUICK_SECONDS = 10.0
 """A process that lived longer than this did not die of its start."""
 _MAX_QUICK_DEATHS = 5
-"""After so many in a row, with nothing to do, the next process waits for the next request."""
+"""After this many in a row, with no request left, the next process starts with the next request."""
 _MAX_FAILED_STARTS = 3
-"""Processes in a row that may end without a word before the requests are failed."""
-_LOOK_SECONDS = 0.2
-"""How often to look for a dead process where the system does not tell."""
+"""Processes in a row that may end before their hello; then the requests are failed."""
+_POLL_SECONDS = 0.2
+"""How often to check for a dead process where the system does not report it."""
 
 
 @dataclass(slots=True)
-class Vitals:
-    """What can be seen of the process from outside. `process_id` is None while there is none that answers."""
+class ProcessStatus:
+    """The process as seen from outside. `process_id` is None while there is none that answers."""
 
     process_id: int | None = None
     num_restarts: int = 0
@@ -73,23 +77,23 @@ class Supervisor:
     """The thread and its process. Both start with the first request."""
 
     def __init__(self, settings: bytes, on_change: Callable[[bool], None], hang_seconds: float | None) -> None:
-        """`settings` is what the process gets (JSON); `on_change` hears whether there is a process that answers.
+        """`settings` are the process's, as JSON; `on_change` is called with whether there is a process that answers.
 
-        A step that takes longer than `hang_seconds` is taken for one that never ends; with None, none is.
+        A process at one step for longer than `hang_seconds` is replaced; with None, no step is too long.
         """
-        self.vitals = Vitals()
+        self.status = ProcessStatus()
         self._settings = settings
         self._on_change = on_change
         self._hang_seconds = math.inf if hang_seconds is None else hang_seconds
         self._requests = InFlight()
-        self._past = ReplayStore()
-        self._calls: dict[int, tuple[Call, Future[msgspec.Raw]]] = {}
+        self._turns = ReplayStore()
+        self._calls: dict[int, tuple[bytes, Future[msgspec.Raw]]] = {}
         self._call_ids = itertools.count(1)
         self._jobs: deque[Callable[[], None]] = deque()
         self._outbox: deque[bytes] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._bell: tuple[int, int] | None = None
+        self._wake_pipe: tuple[int, int] | None = None
         self._is_closing = False
         self._has_had_process = False
         self._num_quick_deaths = 0
@@ -97,44 +101,48 @@ class Supervisor:
 
     @property
     def is_started(self) -> bool:
-        """Whether anything was asked yet."""
+        """Whether there was a request or a call yet."""
         return self._thread is not None
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
+        """Return how many requests have not ended."""
         return len(self._requests)
 
     # -- from any thread ------------------------------------------------------------------------------------------
 
-    def ask(self, asked: Asked) -> None:
-        """Hand a request over."""
-        self._post(lambda: self._requests.add(asked))
+    def submit(self, request: InFlightRequest) -> None:
+        """Submit a request; its `emit` gets the outputs."""
+        self._post(lambda: self._requests.add(request))
 
-    def abort(self, asked: Asked) -> None:
-        """Nobody waits for this request any more."""
-        self._post(lambda: self._abort(asked))
+    def abort(self, request: InFlightRequest) -> None:
+        """Abort a request; no output of it is delivered any more."""
+        self._post(lambda: self._abort(request))
 
-    def call(self, what: Todo) -> Future[msgspec.Raw]:
-        """Ask the process for something else; the result's bytes, or the error."""
+    def call(self, command: Command) -> Future[msgspec.Raw]:
+        """Send a command; return the future of its result's bytes, or of its error.
+
+        Raises `RequestError` for a command that cannot be sent.
+        """
+        call_id = next(self._call_ids)
+        frame = encode_for_caller(Call(call_id, command))
         future: Future[msgspec.Raw] = Future()
-        future.set_running_or_notify_cancel()  # whoever waits may leave; the result is then for nobody
+        future.set_running_or_notify_cancel()  # a caller that is cancelled leaves; the result is then dropped
 
         def begin() -> None:
-            call = Call(next(self._call_ids), what)
-            self._calls[call.id] = (call, future)
-            if self.vitals.process_id is not None:
-                self._outbox.append(encode(call))
+            self._calls[call_id] = (frame, future)
+            if self.status.process_id is not None:
+                self._outbox.append(frame)
 
         self._post(begin)
         return future
 
     def close(self) -> None:
-        """End the process; what runs fails. Blocks until it has ended. Safe to call twice."""
+        """End the process; what runs fails. Block until it has ended. Safe to call twice."""
         with self._lock:
             thread = self._thread
             self._is_closing = True
-            self._ring()
+            self._wake()
         if thread is not None:
             thread.join()
 
@@ -144,17 +152,17 @@ class Supervisor:
                 raise BackendError("the engine stopped", backend="native", retryable=False)
             self._jobs.append(job)
             if self._thread is None:
-                self._bell = os.pipe()
-                for end in self._bell:
+                self._wake_pipe = os.pipe()
+                for end in self._wake_pipe:
                     os.set_blocking(end, False)
                 self._thread = threading.Thread(target=self._run, name="pyagent-supervisor", daemon=True)
                 self._thread.start()
-            self._ring()
+            self._wake()
 
-    def _ring(self) -> None:
-        if self._bell is not None:
-            with contextlib.suppress(BlockingIOError):  # full: it will be heard
-                os.write(self._bell[1], b"!")
+    def _wake(self) -> None:
+        if self._wake_pipe is not None:
+            with contextlib.suppress(BlockingIOError):  # full: it wakes as it is
+                os.write(self._wake_pipe[1], b"!")
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -162,7 +170,7 @@ class Supervisor:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             while not self._is_closing:
-                self._live(context)
+                self._run_process(context)
         except Exception:
             logger.exception("the supervisor of the engine's process failed")
         finally:
@@ -170,33 +178,35 @@ class Supervisor:
             self._fail_all("the engine stopped")
             context.term()
             with self._lock:
-                for end in self._bell or ():
+                for end in self._wake_pipe or ():
                     os.close(end)
-                self._bell = None
+                self._wake_pipe = None
 
-    def _live(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """One process from its start to its end, and the pause after it."""
+    def _run_process(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Start one process, serve until its end, and pause before the next."""
         started = time.monotonic()
-        process = Spawned(context, self._settings)
-        reason = f"no word within {_START_SECONDS:.0f} s"
+        process = ChildProcess(context, self._settings)
+        reason = f"no hello within {_START_SECONDS:.0f} s"
         try:
             self._num_failed_starts += 1
-            if self._meet(process, started + _START_SECONDS):
+            if self._await_hello(process, started + _START_SECONDS):
                 self._begin(process)
                 reason = self._serve(process)
+        except WireError as error:
+            reason = str(error)
         finally:
             is_dead = process.is_dead
-            self.vitals.process_id = None
+            self.status.process_id = None
             code = process.end(is_orderly=self._is_closing)
         if not self._is_closing:
             reason = describe_exit(code) if is_dead else reason
             logger.warning("the engine's process ended (%s); another is started", reason)
             self._on_change(False)
-            self._mourn(reason)
-            self._rest(reason, time.monotonic() - started)
+            self._process_died(reason)
+            self._pause_after(reason, time.monotonic() - started)
 
-    def _rest(self, reason: str, lived_seconds: float) -> None:
-        """The pause before the next process."""
+    def _pause_after(self, reason: str, lived_seconds: float) -> None:
+        """Pause before the next process, the longer the more of them ended soon."""
         self._num_quick_deaths = self._num_quick_deaths + 1 if lived_seconds < _QUICK_SECONDS else 0
         if self._num_failed_starts >= _MAX_FAILED_STARTS:
             self._fail_all(f"the engine's process does not start ({reason}); its messages on standard error say why")
@@ -205,123 +215,140 @@ class Supervisor:
         elif self._num_quick_deaths:
             self._pause(_FIRST_PAUSE_SECONDS * 2 ** min(self._num_quick_deaths - 1, 10))
 
-    def _begin(self, process: Spawned) -> None:
+    def _begin(self, process: ChildProcess) -> None:
         self._num_failed_starts = 0
-        self.vitals.num_restarts += self._has_had_process
+        self.status.num_restarts += self._has_had_process
         self._has_had_process = True
-        self.vitals.process_id = process.process.pid
+        self.status.process_id = process.process.pid
         self._outbox.clear()
-        self._outbox.extend(encode(call) for call, _ in self._calls.values())
+        self._outbox.extend(frame for frame, _ in self._calls.values())
         self._on_change(True)
 
-    def _meet(self, process: Spawned, until: float) -> bool:
-        """Wait for the process's first words; False when it ends before."""
+    def _await_hello(self, process: ChildProcess, until: float) -> bool:
+        """Wait for the process's hello; return False when it ends before. Raises `WireError` for another version."""
         poller = zmq.Poller()
         process.register(poller)
-        self._register_bell(poller)
+        self._register_wake(poller)
         while not self._is_closing and not process.is_dead and time.monotonic() < until:
-            poller.poll(_milliseconds(_LOOK_SECONDS))
+            poller.poll(_milliseconds(_POLL_SECONDS))
             self._do_jobs()
-            if any(isinstance(message, Alive) for message in process.receive()):
-                process.met()
-                return True
+            for message in process.receive():
+                if isinstance(message, Hello):
+                    HELLO.check(message, ENGINE)
+                    process.remove_folder()
+                    return True
         return False
 
-    def _serve(self, process: Spawned) -> str:
-        """Pass requests and news on until the process ends; returns why it was given up, if it was."""
+    def _serve(self, process: ChildProcess) -> str:
+        """Exchange messages until the process ends; return why it is to be replaced, where it has not ended."""
         poller = zmq.Poller()
         process.register(poller)
-        self._register_bell(poller)
-        heard = pinged = time.monotonic()
+        self._register_wake(poller)
+        received = pinged = time.monotonic()
         while not self._is_closing:
             is_stuck = self._send(process)
             poller.modify(process.socket, zmq.POLLIN | (zmq.POLLOUT if is_stuck else 0))
-            poller.poll(_milliseconds(_PING_SECONDS if process.is_watched else _LOOK_SECONDS))
+            poller.poll(_milliseconds(_PING_SECONDS if process.is_watched else _POLL_SECONDS))
             now = time.monotonic()
             self._do_jobs()
             for message in process.receive():
-                heard = now
-                if isinstance(message, Alive) and message.turn_seconds > self._hang_seconds:
+                received = now
+                if isinstance(message, Pong) and message.step_seconds > self._hang_seconds:
                     return f"a step took longer than {self._hang_seconds:g} s (engine.hang_seconds)"
-                self._hear(message)
+                self._handle(message)
             if process.is_dead:
                 return ""
-            if now - heard > _SILENCE_SECONDS:
-                return f"it said nothing for {_SILENCE_SECONDS:.0f} s"
+            if now - received > _SILENCE_SECONDS:
+                return f"it sent nothing for {_SILENCE_SECONDS:.0f} s"
             if now - pinged >= _PING_SECONDS:
-                self._outbox.append(encode(Ping()))
+                self._outbox.append(to_engine.encode(Ping()))
                 pinged = now
         return ""
 
-    def _send(self, process: Spawned) -> bool:
-        """Send what there is; True when the process takes no more for now."""
+    def _send(self, process: ChildProcess) -> bool:
+        """Send what is due; return True when the socket's queue is full."""
         process_id = process.process.pid
-        for asked in self._requests.next_to_send():
-            self._outbox.append(encode(asked.ask(self._past.before(asked.request, process_id))))
+        for request in self._requests.next_to_send():
+            try:
+                self._outbox.append(
+                    encode_for_caller(request.submission(self._turns.before(request.request, process_id)))
+                )
+            except RequestError as error:  # with its token log it is too long
+                self._requests.remove(request)
+                self._emit(request, error)
         while self._outbox:
             if not process.send(self._outbox[0]):
                 return True
             self._outbox.popleft()
         return False
 
-    def _hear(self, message: FromEngine) -> None:
+    def _handle(self, message: FromEngine) -> None:
         match message:
             case Outputs(wire_id):
-                asked = self._requests.sent(wire_id)
-                if asked is not None and (unheard := asked.take(message)) is not None:
-                    self._tell(asked, unheard)
-                    if self._requests.told(asked):
-                        self._outbox.append(encode(Abort(wire_id)))
+                request = self._requests.sent(wire_id)
+                if request is not None and (delta := request.apply(message)) is not None:
+                    self._emit(request, delta)
+                    if self._requests.count_outputs(request):
+                        self._outbox.append(to_engine.encode(Abort(wire_id)))
             case Done(wire_id):
                 self._end(wire_id, None)
             case Failed(wire_id, fault):
-                self._end(wire_id, fault.error())
-            case Dropped(wire_id):
-                if asked := self._requests.sent(wire_id):
-                    self._requests.dropped(asked)
-            case Returned(call_id, result):
-                self._calls.pop(call_id)[1].set_result(result)
-            case Raised(call_id, fault):
-                self._calls.pop(call_id)[1].set_exception(fault.error())
-            case Alive():
+                self._end(wire_id, fault.error("native"))
+            case Aborted(wire_id):
+                if request := self._requests.sent(wire_id):
+                    self._requests.end_trial(request)
+            case Returned() | Raised():
+                self._end_call(message)
+            case Hello() | Pong():
                 pass
 
+    def _end_call(self, message: Returned | Raised) -> None:
+        call = self._calls.pop(message.id, None)
+        if call is None:
+            return
+        if isinstance(message, Returned):
+            call[1].set_result(message.result)
+        else:
+            call[1].set_exception(message.fault.error("native"))
+
     def _end(self, wire_id: int, error: PyAgentError | None) -> None:
-        asked = self._requests.sent(wire_id)
-        if asked is not None:
-            self._requests.end(asked)
-            if error is None and asked.is_single and self.vitals.process_id is not None:
-                request, tokens = asked.request, tuple(asked.tokens)
-                self._past.keep(request, asked.prompt, tokens, asked.text, self.vitals.process_id)
-            self._tell(asked, error)
+        request = self._requests.sent(wire_id)
+        if request is not None:
+            self._requests.remove(request)
+            if error is None and request.is_single and self.status.process_id is not None:
+                tokens, process_id = tuple(request.tokens), self.status.process_id
+                self._turns.keep(request.request, request.prompt, tokens, request.text, process_id)
+            self._emit(request, error)
 
-    def _abort(self, asked: Asked) -> None:
-        wire_id = asked.wire_id
-        if self._requests.end(asked) and self.vitals.process_id is not None:
-            self._outbox.append(encode(Abort(wire_id)))
+    def _abort(self, request: InFlightRequest) -> None:
+        wire_id = request.wire_id
+        if self._requests.remove(request) and self.status.process_id is not None:
+            self._outbox.append(to_engine.encode(Abort(wire_id)))
 
-    def _tell(self, asked: Asked, news: ChatDelta | PyAgentError | None) -> None:
+    def _emit(self, request: InFlightRequest, output: ChatDelta | PyAgentError | None) -> None:
         try:
-            asked.tell(news)
-        except RuntimeError:  # its event loop is gone
-            self._abort(asked)
+            request.emit(output)
+        except RuntimeError:  # its event loop is closed
+            self._abort(request)
 
-    def _mourn(self, reason: str) -> None:
-        for asked in self._requests.died():
-            if asked.num_trials >= MAX_TRIALS:
-                why = f"the engine's process ended {asked.num_trials} times while it worked on this request alone"
+    def _process_died(self, reason: str) -> None:
+        """Fail the calls, and the requests that are not submitted again."""
+        for request in self._requests.process_died():
+            if request.num_trials >= MAX_TRIALS:
+                why = f"the engine's process ended {request.num_trials} times while it worked on this request alone"
             else:
-                why = f"the engine's process ended {asked.num_deaths} times while it worked on this request"
-            self._tell(asked, _stopped(f"{why} ({reason}); it is not tried again"))
-        calls, self._calls = self._calls, {}
-        for _, future in calls.values():
-            future.set_exception(_stopped(f"the engine's process ended ({reason})"))
+                why = f"the engine's process ended {request.num_deaths} times while it worked on this request"
+            self._emit(request, _stopped(f"{why} ({reason}); it is not tried again"))
+        self._fail_calls(f"the engine's process ended ({reason})")
 
     def _fail_all(self, reason: str) -> None:
         self._do_jobs()
-        for asked in self._requests.give_up():
+        for request in self._requests.remove_all():
             with contextlib.suppress(RuntimeError):
-                asked.tell(_stopped(reason))
+                request.emit(_stopped(reason))
+        self._fail_calls(reason)
+
+    def _fail_calls(self, reason: str) -> None:
         calls, self._calls = self._calls, {}
         for _, future in calls.values():
             future.set_exception(_stopped(reason))
@@ -332,20 +359,20 @@ class Supervisor:
             self._wait(left)
 
     def _wait(self, seconds: float | None) -> None:
-        """Wait for something to do, or so long."""
+        """Wait for a job, at most `seconds`."""
         poller = zmq.Poller()
-        self._register_bell(poller)
+        self._register_wake(poller)
         poller.poll(None if seconds is None else _milliseconds(seconds))
         self._do_jobs()
 
-    def _register_bell(self, poller: zmq.Poller) -> None:
-        assert self._bell is not None
-        poller.register(self._bell[0], zmq.POLLIN)
+    def _register_wake(self, poller: zmq.Poller) -> None:
+        assert self._wake_pipe is not None
+        poller.register(self._wake_pipe[0], zmq.POLLIN)
 
     def _do_jobs(self) -> None:
-        assert self._bell is not None
+        assert self._wake_pipe is not None
         with contextlib.suppress(BlockingIOError):
-            os.read(self._bell[0], 4096)
+            os.read(self._wake_pipe[0], 4096)
         while self._jobs:
             self._jobs.popleft()()
 
