@@ -9,43 +9,27 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
-import uvicorn
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_chunk import Choice
+from support.server import connected, serving, until
 
 from pyagent._rust import PoolStats
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu import CpuOptions
-from pyagent.infrastructure.server.app import create_app
-from pyagent.infrastructure.server.uvicorn_server import address, bind
-from pyagent.testing.prompt_server import PromptServer
 
 
 @asynccontextmanager
-async def serving(path: Path) -> AsyncIterator[tuple[NativeBackend, openai.AsyncOpenAI]]:
-    """A server over a model, and a client of it without a bound on connections."""
+async def asked(path: Path) -> AsyncIterator[tuple[NativeBackend, openai.AsyncOpenAI]]:
+    """The embedded engine behind a server, and a client of it."""
     backend = NativeBackend.of("tiny", lambda: path, EngineOptions(CpuOptions(threads=2, kv_bytes=1 << 24)))
-    server = PromptServer(uvicorn.Config(create_app(backend), log_level="warning", lifespan="off"))
-    listening = bind("127.0.0.1", 0)
-    task = asyncio.create_task(server.serve([listening]))
-    limits = httpx.Limits(max_connections=None)
-    async with (
-        httpx.AsyncClient(verify=False, timeout=60, limits=limits) as http,
-        openai.AsyncOpenAI(
-            base_url=f"{address(listening)}/v1", api_key="none", max_retries=0, http_client=http
-        ) as client,
-    ):
-        try:
+    try:
+        async with serving(backend) as url, connected(url) as client:
             yield backend, client
-        finally:
-            server.should_exit = True
-            await task
-            await backend.close()
-            listening.close()
+    finally:
+        await backend.close()
 
 
 def asking(number: int) -> list[ChatCompletionMessageParam]:
@@ -53,21 +37,18 @@ def asking(number: int) -> list[ChatCompletionMessageParam]:
 
 
 async def normalized(backend: NativeBackend) -> PoolStats:
-    """The pool's counts once nothing is held, or after five seconds."""
-    model = await backend.load()
-    for _ in range(500):
-        if model.runner.pool.stats().active == 0:
-            break
-        await asyncio.sleep(0.01)
-    model.runner.pool.check()
-    return model.runner.pool.stats()
+    """The pool's counts once nothing is held."""
+    pool = (await backend.load()).runner.pool
+    await until(lambda: pool.stats().active == 0)
+    pool.check()
+    return pool.stats()
 
 
 def test_native_server_answers_200_clients_at_once(tiny_model_path: Path) -> None:
     """200 concurrent requests, half of them streamed, are all answered; then every block is free."""
 
     async def work() -> None:
-        async with serving(tiny_model_path) as (backend, client):
+        async with asked(tiny_model_path) as (backend, client):
 
             async def one(number: int) -> str:
                 if number % 2:
@@ -93,7 +74,7 @@ def test_native_server_killing_clients_at_random_leaks_no_block(tiny_model_path:
     chooser = random.Random(5)
 
     async def work() -> None:
-        async with serving(tiny_model_path) as (backend, client):
+        async with asked(tiny_model_path) as (backend, client):
             await client.chat.completions.create(model="tiny", messages=asking(0), max_tokens=1)
 
             async def one(number: int) -> bool:
@@ -127,7 +108,7 @@ def test_native_server_gives_several_answers(tiny_model_path: Path) -> None:
     """`n` answers come as choices, whole and streamed alike, each what its seed gives alone; a search finds its own."""
 
     async def work() -> None:
-        async with serving(tiny_model_path) as (_, client):
+        async with asked(tiny_model_path) as (_, client):
             fields: dict[str, Any] = {"model": "tiny", "messages": asking(1), "max_tokens": 12, "seed": 3}
             alone = [await client.chat.completions.create(**fields | {"seed": 3 + index}) for index in range(3)]
             texts = [answer.choices[0].message.content for answer in alone]

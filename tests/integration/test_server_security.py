@@ -8,8 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from support.server import HI, KEY, Model, fault, keys, post, words
+from support.server import HI, KEY, Model, fault, keys, listening_at, post, words
 from support.watching import logged
 
 from pyagent.core.chain import Chain
@@ -19,30 +18,15 @@ from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.header_timeout import MAX_HEAD_BYTES, bounded
-from pyagent.infrastructure.server.uvicorn_server import address, bind
-from pyagent.testing.prompt_server import PromptServer
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 async def served(settings: Server, work: Any, backend: Model | None = None) -> None:
     """Run `work(url)` against a server on the connections that `pyagent serve` uses."""
-    listening = bind("127.0.0.1", 0)
     app = create_app(backend or Model(), settings=settings)
-    config = uvicorn.Config(
-        app,
-        http=bounded(settings.request_seconds, settings.max_connections),
-        lifespan="off",
-        log_config=None,
-    )
-    server = PromptServer(config)
-    task = asyncio.create_task(server.serve(sockets=[listening]))
-    try:
-        await work(address(listening))
-    finally:
-        server.should_exit = True
-        await task
-        listening.close()
+    async with listening_at(app, http=bounded(settings.request_seconds, settings.max_connections)) as url:
+        await work(url)
 
 
 async def sent(url: str, *pieces: bytes) -> tuple[bytes, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -14,9 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pyagent.core.capabilities import PLAIN
-from pyagent.core.errors import (
-    RequestError,
-)
+from pyagent.core.errors import RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -100,9 +98,10 @@ def _app(backend: Any, **options: Any) -> ASGIApp:
 
 
 @asynccontextmanager
-async def serving(backend: Any, **options: Any) -> AsyncIterator[str]:
+async def listening_at(app: ASGIApp, **options: Any) -> AsyncIterator[str]:
+    """The address of a server of this event loop; `options` are uvicorn's."""
     listening = bind("127.0.0.1", 0)
-    server = PromptServer(uvicorn.Config(_app(backend, **options), lifespan="off", log_config=None))
+    server = PromptServer(uvicorn.Config(app, lifespan="off", log_config=None, **options))
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield address(listening)
@@ -112,15 +111,26 @@ async def serving(backend: Any, **options: Any) -> AsyncIterator[str]:
         listening.close()
 
 
+def serving(backend: Any, **options: Any) -> AbstractAsyncContextManager[str]:
+    """The address of a server over a backend; `options` are settings of the server and parts of the application."""
+    return listening_at(_app(backend, **options))
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a server, without a bound on connections."""
+    async with (
+        httpx.AsyncClient(verify=False, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=http) as client,
+    ):
+        yield client
+
+
 def run(work: Callable[[str, openai.AsyncOpenAI], Any], backend: Any = None, **options: Any) -> Any:
     """Run `work(url, client)` against a server over `backend`."""
 
     async def main() -> Any:
-        async with (
-            serving(backend or Model(), **options) as url,
-            httpx.AsyncClient(verify=False, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=http) as client,
-        ):
+        async with serving(backend or Model(), **options) as url, connected(url) as client:
             return await work(url, client)
 
     return asyncio.run(main())
@@ -142,7 +152,7 @@ def post(body: Any, backend: Any = None, *, path: str = "/v1/chat/completions", 
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it, two seconds at most."""
+    """Wait for it, a minute at most."""
     async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - the backend under test has no event to wait for
             await asyncio.sleep(0.005)
