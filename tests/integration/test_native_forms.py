@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from support.native import (
     assert_idle,
@@ -13,6 +14,7 @@ from support.native import (
     run,
     running,
 )
+from support.watching import logged
 
 from pyagent.core.messages import (
     ChatRequest,
@@ -22,7 +24,10 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
 )
+from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
 
 
 @pytest.mark.model
@@ -139,3 +144,41 @@ def test_twenty_schemas_are_followed_by_a_model_that_talks_nonsense(tiny_model_p
             await assert_idle(backend)
 
     run(work())
+
+
+def _asked(url: str, schema: JsonObject, **more: object) -> httpx.Response:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body: dict[str, object] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "response_format": form,
+        "max_tokens": 40,
+    }
+    return httpx.post(f"{url}/v1/chat/completions", json=body | more, timeout=60)
+
+
+def test_schema_that_refers_to_itself_is_refused_over_http(tiny_model_path: Path) -> None:
+    """`{"$ref": "#"}` is a 400 that names the place and what to do; the log has no traceback, and others go on."""
+    with logged() as log, serve(create_app(NativeBackend.of("tiny", lambda: tiny_model_path))) as url:
+        refused = _asked(url, {"$ref": "#"})
+        assert _asked(url, {"type": "boolean"}).status_code == 200
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "response_format.json_schema.schema")
+    assert "in the schema at #: $ref '#' leads back to itself" in error["message"]
+    assert "raceback" not in log.getvalue()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_grammar_that_fails_in_the_middle_ends_its_request_alone(tiny_model_path: Path, is_streamed: bool) -> None:
+    """A form found too complex after some tokens is told as that; one line of the log, without traceback or text."""
+    names = [f"secret{number}" for number in range(3000)]
+    ways = [{"type": "object", "properties": {name: {}}, "required": [name]} for name in names]
+    schema: JsonObject = {"type": "object", "properties": {"a": {"anyOf": ways}}, "required": ["a"]}
+    with logged() as log, serve(create_app(NativeBackend.of("tiny", lambda: tiny_model_path))) as url:
+        failed = _asked(url, schema, stream=is_streamed)
+        assert _asked(url, {"type": "boolean"}).status_code == 200
+    assert "it is too complex" in failed.text
+    assert is_streamed or failed.status_code == 400
+    lines = [line for line in log.getvalue().splitlines() if "the grammar of request" in line]
+    assert len(lines) == 1
+    assert "raceback" not in log.getvalue()
+    assert "secret" not in log.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.tiny_model import CONTROL_TOKENS, vocabulary
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler, told_briefly
+from pyagent.infrastructure.engine.grammar.references import check_references
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -105,7 +107,8 @@ def test_what_cannot_be_enforced_is_said_briefly(compiler: GrammarCompiler) -> N
         compiler.compile(ResponseFormat("choice", choice=["x" * 2**21]))
     dump = "Parser Error: Current row has 3001 items; max is 2000\n<state>\nTokens: secret\n</state>"
     assert told_briefly(ValueError(dump)) == (
-        "response_format cannot be enforced: Parser Error: Current row has 3001 items; max is 2000"
+        "response_format cannot be enforced: it is too complex: 3001 alternatives at one place, where 2000 are taken; "
+        "simplify it"
     )
 
 
@@ -146,7 +149,82 @@ def test_form_that_cannot_be_enforced_is_refused(compiler: GrammarCompiler, want
     """What cannot be enforced is refused at the door, with the reason and the field at fault."""
     with pytest.raises(RequestError, match=r"response_format|JSON schema") as caught:
         compiler.compile(wanted)
-    assert caught.value.param == "response_format"
+    assert caught.value.param in {"response_format", "response_format.json_schema.schema"}
+
+
+OBJECT_OF_ITSELF: JsonObject = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"$ref": "#"}, "at #: $ref '#' leads back to itself"),
+        ({"allOf": [{"$ref": "#"}]}, "at #/allOf/0: $ref '#' leads back"),
+        ({"anyOf": [{"$ref": "#"}]}, "at #/anyOf/0: $ref '#' leads back"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "at #/$defs/a: $ref",
+        ),
+        (OBJECT_OF_ITSELF | {"required": ["next"]}, "at #/properties/next: $ref '#' leads back to itself"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "at #/items: $ref '#' leads back"),
+        (
+            {
+                "$ref": "#/$defs/a~1b",
+                "$defs": {
+                    "a/b": {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/%24defs/a~1b"}}}
+                },
+            },
+            "at #/$defs/a~1b/properties/x: $ref '#/%24defs/a~1b' leads back",
+        ),
+        ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "no text can go on from here"),
+        ({"$ref": "#/nowhere"}, "at #: $ref '#/nowhere' names no schema in it"),
+        ({"properties": {"a": {"$ref": "#/$defs/0/1"}}, "$defs": [[1]]}, "at #/properties/a: $ref"),
+        ({"$ref": "https://example.org/schema"}, "$ref to https://example.org/schema is outside the schema"),
+        ({"properties": {"a": {"not": {}}}}, "are not supported; leave them out (#/properties/a/not)"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, "use anyOf"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no value follows the schema: incompatible types"),
+    ],
+)
+def test_schema_without_values_is_refused_in_plain_words(
+    compiler: GrammarCompiler, schema: JsonObject, says: str
+) -> None:
+    """A reference that has no end, leads nowhere or outside, and a contradiction, are told with their place."""
+    with pytest.raises(RequestError) as caught:
+        compiler.compile(schema_format(schema))
+    assert says in str(caught.value)
+    assert "NoExtension" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        OBJECT_OF_ITSELF,
+        {"type": "array", "items": {"$ref": "#"}},
+        {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}], "$defs": {"node": OBJECT_OF_ITSELF}},
+        {
+            "type": "object",
+            "properties": {"left": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+            "required": ["left"],
+        },
+        {"type": "string", "maxLength": 3, "$defs": {"never": {"$ref": "#/$defs/never"}}},
+        {
+            "properties": {"a": {"$ref": "#/$defs/name"}, "b": {"$ref": "#/$defs/name"}},
+            "$defs": {"name": {"enum": ["x"]}},
+        },
+    ],
+)
+def test_schema_of_trees_is_taken(compiler: GrammarCompiler, tokenizer: ModelTokenizer, schema: JsonObject) -> None:
+    """Schemas that refer to themselves where a value may end (lists, trees, null) are held to as any others."""
+    assert allowed(compiler.compile(schema_format(schema)))
+
+
+def test_long_chains_of_references_are_followed_at_once(compiler: GrammarCompiler) -> None:
+    """5,000 definitions, each of which refers to the one before and is spelled in its own way, take no second."""
+    names = [f"d{number}" for number in range(5000)]
+    defs: JsonObject = {name: {"$ref": f"#/%24defs/{before}"} for before, name in itertools.pairwise(names)}
+    check_references({"$ref": f"#/$defs/{names[-1]}", "$defs": {names[0]: {"type": "null"}} | defs})
+    with pytest.raises(RequestError, match="leads back to itself"):
+        check_references({"$ref": f"#/$defs/{names[-1]}", "$defs": {names[0]: {"$ref": "#"}} | defs})
 
 
 def test_a_failed_grammar_allows_nothing_instead_of_the_end(compiler: GrammarCompiler) -> None:

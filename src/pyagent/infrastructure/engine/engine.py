@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from pyagent.core.errors import CapacityError
 from pyagent.core.moving_average import moving_average
-from pyagent.infrastructure.engine.grammar import told_briefly
+from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
 from pyagent.infrastructure.engine.request import Output, Request, Status
 from pyagent.infrastructure.engine.runners.batch import Likelihood, Runner, StepOutput
 from pyagent.infrastructure.engine.sampling.beam_search import Search
@@ -191,8 +191,11 @@ class Engine:
                 mask = request.mask()
                 if mask is not None:
                     plan.batch.masks[row] = mask
+            except GrammarError as error:
+                logger.warning("the grammar of request %d failed: %s", request.id, error.kind)
+                faults[row] = str(error)
             except Exception as error:
-                logger.exception("the grammar of request %d failed", request.id)
+                logger.exception("the mask of request %d failed", request.id)
                 faults[row] = told_briefly(error)
         return faults
 
@@ -254,6 +257,9 @@ class Engine:
                 emitted: Output | None = request.stop(now)
             else:
                 emitted = request.accept(token, likelihood, now, num_after)
+        except GrammarError as error:
+            logger.warning("the grammar of request %d failed: %s", request.id, error.kind)
+            emitted = request.finish("error", error=str(error))
         except Exception as error:
             logger.exception("request %d failed", request.id)
             emitted = request.finish("error", error=str(error).partition("<state>")[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections import OrderedDict
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ResponseFormat
+from pyagent.core.messages import JsonObject, ResponseFormat
+from pyagent.infrastructure.engine.grammar.references import check_references, place_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -20,12 +22,43 @@ if TYPE_CHECKING:
 
 _MAX_CACHED = 64
 _MAX_SCHEMA_CHARS = 1 << 20
+_MAX_REASON_CHARS = 500
 _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 700, 100
 """What llguidance takes for its code, a vocabulary and a schema, as measured: 6.6 MB of its file, 34.3 MB of heap for
 49,152 tokens, 4.5 MB for 48 kB."""
 
 
 CANNOT_ENFORCE = "response_format cannot be enforced"
+_WORDS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"NoExtension\w*"), "no text can go on from here: what it asks for is a contradiction"),
+    (re.compile(r"Unimplemented keys: \[(.*)\]"), r"the keywords \1 are not supported; leave them out"),
+    (
+        re.compile(r"Resource '(.*?)' is not present in a registry.*"),
+        r"$ref to \1 is outside the schema, and nothing is fetched; copy it into $defs",
+    ),
+    (re.compile(r"oneOf constraints are not supported.*"), "oneOf of alternatives that overlap; use anyOf"),
+    (re.compile(r"Unsatisfiable schema: (.*)"), r"no value follows the schema: \1"),
+    (
+        re.compile(r"(?:.*: )?Current row has (\d+) items; max is (\d+).*"),
+        r"it is too complex: \1 alternatives at one place, where \2 are taken; simplify it",
+    ),
+    (
+        re.compile(r"(?:Lexer|Parser)TooComplex.*|.*(?:fuel|too many (?:states|expressions)).*"),
+        "it is too complex; simplify its patterns",
+    ),
+)
+"""llguidance's words for what schemas do most often wrong, and ours."""
+
+
+_UNKNOWN_KEYWORD = re.compile(r'Unimplemented keys: \["([^"]*)"')
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot go on. `kind` is llguidance's word for why, which quotes nothing of the request."""
+
+    def __init__(self, error: object, kind: str) -> None:
+        super().__init__(told_briefly(error))
+        self.kind = kind
 
 
 class Grammar:
@@ -40,22 +73,25 @@ class Grammar:
         return self._matcher.is_stopped()
 
     def mask(self) -> bytes:
-        """One bit per token, set where allowed, least significant first. Raises `ValueError` when it failed."""
+        """One bit per token, set where allowed, least significant first. Raises `GrammarError` when it failed."""
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise ValueError(self._matcher.get_error() or "the grammar failed")
+            raise GrammarError(self._matcher.get_error() or "the grammar failed", self._matcher.stop_reason())
         return mask
 
     def accept(self, token: int) -> None:
         """Go on by a token that the mask allowed."""
         if not self._matcher.consume_token(token):
-            raise ValueError(told_briefly(self._matcher.get_error() or f"token {token} is not allowed here"))
+            error = self._matcher.get_error() or f"token {token} is not allowed here"
+            raise GrammarError(error, self._matcher.stop_reason())
 
 
 def told_briefly(error: object) -> str:
     """A fault of a grammar's for people: llguidance adds its inner state, which holds the answer's tokens."""
-    first = str(error).partition("<state>")[0].partition("<backtrace>")[0].strip()
-    return f"{CANNOT_ENFORCE}: {' '.join(first.split())[:500] or type(error).__name__}"
+    first = " ".join(str(error).partition("<state>")[0].partition("<backtrace>")[0].split())[:_MAX_REASON_CHARS]
+    for pattern, words in _WORDS:
+        first = pattern.sub(words, first) if pattern.fullmatch(first) else first
+    return f"{CANNOT_ENFORCE}: {first or type(error).__name__}"
 
 
 class GrammarCompiler:
@@ -84,7 +120,7 @@ class GrammarCompiler:
             matcher = self._compiled.get(key)
             if matcher is None:
                 self._make_room(source)
-                matcher = self._match(source)
+                matcher = self._match(source, wanted)
                 self._compiled[key] = matcher
                 if len(self._compiled) > _MAX_CACHED:
                     self._compiled.popitem(last=False)
@@ -113,12 +149,18 @@ class GrammarCompiler:
         sources = sum(map(len, (*(source for _, source in self._compiled), *more)))
         return self._library_bytes + _BYTES_A_TOKEN * self._tokenizer.vocab_size + _BYTES_A_LETTER * sources
 
-    def _match(self, source: str) -> LLMatcher:
+    def _match(self, source: str, wanted: ResponseFormat) -> LLMatcher:
         from llguidance import LLMatcher
 
+        schema = wanted.json_schema.schema if wanted.json_schema else {}
+        check_references(schema)
         matcher = LLMatcher(self._llguidance_tokenizer(), source, log_level=0)
         if matcher.is_error():
-            raise RequestError(told_briefly(matcher.get_error()), param="response_format")
+            raise _refusal(matcher.get_error(), schema)
+        try:
+            Grammar(matcher).mask()  # what allows no first token would end the request in the middle of a step
+        except GrammarError as error:
+            raise RequestError(str(error), param="response_format") from error
         return matcher
 
     def _llguidance_tokenizer(self) -> LLTokenizer:
@@ -156,6 +198,13 @@ def _source(wanted: ResponseFormat) -> str:
         )
     except (ValueError, RecursionError) as error:  # nested too deep for Python, or for llguidance
         raise RequestError(told_briefly(error), param="response_format") from error
+
+
+def _refusal(error: str, schema: JsonObject) -> RequestError:
+    """The error for a schema that llguidance refuses, with the place of a keyword that it does not know."""
+    unknown = _UNKNOWN_KEYWORD.search(error)
+    place = place_of(schema, unknown[1]) if unknown else ""
+    return RequestError(told_briefly(error) + (f" ({place})" if place else ""), param="response_format")
 
 
 def _check_length(what: str, text: str) -> None:
