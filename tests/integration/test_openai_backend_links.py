@@ -81,7 +81,7 @@ def test_openai_backend_is_made_from_a_chain_entry(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BOX_KEY", "k")
     settings = Settings(backends=Backends(api_keys={"gpu-box:8000": "env:BOX_KEY"}))
     backend = make_backend(LinkSpec.parse("openai:http://gpu-box:8000/v1/#qwen"), settings)
-    assert backend_problem(backend) is None
+    assert backend_problem(backend, "openai") is None
     assert backend.name == "openai:http://gpu-box:8000/v1#qwen"
     assert backend._pool._headers == {"authorization": "Bearer k"}  # type: ignore[attr-defined]
     assert pyagent_register_backends() == {"openai": make_backend, "github": make_github}

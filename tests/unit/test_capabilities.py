@@ -31,14 +31,14 @@ class Saying(EchoBackend):
     """A backend that says this of itself."""
 
     def __init__(self, said: object) -> None:
-        super().__init__()
+        super().__init__(name="mine:x")
         self.capabilities = said  # type: ignore[assignment]
 
 
 class Silent:
     """A backend as short as can be."""
 
-    name = "silent"
+    name = "mine:silent"
     models = chat = embed = health = close = EchoBackend.health
 
 
@@ -112,6 +112,15 @@ def test_backend_that_says_nothing_is_plain() -> None:
         made(object())
 
 
+@pytest.mark.parametrize("name", ["native:x", "minex", "", None, 3])
+def test_backend_is_named_after_its_scheme(name: object) -> None:
+    """A backend under another scheme's name, which `rules.private` may trust, is refused."""
+    backend = EchoBackend()
+    backend.name = name  # type: ignore[assignment]
+    with pytest.raises(PluginError, match="expected the scheme 'mine', or a name that begins with 'mine:'"):
+        made(backend)
+
+
 class Able:
     """A backend of a plugin that does all there is, and raises `SystemExit` once it is told to."""
 
@@ -181,7 +190,7 @@ def test_functions_of_a_plugins_backend_are_contained(caplog: pytest.LogCaptureF
     chain = Chain([guarded, other])
     chain.hint(Hint(kind="release", session="s"))
     assert [hint.session for hint in other.hints] == ["s"]
-    assert "echo failed to take a hint" in caplog.text
+    assert "mine:x failed to take a hint" in caplog.text
     asyncio.run(chain.load())
     with pytest.raises(BackendError, match="the backend mine:x raised SystemExit"):
         asyncio.run(chain.query_cache(ViewCache()))

@@ -114,7 +114,7 @@ def test_chain_first_link_answers() -> None:
 
 def test_chain_is_a_backend() -> None:
     """A chain satisfies the protocol of its links, so chains nest."""
-    assert backend_problem(Chain([])) is None
+    assert backend_problem(Chain([]), "chain") is None
     inner = Chain([Link("a", [down("a")]), Link("b", ["from b"])])
     assert ask(Chain([inner])).text == "from b"
 

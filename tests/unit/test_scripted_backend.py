@@ -84,7 +84,7 @@ def test_echo_is_a_backend() -> None:
 
     async def main() -> None:
         backend = EchoBackend()
-        assert backend_problem(backend) is None
+        assert backend_problem(backend, "echo") is None
         assert (await collect(backend.chat(HELLO))).text == "hello out there"
         assert (await collect(backend.chat(ChatRequest(prompt="raw")))).text == "raw"
         assert [model.id for model in await backend.models()] == ["echo"]

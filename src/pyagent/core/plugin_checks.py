@@ -155,14 +155,19 @@ def _provider_problem(provider: object) -> str | None:
     return None
 
 
-def backend_problem(backend: object) -> str | None:
-    """What is wrong with a backend, as far as its shape tells; None when nothing is."""
+def backend_problem(backend: object, scheme: str) -> str | None:
+    """What is wrong with a backend of a scheme, as far as its shape tells; None when nothing is.
+
+    Rules for private requests name schemes: a backend under another scheme's name would be sent what is not for it.
+    """
     from pyagent.core.capabilities import capabilities_of, capabilities_problem
 
     missing = [member for member in _BACKEND_MEMBERS if not callable(getattr(backend, member, None))]
-    if missing or not isinstance(getattr(backend, "name", None), str):
-        lacks = f"it has no `{missing[0]}()`" if missing else "its `name` is no text"
-        return f"which is not a Backend: {lacks}"
+    if missing:
+        return f"which is not a Backend: it has no `{missing[0]}()`"
+    name = cast("object", getattr(backend, "name", None))
+    if not isinstance(name, str) or name.partition(":")[0] != scheme:
+        return f"whose `name` is {name!r:.80}, expected the scheme {scheme!r}, or a name that begins with '{scheme}:'"
     problem = capabilities_problem(capabilities_of(backend))
     return f"whose {problem}" if problem else None
 

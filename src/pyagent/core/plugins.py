@@ -380,7 +380,7 @@ class PluginHost:
         def make(link: LinkSpec, settings: Settings) -> Backend:
             try:
                 backend = factory(link, settings)
-                problem = backend_problem(backend)
+                problem = backend_problem(backend, link.scheme)
             except (PyAgentError, KeyboardInterrupt):
                 raise
             except BaseException as error:
