@@ -75,9 +75,10 @@ FIGURES = (
 
 def measure(path: Path, figure: Figure, isa: str | None) -> float:
     """Loads the model here, warms up with a small run of the same kind, and measures one throughput."""
-    from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+    from pyagent.core.runners.factory import RunnerOptions
+    from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 
-    runner = CpuRunner(path, CpuOptions(threads=NUM_THREADS, kv_bytes=KV_BYTES, isa=isa))
+    runner = CpuRunner(path, RunnerOptions(threads=NUM_THREADS, kv_bytes=KV_BYTES, isa=isa))
     draw = random.Random(1234)
 
     def tokens(count: int) -> list[int]:

@@ -12,9 +12,9 @@ import time
 
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
+from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output, Request
-from pyagent.infrastructure.engine.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer
 

@@ -37,7 +37,7 @@ from pyagent.infrastructure.engine.models.memory_estimate import Estimates
 from pyagent.infrastructure.engine.plugin import options_of
 from pyagent.infrastructure.engine.sessions.prompt_normalization import settle, with_moved
 from pyagent.infrastructure.engine.tokens.tokenizer import ModelTokenizer
-from pyagent.infrastructure.models.describe import describe
+from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.store import ModelStore
 
 ANSWER = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -153,8 +153,8 @@ def settings_for(model: str, kv_tokens: int | None = None, *, is_hinted: bool = 
     if kv_tokens is not None:
         settings = Settings(engine=Engine(models=[model]))
         path = ModelStore(settings.paths.models).locate(model)
-        about, options = describe(path), options_of(settings, make_host(settings))
-        most = Estimates.of(path, about, options, 1 << 40)
+        about, options = describe_model(path), options_of(settings, make_host(settings))
+        most = Estimates.of(options.runner_for(path)[1], options, 1 << 40)
         memory = (
             resident_bytes() + most.weights + most.tokenizer + most.workspace + kv_tokens * about.kv_bytes_per_token
         )

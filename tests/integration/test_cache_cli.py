@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from pyagent.cli.cache import app
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError, RequestError
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import ScriptedBackend, serve
 
@@ -27,7 +27,9 @@ KEY = "sk-0123456789abcdef"
 
 @pytest.fixture
 def url(tiny_model_path: Path) -> Iterator[str]:
-    backend = NativeBackend.of("tiny", lambda: tiny_model_path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 20)))
+    backend = NativeBackend.of(
+        "tiny", lambda: tiny_model_path, EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 20))
+    )
     with serve(create_app(Chain([backend]))) as served:
         yield served
 

@@ -9,15 +9,15 @@ import pytest
 
 from pyagent.core.backends import Answer, collect
 from pyagent.core.messages import CacheReport, ChatRequest, Message, SamplingParams
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 def backend_of(path: Path) -> NativeBackend:
-    return NativeBackend.of("tiny", lambda: path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 22)))
+    return NativeBackend.of("tiny", lambda: path, EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 22)))
 
 
 async def ask(backend: NativeBackend, messages: list[Message], session: str | None = None) -> Answer:

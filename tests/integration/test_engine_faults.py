@@ -15,10 +15,11 @@ from pyagent import _rust
 from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import BackendError, CapacityError, ContextOverflowError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.runners.batch import Batch, StepOutput
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions, LoadedModel
-from pyagent.infrastructure.engine.runners.batch import Batch, StepOutput
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
 KV_BYTES_A_BLOCK = 256 * 16
@@ -34,7 +35,7 @@ def ask(text: str, **sampling: object) -> ChatRequest:
 
 
 def backend_of(path: Path, *, blocks: int = 1024, num_waiting: int = 4096) -> NativeBackend:
-    cpu = CpuOptions(threads=1, kv_bytes=blocks * KV_BYTES_A_BLOCK)
+    cpu = RunnerOptions(threads=1, kv_bytes=blocks * KV_BYTES_A_BLOCK)
     return NativeBackend.of("tiny", lambda: path, EngineOptions(cpu, SchedulerLimits(max_num_waiting=num_waiting)))
 
 
@@ -65,7 +66,7 @@ def test_logits_that_are_not_numbers_leave_others_alone(
         others = [ask(f"the user {number}") for number in range(7)]
         backend = backend_of(tiny_model_path)
         expected = [(await collect(backend.chat(one))).text for one in others]
-        sick = CpuRunner(damaged, CpuOptions(threads=1, kv_bytes=64 * KV_BYTES_A_BLOCK))
+        sick = CpuRunner(damaged, RunnerOptions(threads=1, kv_bytes=64 * KV_BYTES_A_BLOCK))
         reasons: list[str] = []
 
         def execute(runner: CpuRunner, batch: Batch) -> StepOutput:

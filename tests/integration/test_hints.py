@@ -18,9 +18,9 @@ from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import ChatRequest, Hint, Message, SamplingParams
 from pyagent.core.prompt_cache import CacheQueryResult, ExplainPrompt, ModelCache, PinPrompt, UnpinPrompt, ViewCache
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 
 BLOCK_BYTES = 256 * 16  # of the tiny model, in f16
 NUM_BLOCKS = 40
@@ -29,7 +29,7 @@ SYSTEM = "You are at the user's system, and it is on, and the user is at ease. "
 
 
 def backend_of(path: Path, *, takes_hints: bool = True) -> NativeBackend:
-    cpu = CpuOptions(threads=1, kv_bytes=NUM_BLOCKS * BLOCK_BYTES)
+    cpu = RunnerOptions(threads=1, kv_bytes=NUM_BLOCKS * BLOCK_BYTES)
     return NativeBackend.of("tiny", lambda: path, EngineOptions(cpu, takes_hints=takes_hints))
 
 

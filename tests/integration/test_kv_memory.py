@@ -12,9 +12,9 @@ from support.tiny_model import TINY_GEMMA_WINDOW, vocabulary
 from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -167,7 +167,7 @@ def test_context_is_what_windows_leave_room_for(tiny_gemma_path: Path, num_pages
 
     async def main() -> None:
         kv_bytes = num_pages * load(tiny_gemma_path).info()["page_bytes"]
-        chosen = EngineOptions(CpuOptions(threads=1, kv_bytes=kv_bytes), SchedulerLimits(max_num_batched_tokens=64))
+        chosen = EngineOptions(RunnerOptions(threads=1, kv_bytes=kv_bytes), SchedulerLimits(max_num_batched_tokens=64))
         backend = NativeBackend.of("tiny", lambda: tiny_gemma_path, chosen)
         model = await backend.load()
         try:

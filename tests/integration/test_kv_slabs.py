@@ -15,6 +15,7 @@ from support.tiny_model import write_tiny_model
 from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.memory import slabs
@@ -23,7 +24,6 @@ from pyagent.infrastructure.engine.memory.slabs import KvSlabs
 from pyagent.infrastructure.engine.models import model_pool
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 
 PAGE = 1000
 ACTIONS = st.lists(
@@ -135,7 +135,7 @@ def test_cached_kv_makes_room_for_another_model(tmp_path: Path, monkeypatch: pyt
 
     async def work() -> None:
         limits = SchedulerLimits(max_num_seqs=24, max_num_batched_tokens=64)
-        options = EngineOptions(cpu=CpuOptions(threads=1), limits=limits)
+        options = EngineOptions(runner=RunnerOptions(threads=1), limits=limits)
         ledger = Ledger(3_500_000)
         pool = ModelPool(lambda name: tmp_path / f"{name}.gguf", options, ledger)
         backend = NativeBackend(["a", "b"], LocalEngine(pool), look=lambda _: "")
@@ -147,7 +147,7 @@ def test_cached_kv_makes_room_for_another_model(tmp_path: Path, monkeypatch: pyt
         assert texts[0].text == first.text
         async with pool.using("a") as model:
             stats = model.runner.pool.stats()
-            assert stats.limit * model.runner.info["page_bytes"] == grown
+            assert stats.limit * model.runner.info.page_bytes == grown
             both = await asyncio.gather(
                 *(collect(backend.chat(ask("b", str(number)))) for number in range(12)),
                 *(collect(backend.chat(ask("a", str(number)))) for number in range(2)),

@@ -18,9 +18,9 @@ from pyagent.core.errors import BackendError
 from pyagent.core.messages import CacheMiss, CacheReport, ChatDelta, Timings, Usage
 from pyagent.core.response_cache.cache import ResponseCache
 from pyagent.core.response_cache.store import ResponseStore
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.observability.metrics import AnswerWatch, Histogram, ServerFigures, render
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import Reply, ScriptedBackend, serve
@@ -125,7 +125,9 @@ def test_scrape_is_quick() -> None:
 
 def test_every_figure_is_documented(tiny_model_path: Path) -> None:
     """The reference page has each family with its labels, and none that does not exist."""
-    backend = NativeBackend.of("tiny", lambda: tiny_model_path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 20)))
+    backend = NativeBackend.of(
+        "tiny", lambda: tiny_model_path, EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 20))
+    )
     chain = Chain([backend], response_cache=ResponseCache(ResponseStore(1000, 60)))
     with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
         body = {"messages": HI, "max_tokens": 3, "ignore_eos": True}

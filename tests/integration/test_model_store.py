@@ -19,7 +19,7 @@ from support.wheels import build_wheel
 
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.models import sources
-from pyagent.infrastructure.models.describe import describe
+from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.sources import WheelSource
 from pyagent.infrastructure.models.store import Fetch, ModelStore, is_path
 
@@ -322,7 +322,7 @@ def test_describe_counts_no_keys_that_slid_out_of_a_window(tmp_path: Path) -> No
         gemma3__attention__sliding_window=40,
         gemma3__context_length=4096,
     )
-    about = describe(path)
+    about = describe_model(path)
     assert about.kv_groups == (("window", 40, 5), ("full", 0, 1))
     assert about.kv_bytes(16) == 16 * about.kv_bytes_per_token
     everywhere = 4096 * about.kv_bytes_per_token
@@ -332,7 +332,7 @@ def test_describe_counts_no_keys_that_slid_out_of_a_window(tmp_path: Path) -> No
 def test_describe_says_what_a_file_is_and_needs(tmp_path: Path) -> None:
     """A file's card comes from its header, memory for a context included; a file that is no model says why."""
     path = write_tiny_model(tmp_path / "m.gguf")
-    about = describe(path)
+    about = describe_model(path)
     assert (about.architecture, about.quantization, about.vocab_size) == ("llama", "F32", 325)
     assert (about.context_length, about.num_layers, about.licence) == (512, 2, "apache-2.0")
     assert about.has_chat_template
@@ -341,4 +341,4 @@ def test_describe_says_what_a_file_is_and_needs(tmp_path: Path) -> None:
     assert about.file_bytes == path.stat().st_size
     path.write_bytes(b"<html>")
     with pytest.raises(ModelError, match=r"m\.gguf"):
-        describe(path)
+        describe_model(path)

@@ -27,6 +27,7 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
 )
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
@@ -35,8 +36,6 @@ from pyagent.infrastructure.engine.models import model_pool
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
-from pyagent.infrastructure.models.describe import describe
 
 KV_BYTES = 512 * 256  # of the tiny model: its context of 512 tokens
 
@@ -51,7 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OPTIONS = EngineOptions(
-    cpu=CpuOptions(threads=1, kv_bytes=KV_BYTES), limits=SchedulerLimits(max_num_seqs=24, max_num_batched_tokens=64)
+    runner=RunnerOptions(threads=1, kv_bytes=KV_BYTES),
+    limits=SchedulerLimits(max_num_seqs=24, max_num_batched_tokens=64),
 )
 
 
@@ -62,7 +62,7 @@ async def room_for(folder: Path, number: int) -> int:
     await LocalEngine(pool).load("a")
     held = sum(pool.ledger.accounts().values())
     pool.close()
-    return int((number - 0.5) * held) + Estimates.of(path, describe(path), OPTIONS, 1 << 30).least_bytes
+    return int((number - 0.5) * held) + Estimates.of(OPTIONS.runner_for(path)[1], OPTIONS, 1 << 30).least_bytes
 
 
 def own_threads() -> set[threading.Thread]:
@@ -180,7 +180,7 @@ def test_model_that_can_never_fit_is_refused_for_good(folder: Path) -> None:
     """A model larger than the whole of the engine's memory is refused with the sizes and the setting to raise."""
 
     async def work() -> None:
-        options = EngineOptions(cpu=CpuOptions(threads=1, kv_bytes=KV_BYTES))
+        options = EngineOptions(runner=RunnerOptions(threads=1, kv_bytes=KV_BYTES))
         pool = ModelPool(lambda name: folder / f"{name}.gguf", options, Ledger(100_000))
         backend = NativeBackend(["a"], LocalEngine(pool), look=lambda _: "")
         with pytest.raises(ModelError, match=r"a needs .* for its weights, .* may use 100\.0 kB; raise engine\.memory"):
@@ -201,7 +201,7 @@ def test_many_askers_load_a_model_once(folder: Path) -> None:
         return folder / f"{name}.gguf"
 
     async def work() -> None:
-        pool = ModelPool(locate, EngineOptions(cpu=CpuOptions(threads=1, kv_bytes=KV_BYTES)), Ledger(1 << 30))
+        pool = ModelPool(locate, EngineOptions(runner=RunnerOptions(threads=1, kv_bytes=KV_BYTES)), Ledger(1 << 30))
         backend = NativeBackend(["a"], LocalEngine(pool), look=lambda _: "")
         tasks = [asyncio.create_task(collect(backend.chat(ask()))) for _ in range(50)]
         await asyncio.sleep(0.05)

@@ -19,8 +19,9 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.core.plugins import PluginHost
 from pyagent.core.prompt_cache import ViewCache
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.core.settings import Settings
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 
 
 class Watching:
@@ -96,7 +97,7 @@ def test_unknown_policy_is_refused_before_anything_runs(tiny_model_path: Path) -
 
 def test_engine_answers_while_a_policy_is_asked(tiny_model_path: Path) -> None:
     """A step that waits for a policy in Python never waits for a thread that asks the model something."""
-    runner = CpuRunner(tiny_model_path, CpuOptions(threads=1, kv_bytes=1 << 20, make_eviction=lambda _: Watching()))
+    runner = CpuRunner(tiny_model_path, RunnerOptions(threads=1, kv_bytes=1 << 20, eviction=lambda _: Watching()))
     is_done = threading.Event()
 
     def ask() -> None:

@@ -26,8 +26,8 @@ from pyagent.core.backends import collect
 from pyagent.core.messages import (
     ChatRequest,
 )
+from pyagent.core.runners.factory import KvDtype
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import KvType
 from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
 
 VARIANTS: dict[str, Callable[[], EngineOptions]] = {
@@ -57,7 +57,9 @@ def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant
 
 
 @pytest.mark.parametrize(("kv_type", "eighths"), [("f32", 16), ("f16", 8), ("int8", 5)])
-def test_answers_of_every_kv_format_are_those_given_alone(tiny_model_path: Path, kv_type: KvType, eighths: int) -> None:
+def test_answers_of_every_kv_format_are_those_given_alone(
+    tiny_model_path: Path, kv_type: KvDtype, eighths: int
+) -> None:
     """However keys and values are kept, chunks, cached prefixes, preemption and neighbours change no bit."""
 
     async def work() -> None:

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.tiny_model import vocabulary
 
+from pyagent.core.runners.factory import KvDtype, RunnerOptions
 from pyagent.infrastructure.engine.memory.ledger import Ledger
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner, KvType
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 
 NUM_TOKENS = len(vocabulary()[0])
 BLOCK = 16
@@ -99,10 +100,10 @@ def runners(
     """Two runners of one model: one with little memory, one to compare with."""
     name, *_, kind = request.param.split()
     path = tiny_gemma_path if name == "gemma" else tiny_model_path
-    kv_type: KvType = "int8" if kind == "int8" else "bf16"
-    cold = CpuRunner(path, CpuOptions(threads=1, kv_type=kv_type))
-    kv_bytes = 40 * cold.pages_per_block * cold.info["page_bytes"]
-    options = CpuOptions(threads=1, kv_bytes=kv_bytes, kv_type=kv_type)
+    kv_type: KvDtype = "int8" if kind == "int8" else "bf16"
+    cold = CpuRunner(path, RunnerOptions(threads=1, kv_dtype=kv_type))
+    kv_bytes = 40 * cold.pages_per_block * cold.info.page_bytes
+    options = RunnerOptions(threads=1, kv_bytes=kv_bytes, kv_dtype=kv_type)
     kv = Ledger(1 << 40).reserve("KV", kv_bytes // 2) if kind == "slabs" else None
     yield CpuRunner(path, options, kv), cold
     cold.close()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.memory.process import heap_bytes
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 
 pytestmark = pytest.mark.skipif(heap_bytes() is None, reason="needs a heap that tells its size: glibc 2.33 or newer")
 
@@ -25,14 +26,14 @@ from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
 from pyagent.infrastructure.engine.memory.process import resident_bytes
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+from pyagent.core.runners.factory import RunnerOptions
 
 def tell(when, accounts):
     print(json.dumps([when, resident_bytes(), accounts]), flush=True)
 
 async def main():
     options = EngineOptions(
-        cpu=CpuOptions(threads=2),
+        runner=RunnerOptions(threads=2),
         limits=SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=512),
         max_model_len=512,
     )
@@ -85,7 +86,7 @@ def test_resident_memory_is_what_the_ledger_counts(smollm2_path: Path) -> None:
 
 def test_workspace_is_what_the_largest_steps_hold(tiny_model_path: Path) -> None:
     """After the largest steps of few and of many tokens the buffers hold the bytes foretold, less the samplers'."""
-    runner = CpuRunner(tiny_model_path, CpuOptions(threads=2, kv_bytes=1 << 20))
+    runner = CpuRunner(tiny_model_path, RunnerOptions(threads=2, kv_bytes=1 << 20))
     for num_tokens, num_outputs in ((300, 3), (4, 3), (300, 1)):
         runner.add(1, list(range(4, 4 + num_tokens // 2)))
         runner.add(2, list(range(50, 50 + num_tokens - num_tokens // 2)))
@@ -106,7 +107,7 @@ def test_estimates_before_loading_are_above_what_is_held(tiny_model_path: Path) 
     """From its header alone a model's workspace is foretold as large as it is, or larger, but not twice."""
     from pyagent import _rust
 
-    runner = CpuRunner(tiny_model_path, CpuOptions(threads=2, kv_bytes=1 << 20))
+    runner = CpuRunner(tiny_model_path, RunnerOptions(threads=2, kv_bytes=1 << 20))
     for step in ((1, 1, 16), (64, 24, 512), (512, 64, 512), (2048, 256, 512)):
         exact, most = runner.model.step_bytes(*step), _rust.most_step_bytes(tiny_model_path, 2, *step)
         assert exact <= most < 2 * exact + 100_000, step

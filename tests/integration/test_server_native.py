@@ -16,15 +16,15 @@ from openai.types.chat.chat_completion_chunk import Choice
 from support.server import connected, serving, until
 
 from pyagent._rust import PoolStats
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 
 
 @asynccontextmanager
 async def asked(path: Path) -> AsyncIterator[tuple[NativeBackend, openai.AsyncOpenAI]]:
     """The embedded engine behind a server, and a client of it."""
-    backend = NativeBackend.of("tiny", lambda: path, EngineOptions(CpuOptions(threads=2, kv_bytes=1 << 24)))
+    backend = NativeBackend.of("tiny", lambda: path, EngineOptions(RunnerOptions(threads=2, kv_bytes=1 << 24)))
     try:
         async with serving(backend) as url, connected(url) as client:
             yield backend, client

@@ -13,10 +13,11 @@ from support.tiny_model import CONTEXT
 from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.messages import BeamSearch, ChatDelta, ChatRequest, Message, SamplingParams
+from pyagent.core.runners.batch import Batch
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.batch import Batch
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 
 KV_BYTES_A_BLOCK = 256 * 16  # of the tiny model, in f16
 PROMPT = [Message("user", "the user is at ease, and there is more to say " * 2)]
@@ -28,7 +29,7 @@ def asked(seed: int = 5, **fields: object) -> ChatRequest:
 
 
 def options_with(blocks: int) -> EngineOptions:
-    return EngineOptions(CpuOptions(kv_bytes=blocks * KV_BYTES_A_BLOCK))
+    return EngineOptions(RunnerOptions(kv_bytes=blocks * KV_BYTES_A_BLOCK))
 
 
 async def alone(path: Path, count: int) -> list[tuple[str, float]]:

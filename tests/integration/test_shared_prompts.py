@@ -12,10 +12,10 @@ from support.tiny_model import write_tiny_model
 
 from pyagent.core.backends import Answer, collect
 from pyagent.core.messages import ChatRequest, Message, Origin, SamplingParams
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, StepOutput
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions, LoadedModel
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, Batch, StepOutput
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
 NUM_SIBLINGS = 8
@@ -42,7 +42,7 @@ class Computed:
 @asynccontextmanager
 async def watched(folder: Path, max_num_batched_tokens: int) -> AsyncIterator[tuple[NativeBackend, Computed]]:
     path = write_tiny_model(folder / "long.gguf", llama__context_length=2048)
-    chosen = EngineOptions(CpuOptions(threads=1), SchedulerLimits(max_num_batched_tokens=max_num_batched_tokens))
+    chosen = EngineOptions(RunnerOptions(threads=1), SchedulerLimits(max_num_batched_tokens=max_num_batched_tokens))
     backend = NativeBackend.of("tiny", lambda: path, chosen)
     try:
         yield backend, Computed(await backend.load())

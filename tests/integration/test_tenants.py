@@ -17,10 +17,10 @@ from support.watching import logged
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError
 from pyagent.core.resilience.retry import RetryPolicy
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.memory.evictions import BUILT_IN
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.uvicorn_server import Complaints
 from pyagent.testing import serve
@@ -37,7 +37,7 @@ SYSTEM = "You are at the user's system, and it is on, and the user is at ease. "
 
 @pytest.fixture(scope="module")
 def url(tiny_model_path: Path) -> Iterator[str]:
-    options = EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 20))
+    options = EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 20))
     backend = NativeBackend.of("tiny", lambda: tiny_model_path, options)
     try:
         with serve(
@@ -232,7 +232,7 @@ def test_a_key_is_counted_by_its_name(alice: httpx.Client, admin: httpx.Client) 
 
 def test_priority_decides_what_the_cache_keeps(tiny_model_path: Path) -> None:
     """With `engine.eviction = "priority"` prompts of urgent requests outlive those of patient ones asked later."""
-    options = EngineOptions(CpuOptions(threads=1, kv_bytes=40 * 4096, make_eviction=BUILT_IN["priority"]))
+    options = EngineOptions(RunnerOptions(threads=1, kv_bytes=40 * 4096, eviction=BUILT_IN["priority"]))
     backend = NativeBackend.of("tiny", lambda: tiny_model_path, options)
     with serve(create_app(Chain([backend]))) as url, client_of(url, ALICE) as http:
         urgent = "the user is on it, and " * 4

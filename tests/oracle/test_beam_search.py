@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pyagent.core.messages import BeamSearch, SamplingParams
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Request
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, CpuRunner
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.sampling.beam_search import Search, num_offered
 from pyagent.infrastructure.engine.sampling.sampler import make_sampler
 
@@ -96,7 +97,7 @@ def theirs(reference, beam: BeamSearch, end_ids: list[int], stop: str = "") -> F
 
 def ours(folder: Path, beam: BeamSearch, end_ids: list[int], stop: str = "") -> Found:
     """What the engine finds, on the runner, forks and all."""
-    engine = Engine(CpuRunner(folder, CpuOptions(threads=1, kv_bytes=1 << 22, kv_type="f32")))
+    engine = Engine(CpuRunner(folder, RunnerOptions(threads=1, kv_bytes=1 << 22, kv_dtype="f32")))
     ids = count(1)
     told: list[object] = []
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
+from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output, Request
-from pyagent.infrastructure.engine.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 
 NO_ENDS: frozenset[int] = frozenset()
 

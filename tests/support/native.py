@@ -22,9 +22,9 @@ from pyagent.core.messages import (
     Message,
     SamplingParams,
 )
+from pyagent.core.runners.factory import KvDtype, RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions, KvType
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -43,11 +43,11 @@ def options(
     blocks: int = 1024,
     threads: int = 1,
     isa: str | None = None,
-    kv_type: KvType = "bf16",
+    kv_type: KvDtype = "bf16",
     max_num_batched_tokens: int = 1024,
     max_model_len: int | None = None,
 ) -> EngineOptions:
-    cpu = CpuOptions(threads=threads, kv_bytes=blocks * KV_BYTES_A_BLOCK, isa=isa, kv_type=kv_type)
+    cpu = RunnerOptions(threads=threads, kv_bytes=blocks * KV_BYTES_A_BLOCK, isa=isa, kv_dtype=kv_type)
     return EngineOptions(cpu, SchedulerLimits(max_num_batched_tokens=max_num_batched_tokens), max_model_len)
 
 
@@ -73,7 +73,7 @@ async def engine_of(path: Path, *, process: bool = True, **more: object) -> Asyn
         await backend.close()
 
 
-def engine_logits(path: Path, tokens: list[int], kv_type: KvType = "f32") -> list[list[float]]:
+def engine_logits(path: Path, tokens: list[int], kv_type: KvDtype = "f32") -> list[list[float]]:
     """The engine's logits after every token, without anything around it."""
     model = _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 22, kv_type=kv_type)
     info = model.info()
@@ -117,7 +117,7 @@ async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[A
     return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
 
 
-async def alone(path: Path, requests: list[ChatRequest], kv_type: KvType = "bf16") -> list[str]:
+async def alone(path: Path, requests: list[ChatRequest], kv_type: KvDtype = "bf16") -> list[str]:
     """Each answer from an engine that has seen nothing else."""
     texts: list[str] = []
     async with running(path, options(kv_type=kv_type)) as backend:
@@ -145,7 +145,7 @@ async def assert_idle(backend: NativeBackend) -> None:
 @contextmanager
 def native_server(path: Path, **options: Any) -> Iterator[str]:
     """A server over the embedded engine with a model called `tiny`; gives its URL."""
-    backend = NativeBackend.of("tiny", lambda: path, EngineOptions(CpuOptions(threads=1, kv_bytes=1 << 22)))
+    backend = NativeBackend.of("tiny", lambda: path, EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 22)))
     with serve(create_app(Chain([backend]), **options)) as url:
         yield url
     asyncio.run(backend.close())

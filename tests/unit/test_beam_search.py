@@ -14,9 +14,9 @@ from support.counting_runner import Client, CountingRunner
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import BeamSearch, ChatRequest, ResponseFormat, SamplingParams
+from pyagent.core.runners.batch import Batch, Likelihood, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Request
-from pyagent.infrastructure.engine.runners.batch import Batch, Likelihood, StepOutput
 from pyagent.infrastructure.engine.sampling.beam_search import Search, SearchRules, check_beam
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 

@@ -16,11 +16,11 @@ from support.counting_runner import Client, CountingRunner, run_to_end
 
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
+from pyagent.core.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.core.scheduling import Queued
 from pyagent.core.stop_strings import StopStrings
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.scheduler.decode_batch import DecodeBatch
 from pyagent.infrastructure.engine.scheduler.policies import guarded
 from pyagent.infrastructure.engine.scheduler.queues import ClassQueue, QueueOptions, RequestQueues, make_queues

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyagent.core.messages import Health
     from pyagent.core.plugins import PluginHost
     from pyagent.core.settings import Settings
+    from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.models.store import ModelStore
 
 app = typer.Typer(add_completion=False)
@@ -67,7 +68,8 @@ def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, co
     report = _Report()
     _look_at_machine(report, settings)
     host = _look_at_plugins(report, settings)
-    _look_at_models(report, settings)
+    options = _look_at_runners(report, settings, host)
+    _look_at_models(report, settings, options)
     asyncio.run(_look_at_backends(report, settings, host))
     if as_json:
         write_json(report.findings)
@@ -136,7 +138,23 @@ def _look_at_plugins(report: _Report, settings: Settings) -> PluginHost:
     return host
 
 
-def _look_at_models(report: _Report, settings: Settings) -> None:
+def _look_at_runners(report: _Report, settings: Settings, host: PluginHost) -> EngineOptions | None:
+    """Return the engine's options; None where the settings are wrong for the plugins there are."""
+    from pyagent.core.errors import ConfigError
+    from pyagent.infrastructure.engine.plugin import options_of
+
+    try:
+        options = options_of(settings, host)
+        names = ", ".join(factory.name for factory in options.runners.available())
+    except ConfigError as error:
+        report.add("models", "runner", str(error), is_well=False, advice=f"correct {error.key or 'engine.runner'}")
+        return None
+    absent = [f"{name} cannot run here: {reason}" for name, reason in options.runners.unavailable()]
+    report.add("models", "runner", "; ".join([names, *absent]))
+    return options
+
+
+def _look_at_models(report: _Report, settings: Settings, options: EngineOptions | None) -> None:
     from pyagent.core.errors import ModelError
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
@@ -146,7 +164,7 @@ def _look_at_models(report: _Report, settings: Settings) -> None:
         path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
         if path and path.exists():
             size = f"{format_bytes(stored.size_bytes)}, " if stored else ""
-            fault = _fault_in_model(store, name, path)
+            fault = _fault_in_model(store, name, path, options)
             again = f"pyagent models rm {name}, then pyagent models pull {name}" if stored else "fetch the file again"
             report.add("models", name, fault or f"{size}{path}", is_well=not fault, advice=again)
             continue
@@ -158,15 +176,15 @@ def _look_at_models(report: _Report, settings: Settings) -> None:
             report.add("models", name, "not there", is_well=False, advice=f"pyagent models pull {name}")
 
 
-def _fault_in_model(store: ModelStore, name: str, path: Path) -> str:
+def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOptions | None) -> str:
     """Return what is wrong with a model's file: its header, its length, its checksum; empty when nothing is."""
-    from pyagent.core.errors import ModelError
-    from pyagent.infrastructure.models.describe import describe
+    from pyagent.core.errors import PyAgentError
 
     try:
-        describe(path)
+        if options is not None:
+            options.runner_for(path)
         store.check(name)
-    except ModelError as error:
+    except PyAgentError as error:
         return str(error)
     return ""
 

@@ -79,7 +79,7 @@ def show(
     import msgspec
 
     from pyagent.core.errors import ModelError
-    from pyagent.infrastructure.models.describe import describe
+    from pyagent.infrastructure.models.describe import describe_model
     from pyagent.infrastructure.models.store import is_path
 
     store = _store(config)
@@ -88,14 +88,14 @@ def show(
         store.look(name)  # an unknown name says so itself
         raise ModelError(f"{name} is not here yet; fetch it first: pyagent models pull {name}", model=name)
     path = found.path if found else store.locate(name)
-    about = describe(path, found.manifest.licence if found else "unknown")
+    about = describe_model(path, found.manifest.licence if found else "unknown")
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
     total_bytes, fits = _fits(path, config)
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
-        described |= {"engine_bytes": total_bytes, "fits": {fit.kv_type: _fit_as_json(fit) for fit in fits}}
+        described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
         typer.echo(json.dumps(described))
         return
     card = _card(about, path, memory)
@@ -131,9 +131,9 @@ def _fits(path: Path, config: Path | None) -> tuple[int, list[Fit]]:
 
     settings = read_settings(config)
     options, total_bytes = options_of(settings, make_host(settings)), total_for(settings.engine.memory)
-    kv_types = ("bf16", "f16", "int8")
+    kv_dtypes = ("bf16", "f16", "int8")
     process_bytes = resident_bytes()
-    return total_bytes, [Fit.of(path, kv_type, options, total_bytes, process_bytes) for kv_type in kv_types]
+    return total_bytes, [Fit.of(path, kv_dtype, options, total_bytes, process_bytes) for kv_dtype in kv_dtypes]
 
 
 def _fit_as_json(fit: Fit) -> dict[str, int | bool]:
@@ -142,7 +142,7 @@ def _fit_as_json(fit: Fit) -> dict[str, int | bool]:
 
 
 def _fit_text(fit: Fit, total_bytes: int) -> str:
-    context = f"{fit.num_tokens:,} tokens of {fit.kv_type}"
+    context = f"{fit.num_tokens:,} tokens of {fit.kv_dtype}"
     needs = f"{format_bytes(fit.needed_bytes)} of {format_bytes(total_bytes)} with {context}"
     if fit.longest == fit.num_tokens:
         return f"yes, {needs}"

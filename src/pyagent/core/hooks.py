@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.scheduling import QueuePolicyFactory
 
 PROJECT_NAME = "pyagent"
@@ -35,6 +36,10 @@ class Parts(Protocol):
 
     def eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
         """Orders in which cached KV blocks are given up."""
+        ...
+
+    def runners(self) -> Mapping[str, RunnerFactory]:
+        """Devices that models run on."""
         ...
 
 
@@ -75,6 +80,11 @@ class HookSpecs:
     @hookspec
     def pyagent_register_eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
         """Orders in which cached KV blocks are given up: `{"lru": make_policy}`; settings name them."""
+        ...
+
+    @hookspec
+    def pyagent_register_runners(self) -> Sequence[RunnerFactory]:
+        """Devices that the engine's models run on; `engine.runner` names one, or takes the first that can."""
         ...
 
     @hookspec

@@ -32,6 +32,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "agents": ("description", "run"),
     "tools": ("description", "arguments", "call", "definition"),
     "tool_providers": ("open", "close"),
+    "runners": ("unavailable_reason", "estimate", "load"),
 }
 
 _BACKEND_MEMBERS = ("models", "chat", "embed", "health", "close")

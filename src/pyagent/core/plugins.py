@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.scheduling import QueuePolicyFactory
 
 PluginState = Literal["idle", "loaded", "disabled", "quarantined"]
@@ -178,6 +179,10 @@ class PluginHost:
     def eviction_policies(self) -> dict[str, EvictionPolicyFactory]:
         """Makers of eviction policies by name."""
         return cast("dict[str, EvictionPolicyFactory]", self._collect("eviction_policies"))
+
+    def runners(self) -> dict[str, RunnerFactory]:
+        """Loaders of models by the name of their device, in the plugins' order; their failures name the plugin."""
+        return cast("dict[str, RunnerFactory]", self._collect("runners"))
 
     def agents(self) -> dict[str, Agent]:
         """Agents by name. A plugin whose agent needs one that nobody brings, or itself in a circle, is quarantined."""
@@ -369,6 +374,11 @@ class PluginHost:
     # -- guarding -----------------------------------------------------------------------------------------------------
 
     def _guard_items(self, plugin: _Plugin, noun: str, items: dict[str, object]) -> dict[str, object]:
+        if noun == "runners" and not plugin.is_builtin:
+            from pyagent.core.runners.guarded import GuardedRunnerFactory
+
+            factories = cast("dict[str, RunnerFactory]", items)
+            return {name: GuardedRunnerFactory(factory, plugin.name) for name, factory in factories.items()}
         if noun != "backends":
             return items
         return {name: self._guarded(plugin, cast("BackendFactory", item)) for name, item in items.items()}

@@ -193,6 +193,14 @@ class Engine(Section, frozen=True):
             "the memory available.",
         ),
     ] = None
+    runner: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "Runner of the models: `cpu`, or one that a plugin brings for another device; `auto` is the first of those "
+            "that can run the model on this machine, else `cpu`.",
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         _auto(

@@ -258,8 +258,8 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
         id=name,
         backend=f"native:{name}",
         context_length=model.context_length,
-        architecture=model.runner.info["architecture"],
-        size_bytes=model.runner.info["weight_bytes"],
+        architecture=model.runner.info.architecture,
+        size_bytes=model.runner.info.weight_bytes,
         is_loaded=True,
     )
 

@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from pyagent.core.errors import CapacityError
 from pyagent.core.moving_average import moving_average
+from pyagent.core.runners.batch import Likelihood, StepOutput
+from pyagent.core.runners.runner import Runner
 from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
 from pyagent.infrastructure.engine.request import Output, Request, Status
-from pyagent.infrastructure.engine.runners.batch import Likelihood, Runner, StepOutput
 from pyagent.infrastructure.engine.sampling.beam_search import Search
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues
 from pyagent.infrastructure.engine.scheduler.scheduler import Scheduler, SchedulerLimits

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.settings import Engine
-from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.step_executor import AsyncScheduling
 
@@ -35,14 +37,14 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How the native engine runs a model. `max_model_len` shortens the model's own context, in tokens.
+    """How the native engine runs a model: on which of `runners`, and with which options for them.
 
-    `session_scope` says which conversations continue their token logs: all, those with a name, or none.
-    `normalizes_prompts` takes known volatile spans out of system prompts; `takes_hints`
-    lets the fleet say what is worth keeping.
+    `max_model_len` shortens the model's own context, in tokens. `session_scope` says which conversations continue their
+    token logs: all, those with a name, or none. `normalizes_prompts` takes known volatile spans out of system prompts;
+    `takes_hints` lets the fleet say what is worth keeping.
     """
 
-    cpu: CpuOptions = field(default_factory=CpuOptions)
+    runner: RunnerOptions = field(default_factory=RunnerOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     max_model_len: int | None = None
     queues: Callable[[], RequestQueues] = lambda: make_queues({})
@@ -50,3 +52,16 @@ class EngineOptions:
     session_scope: SessionScope = "auto"
     normalizes_prompts: bool = True
     takes_hints: bool = True
+    runners: RunnerChoice = field(default_factory=RunnerChoice)
+
+    @property
+    def largest_step(self) -> LargestStep:
+        """Bounds of every step of a model."""
+        return LargestStep(self.limits.max_num_batched_tokens, self.limits.most_running, self.max_model_len)
+
+    def runner_for(self, path: Path) -> tuple[RunnerFactory, ModelNeeds]:
+        """Return the runner that a model gets, and what the model will take there.
+
+        Raises `ConfigError` when no runner is available, `ModelError` or `PluginError` when none can run the model.
+        """
+        return self.runners.runner_for(path, self.runner, self.largest_step)

@@ -78,9 +78,10 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
 
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     """The engine's options from the settings, and what plugins bring for it. Raises `ConfigError`."""
+    from pyagent.core.runners.factory import RunnerOptions
     from pyagent.infrastructure.engine.memory.evictions import pick_eviction
     from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
-    from pyagent.infrastructure.engine.runners.cpu import CpuOptions
+    from pyagent.infrastructure.engine.runners.choice import pick_runners
     from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
 
     engine = settings.engine
@@ -88,11 +89,11 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     make = partial(make_queues, queues, parts.queue_policies())
     make()  # what is wrong with the settings is said now, not when a model is loaded
     return EngineOptions(
-        cpu=CpuOptions(
+        runner=RunnerOptions(
             threads=engine.threads or 0,
-            kv_type="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
+            kv_dtype="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             isa=None if engine.isa == "auto" else engine.isa,
-            make_eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
+            eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,
         ),
         limits=SchedulerLimits(
@@ -106,6 +107,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         session_scope=engine.sessions,
         takes_hints=engine.hints,
         normalizes_prompts=engine.normalize_prompts,
+        runners=pick_runners(engine.runner, parts.runners()),
     )
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob
+from pyagent.core.runners.batch import PLAIN_KEY, Likelihood, PrefixKey
 from pyagent.core.stop_strings import StopStrings
-from pyagent.infrastructure.engine.runners.batch import PLAIN_KEY, Likelihood, PrefixKey
 from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.batch import Batch, Runner, StepOutput
+    from pyagent.core.runners.batch import Batch, StepOutput
+    from pyagent.core.runners.runner import Runner
     from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 
 AsyncScheduling = Literal["auto", "on", "off"]

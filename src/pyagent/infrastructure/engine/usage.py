@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyagent.core.messages import CacheReport, PromptTokensDetails, Timings, Usage
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
 
 if TYPE_CHECKING:

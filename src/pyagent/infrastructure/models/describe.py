@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,14 +35,19 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_bytes(self, context: int) -> int:
         """Memory for the keys and values of one sequence of `context` tokens, without what slid out of windows."""
-        return _rust.BlockPool(1, groups=self.kv_groups).most_pages(context, 1) * self.page_bytes
+        return kv_bytes(self.kv_groups, self.page_bytes, context)
 
     def memory_bytes(self, context: int) -> int:
         """Memory for the weights and the keys and values of one sequence of `context` tokens."""
         return self.weight_bytes + self.kv_bytes(context)
 
 
-def describe(path: Path, licence: str = "unknown", kv_type: str = "bf16") -> ModelDescription:
+def kv_bytes(kv_groups: Sequence[tuple[str, int, int]], page_bytes: int, num_tokens: int) -> int:
+    """Return the memory for the keys and values of one sequence, without what slid out of windows."""
+    return _rust.BlockPool(1, groups=kv_groups).most_pages(num_tokens, 1) * page_bytes
+
+
+def describe_model(path: Path, licence: str = "unknown", kv_type: str = "bf16") -> ModelDescription:
     """Read a model's header, for KV in `kv_type`. Raises `ModelError` saying why the file cannot be run."""
     try:
         header = _rust.read_model_header(path, arrays=False)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pyagent import _rust
-from pyagent.infrastructure.engine.memory.ledger import Reservation
+from pyagent.core.runners.factory import KvReservation
 
 SLAB_BYTES = 32 << 20
 _ASK_SECONDS = 1.0
@@ -29,7 +29,7 @@ class KvSlabs:
         pool: _rust.BlockPool,
         page_bytes: int,
         give_back: Callable[[Sequence[int]], None],
-        reservation: Reservation,
+        reservation: KvReservation,
     ) -> None:
         """`give_back` returns the memory of empty pages to the system; `reservation` holds the first slab."""
         self._pool = pool

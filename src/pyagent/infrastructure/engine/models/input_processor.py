@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest
+from pyagent.core.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.models.answer_log import record_answers, without_prefix
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.models.preprocessor import InputPreprocessor, PromptTokens
 from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
-from pyagent.infrastructure.engine.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.sampling.beam_search import Search, check_beam
 from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, num_samples
 from pyagent.infrastructure.engine.sampling.sampler import answer_params, make_sampler

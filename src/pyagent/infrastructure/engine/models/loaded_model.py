@@ -9,6 +9,7 @@ from pathlib import Path
 from pyagent import _rust
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import CacheReport, ChatRequest, Hint
+from pyagent.core.runners.runner import ModelRunner
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.memory.ledger import Reservation
@@ -19,7 +20,6 @@ from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
 from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor, logged_prompt
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import PastTurn
-from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.sessions.prompt_cache import ModelPrompts
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt, normalize
 from pyagent.infrastructure.engine.sessions.sessions import Sessions
@@ -32,7 +32,7 @@ _RELEASE_SECONDS = 1.0
 class LoadedModel:
     """A model in memory: its runner, its tokenizer, its grammars, its engine."""
 
-    def __init__(self, runner: CpuRunner, path: Path, options: EngineOptions, memory: ModelMemory) -> None:
+    def __init__(self, runner: ModelRunner, path: Path, options: EngineOptions, memory: ModelMemory) -> None:
         """The runner's model, with what else `path` holds.
 
         The estimates in `memory` become what is really held; `CapacityError` where that does not fit.
@@ -41,14 +41,13 @@ class LoadedModel:
         self.tokenizer = self._load_tokenizer(path, memory.tokenizer)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_model_len or own_context, self.runner.kv_tokens)
-        step = (options.limits.max_num_batched_tokens, options.limits.most_running, self.context_length)
-        memory.workspace.resize(self.runner.model.step_bytes(*step))
-        num_cores = _rust.available_cores()
+        step = options.largest_step._replace(num_positions=self.context_length)
+        memory.workspace.resize(self.runner.step_bytes(step))
         self.engine = Engine(
             self.runner,
             options.limits,
             options.queues(),
-            is_async=is_async(options.async_scheduling, options.cpu.threads or num_cores, num_cores=num_cores),
+            is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
         self.grammars = GrammarCompiler(self.tokenizer, memory.grammars)
         self.sessions = Sessions(

@@ -8,20 +8,18 @@ conversations, `prompts` the beginnings that many share, `grammars` compiled gra
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyagent import _rust
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
-from pyagent.infrastructure.models.describe import describe
+from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.infrastructure.models.describe import kv_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyagent.core.runners.factory import KvDtype, ModelNeeds
     from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.options import EngineOptions
-    from pyagent.infrastructure.engine.runners.cpu import KvType
-    from pyagent.infrastructure.models.describe import ModelDescription
 
 _LEAST_KV_TOKENS = 512
 """A model is not loaded with room for fewer tokens than this, or than its context."""
@@ -40,17 +38,14 @@ class Estimates:
     most_kv: int
 
     @classmethod
-    def of(cls, path: Path, about: ModelDescription, options: EngineOptions, room_bytes: int) -> Estimates:
+    def of(cls, needs: ModelNeeds, options: EngineOptions, room_bytes: int) -> Estimates:
         """For a model alone in so many bytes: KV for twice what all sequences can hold, as far as there is room."""
-        limits, context = options.limits, min(about.context_length, options.max_model_len or about.context_length)
-        threads = options.cpu.threads or _rust.available_cores()
-        workspace = _rust.most_step_bytes(path, threads, limits.max_num_batched_tokens, limits.most_running, context)
-        tokenizer = _TOKENIZER_BYTES * about.vocab_size
-        whole = about.kv_bytes(about.context_length) * limits.max_num_seqs * 2
-        room = max(room_bytes - about.weight_bytes - tokenizer - workspace, 1)
-        most_kv = min(room, whole if options.cpu.kv_bytes is None else options.cpu.kv_bytes)
-        least_kv = min(most_kv, about.kv_bytes(min(_LEAST_KV_TOKENS, about.context_length)))
-        return cls(about.weight_bytes, tokenizer, workspace, least_kv, most_kv)
+        tokenizer = _TOKENIZER_BYTES * needs.vocab_size
+        whole = _kv_bytes(needs, needs.context_length) * options.limits.max_num_seqs * 2
+        room = max(room_bytes - needs.weight_bytes - tokenizer - needs.workspace_bytes, 1)
+        most_kv = min(room, whole if options.runner.kv_bytes is None else options.runner.kv_bytes)
+        least_kv = min(most_kv, _kv_bytes(needs, min(_LEAST_KV_TOKENS, needs.context_length)))
+        return cls(needs.weight_bytes, tokenizer, needs.workspace_bytes, least_kv, most_kv)
 
     @property
     def least_bytes(self) -> int:
@@ -65,24 +60,24 @@ class Fit:
     `needed_bytes` is process, weights, tokenizer, workspace and KV. `longest` is 0 when the model cannot be loaded.
     """
 
-    kv_type: KvType
+    kv_dtype: KvDtype
     num_tokens: int
     needed_bytes: int
     longest: int
 
     @classmethod
-    def of(cls, path: Path, kv_type: KvType, options: EngineOptions, total_bytes: int, process_bytes: int) -> Fit:
+    def of(cls, path: Path, kv_dtype: KvDtype, options: EngineOptions, total_bytes: int, process_bytes: int) -> Fit:
         """For a model alone in so many bytes, of which the process has some. Raises `ModelError`."""
-        about = describe(path, kv_type=kv_type)
-        needs = Estimates.of(path, about, options, total_bytes - process_bytes)
+        _, about = replace(options, runner=replace(options.runner, kv_dtype=kv_dtype)).runner_for(path)
+        needs = Estimates.of(about, options, total_bytes - process_bytes)
         num_tokens = min(about.context_length, options.max_model_len or about.context_length)
         room = total_bytes - process_bytes - (needs.least_bytes - needs.least_kv)
         blocks = range(1, -(-num_tokens // BLOCK_TOKENS) + 1)
-        num_blocks = bisect_right(blocks, room, key=lambda block: about.kv_bytes(block * BLOCK_TOKENS))
-        is_loadable = room >= about.kv_bytes(min(_LEAST_KV_TOKENS, about.context_length))
-        needed_bytes = total_bytes - room + about.kv_bytes(num_tokens)
+        num_blocks = bisect_right(blocks, room, key=lambda block: _kv_bytes(about, block * BLOCK_TOKENS))
+        is_loadable = room >= _kv_bytes(about, min(_LEAST_KV_TOKENS, about.context_length))
+        needed_bytes = total_bytes - room + _kv_bytes(about, num_tokens)
         longest = min(num_tokens, num_blocks * BLOCK_TOKENS) if is_loadable else 0
-        return cls(kv_type, num_tokens, needed_bytes, longest)
+        return cls(kv_dtype, num_tokens, needed_bytes, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +91,7 @@ class ModelMemory:
     grammars: Reservation
     sessions: Reservation
     prompts: Reservation
+
+
+def _kv_bytes(needs: ModelNeeds, num_tokens: int) -> int:
+    return kv_bytes(needs.kv_groups, needs.page_bytes, num_tokens)

@@ -28,8 +28,6 @@ from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
-from pyagent.infrastructure.engine.runners.cpu import CpuRunner
-from pyagent.infrastructure.models.describe import describe
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
@@ -159,11 +157,11 @@ class ModelPool:
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
         path = self._locate(entry.name)
         options = self._options
-        about = describe(path, kv_type=options.cpu.kv_type)
+        factory, needs = options.runner_for(path)
         with self._loads:
             return_large_blocks()
             process = self._count_process()
-        most = Estimates.of(path, about, options, self.ledger.total_bytes - process)
+        most = Estimates.of(needs, options, self.ledger.total_bytes - process)
         if process + most.least_bytes > self.ledger.total_bytes:
             raise ModelError(
                 f"{entry.name} needs {format_bytes(most.least_bytes)} for its weights, tokenizer, workspace and the "
@@ -174,12 +172,13 @@ class ModelPool:
         memory = self._reserve_for(entry, most, held)
         memory.kv.try_resize(min(most.most_kv, max(most.least_kv, SLAB_BYTES)))
         with self._loads:
-            runner = CpuRunner(path, replace(options.cpu, kv_bytes=most.most_kv), memory.kv)
+            chosen = replace(options.runner, kv_bytes=most.most_kv or None)
+            runner = factory.load(path, chosen, options.largest_step, memory.kv)
             # Imported only now: a server that starts has the interpreter for itself while the weights are read.
             from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
             try:
-                memory.weights.resize(runner.info["weight_bytes"])
+                memory.weights.resize(runner.info.weight_bytes)
                 model = LoadedModel(runner, path, options, memory)
                 _rust.trim_memory()  # what building the tokenizer left
                 self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)

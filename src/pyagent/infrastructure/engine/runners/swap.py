@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pyagent import _rust
 from pyagent.core.moving_average import moving_average
-from pyagent.infrastructure.engine.runners.batch import PrefixKey
+from pyagent.core.runners.batch import PrefixKey
 
 logger = logging.getLogger(__name__)
 

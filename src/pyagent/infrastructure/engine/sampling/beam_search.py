@@ -22,8 +22,8 @@ from pyagent.core.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from pyagent.core.messages import BeamSearch, ChatRequest, FinishReason
+    from pyagent.core.runners.batch import Likelihood
     from pyagent.infrastructure.engine.request import Request
-    from pyagent.infrastructure.engine.runners.batch import Likelihood
     from pyagent.infrastructure.engine.tokens import Detokenizer
 
 MAX_WIDTH = 8

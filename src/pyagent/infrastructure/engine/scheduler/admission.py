@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.runner import Runner
     from pyagent.infrastructure.engine.request import Request
-    from pyagent.infrastructure.engine.runners.batch import Runner
 
 _FIRST_GUESS = 256
 """Output tokens expected of a request before any of its class has finished."""

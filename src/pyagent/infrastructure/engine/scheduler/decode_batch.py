@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from pyagent._rust import SamplerState

@@ -8,7 +8,7 @@ inter-token latency wanted: `engine.decode_latency_ms`, or on `auto` ten times a
 from __future__ import annotations
 
 from pyagent.core.moving_average import moving_average
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.batch import BLOCK_TOKENS
 
 _WEIGHT = 0.2
 """Weight of the newest measurement in a moving average."""

@@ -20,9 +20,10 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import chain, islice
 
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, StepOutput
+from pyagent.core.runners.runner import Runner
 from pyagent.infrastructure.engine.options import SchedulerLimits
 from pyagent.infrastructure.engine.request import Request, Status, TransitionError
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, Batch, Runner, StepOutput
 from pyagent.infrastructure.engine.scheduler.admission import KvAdmission
 from pyagent.infrastructure.engine.scheduler.decode_batch import DecodeBatch
 from pyagent.infrastructure.engine.scheduler.preemption import choose_preemptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS, PrefixKey
+from pyagent.core.runners.batch import BLOCK_TOKENS, PrefixKey
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.request import Request

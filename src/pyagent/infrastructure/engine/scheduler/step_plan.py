@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import chain
 
+from pyagent.core.runners.batch import Batch
 from pyagent.infrastructure.engine.request import Request
-from pyagent.infrastructure.engine.runners.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

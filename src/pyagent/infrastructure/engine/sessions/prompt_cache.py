@@ -17,7 +17,7 @@ from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import CacheMiss, CacheReport, Hint, Message, Tool
 from pyagent.core.prompt_cache import CachePages, KeptPrompt, ModelCache
-from pyagent.infrastructure.engine.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
 from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
@@ -25,8 +25,8 @@ from pyagent.infrastructure.engine.sessions.turns import conversation_keys
 
 if TYPE_CHECKING:
     from pyagent import _rust
+    from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.memory.ledger import Reservation
-    from pyagent.infrastructure.engine.runners.cpu import CpuRunner
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 Reason = Literal["cold", "evicted"]
@@ -43,7 +43,7 @@ class ModelPrompts:
         self,
         tokenizer: ModelTokenizer,
         sessions: Sessions,
-        runner: CpuRunner,
+        runner: ModelRunner,
         *,
         memory: Reservation,
         normalize: Callable[[Sequence[Message]], NormalizedPrompt],
@@ -53,7 +53,7 @@ class ModelPrompts:
         self._normalize = normalize
         self._sessions = sessions
         self._pool = runner.pool
-        self._page_bytes = runner.info["page_bytes"]
+        self._page_bytes = runner.info.page_bytes
         self._lock = threading.Lock()
         self._beginnings: ByteBoundedLru[bytes, array[int]] = ByteBoundedLru(memory.try_resize, _MAX_BEGINNINGS)
         self._run_to_names: dict[tuple[str, str], set[str]] = {}

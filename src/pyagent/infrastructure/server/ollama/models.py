@@ -17,7 +17,7 @@ from pyagent.core.chain.chain import Chain
 from pyagent.core.emulation.fulfil import EMULATED
 from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
-from pyagent.infrastructure.models.describe import describe
+from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
 from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.api_keys import check_admin
@@ -170,7 +170,7 @@ def _details(model: ModelInfo, stored: StoredModel | None) -> JsonObject:
 def _facts(path: str, _modified_ns: int) -> tuple[str, str]:
     """The number of parameters, as Ollama writes it (`134.52M`, `8.0B`), and the usual type of weights of a file."""
     try:
-        found = describe(Path(path))
+        found = describe_model(Path(path))
     except PyAgentError:
         return "", ""
     number = found.num_parameters

@@ -1,77 +1,35 @@
-"""What crosses between the engine and a runner: a step's work in columns, and what came out of it.
+"""What the engine asks of a runner: the loop and its scheduler (`Runner`), and what is around them (`ModelRunner`).
 
-Runners for any device take the same `Batch` and give the same `StepOutput`. Columns, because most steps are one token
-for each of many sequences, and a column of numbers crosses into Rust at once.
+One thread at a time calls a runner, the loop's, but for what says otherwise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 
 if TYPE_CHECKING:
-    from pyagent._rust import PoolStats, SamplerState
-
-BLOCK_TOKENS = 16
-"""Tokens of a KV block: the unit in which memory is reserved and prefixes are shared."""
+    from pyagent._rust import BlockPool, PoolStats
+    from pyagent.core.runners.factory import LargestStep
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixKey:
-    """What must be equal, besides the tokens, for KV to be used again; and how long it is worth keeping.
+class RunnerInfo:
+    """A model as a runner holds it. Rows of logits are `vocab_size` long.
 
-    `priority` is told to the eviction policy (higher stays longer); it does not tell prefixes apart, and neither
-    does comparing keys look at it.
+    KV memory is `num_pages` pages of `page_bytes`. `kv_groups` are its groups of layers: "full" or "window", the window
+    in tokens (0 where the whole sequence is seen), and the pages that a block of tokens takes.
     """
 
-    adapter_id: int = 0
-    media_hash: bytes = b""
-    tenant: str = ""
-    priority: int = field(default=0, compare=False)
-
-
-PLAIN_KEY = PrefixKey()
-
-
-@dataclass(slots=True)
-class Batch:
-    """Segments: the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]`, one segment for a sequence.
-
-    The first `len(samplers)` segments sample the sequence's next token after their last: with `samplers[i]`, as its
-    `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. The first `num_decoding` segments have
-    room for `Runner.num_lookahead_tokens` more.
-    """
-
-    sequence_ids: list[int] = field(default_factory=list[int])
-    lengths: list[int] = field(default_factory=list[int])
-    tokens: list[int] = field(default_factory=list[int])
-    samplers: list[SamplerState] = field(default_factory=list["SamplerState"])
-    steps: list[int] = field(default_factory=list[int])
-    masks: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    num_decoding: int = 0
-
-
-class Likelihood(NamedTuple):
-    """A sampled token's log probability, and the likeliest tokens with theirs."""
-
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """The tokens sampled, in the order of the segments that sample; likelihoods and faults of rows that have any.
-
-    `more` has, by row below `num_decoding`, the tokens accepted after `tokens[row]` in the same step, where the runner
-    verified several: at most `Runner.num_lookahead_tokens`. Their KV is computed, but for the last one's. `seconds` is
-    how long the runner computed, measured by its caller.
-    """
-
-    tokens: list[int]
-    more: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
-    errors: dict[int, str] = field(default_factory=dict[int, str])
-    seconds: float = 0.0
+    architecture: str
+    vocab_size: int
+    context_length: int
+    weight_bytes: int
+    num_pages: int
+    page_bytes: int
+    kv_groups: tuple[tuple[str, int, int], ...] = (("full", 0, 1),)
 
 
 class Runner(Protocol):
@@ -151,4 +109,45 @@ class Runner(Protocol):
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch. Blocks the calling thread, not the interpreter."""
+        ...
+
+
+class ModelRunner(Runner, Protocol):
+    """A runner as the parts around the loop see it: loading, the ledger of memory, the prompt cache."""
+
+    @property
+    def info(self) -> RunnerInfo:
+        """The model it holds."""
+        ...
+
+    @property
+    def pool(self) -> BlockPool:
+        """Which page holds which tokens' KV; the prompt cache pins, retains and shows prefixes there. Any thread."""
+        ...
+
+    @property
+    def num_threads(self) -> int:
+        """This machine's threads that its steps keep busy."""
+        ...
+
+    @property
+    def kv_tokens(self) -> int:
+        """The longest sequence whose keys and values fit in memory, up to the model's context."""
+        ...
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes of what is kept of swapped sequences outside of memory. Any thread."""
+        ...
+
+    def step_bytes(self, step: LargestStep) -> int:
+        """Return the bytes that steps up to the largest take beside weights and KV memory."""
+        ...
+
+    def give_back(self, num_bytes: int | None = None) -> None:
+        """Free so many bytes, or all, of the KV memory that no sequence holds. Any thread."""
+        ...
+
+    def close(self) -> None:
+        """Free the weights and the KV memory, even while something refers to the runner. Safe to call twice."""
         ...

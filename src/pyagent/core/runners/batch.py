@@ -1,0 +1,74 @@
+"""What crosses between the engine and a runner: a step's work in columns, and what came out of it.
+
+Runners for any device take the same `Batch` and give the same `StepOutput`. Columns, because most steps are one token
+for each of many sequences, and a column of numbers crosses into Rust at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pyagent._rust import SamplerState
+
+BLOCK_TOKENS = 16
+"""Tokens of a KV block: the unit in which memory is reserved and prefixes are shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKey:
+    """What must be equal, besides the tokens, for KV to be used again; and how long it is worth keeping.
+
+    `priority` is told to the eviction policy (higher stays longer); it does not tell prefixes apart, and neither
+    does comparing keys look at it.
+    """
+
+    adapter_id: int = 0
+    media_hash: bytes = b""
+    tenant: str = ""
+    priority: int = field(default=0, compare=False)
+
+
+PLAIN_KEY = PrefixKey()
+
+
+@dataclass(slots=True)
+class Batch:
+    """Segments: the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]`, one segment for a sequence.
+
+    The first `len(samplers)` segments sample the sequence's next token after their last: with `samplers[i]`, as its
+    `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. The first `num_decoding` segments have
+    room for `Runner.num_lookahead_tokens` more.
+    """
+
+    sequence_ids: list[int] = field(default_factory=list[int])
+    lengths: list[int] = field(default_factory=list[int])
+    tokens: list[int] = field(default_factory=list[int])
+    samplers: list[SamplerState] = field(default_factory=list["SamplerState"])
+    steps: list[int] = field(default_factory=list[int])
+    masks: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    num_decoding: int = 0
+
+
+class Likelihood(NamedTuple):
+    """A sampled token's log probability, and the likeliest tokens with theirs."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """The tokens sampled, in the order of the segments that sample; likelihoods and faults of rows that have any.
+
+    `more` has, by row below `num_decoding`, the tokens accepted after `tokens[row]` in the same step, where the runner
+    verified several: at most `Runner.num_lookahead_tokens`. Their KV is computed, but for the last one's. `seconds` is
+    how long the runner computed, measured by its caller.
+    """
+
+    tokens: list[int]
+    more: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
+    errors: dict[int, str] = field(default_factory=dict[int, str])
+    seconds: float = 0.0

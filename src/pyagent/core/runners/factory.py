@@ -1,0 +1,117 @@
+"""How a runner comes to be: what a plugin brings, what it is told, and the memory it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from pyagent.core.eviction import EvictionPolicyFactory
+
+if TYPE_CHECKING:
+    from pyagent.core.runners.runner import ModelRunner
+
+KvDtype = Literal["f32", "f16", "bf16", "int8"]
+PrefixHash = Literal["siphash", "sha256", "xxh3"]
+
+
+def _least_recently_used(num_pages: int) -> str:
+    return "lru"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How to load a model: what the settings say of every runner.
+
+    `threads` are those that compute (0: one for each core), `kv_bytes` the most that KV memory may take (None: the
+    runner chooses), `kv_dtype` its data type, `isa` the instruction set (None: the best). `eviction` makes the order in
+    which cached KV is given up; `prefix_hash` names cached prefixes.
+    """
+
+    threads: int = 0
+    kv_bytes: int | None = None
+    kv_dtype: KvDtype = "bf16"
+    isa: str | None = None
+    eviction: EvictionPolicyFactory = _least_recently_used
+    prefix_hash: PrefixHash = "siphash"
+
+
+class LargestStep(NamedTuple):
+    """Bounds of every step: its tokens, the sequences that sample, and the positions of a sequence.
+
+    Without `num_positions`, they go up to the model's context.
+    """
+
+    num_tokens: int
+    num_outputs: int
+    num_positions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """What a model takes of this machine's memory, said from its header before it is loaded.
+
+    `workspace_bytes` is what its steps compute in. KV memory is pages of `page_bytes`, in groups as in `RunnerInfo`.
+    What lies in a device's own memory counts as 0 here: the runner bounds that itself.
+    """
+
+    vocab_size: int
+    context_length: int
+    weight_bytes: int
+    workspace_bytes: int
+    page_bytes: int
+    kv_groups: tuple[tuple[str, int, int], ...] = (("full", 0, 1),)
+
+
+class KvReservation(Protocol):
+    """The bytes that the engine's ledger holds for a runner's KV memory. Safe from any thread."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held now."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes it may grow by now."""
+        ...
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the ledger has it no more."""
+        ...
+
+    def try_resize(self, num_bytes: int) -> bool:
+        """Hold so many bytes; False, and nothing changed, where there is no room."""
+        ...
+
+    def ask_others(self, num_bytes: int) -> bool:
+        """Ask other holders to give back so many bytes; whether there is more room now."""
+        ...
+
+
+class RunnerFactory(Protocol):
+    """Loads models for one kind of device. `name` is what `engine.runner` calls it. Any thread may call."""
+
+    @property
+    def name(self) -> str:
+        """A word such as `cuda`."""
+        ...
+
+    def unavailable_reason(self) -> str | None:
+        """Return why it cannot run on this machine; None where it can. Asked when a model is to be loaded."""
+        ...
+
+    def estimate(self, path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
+        """Return what the model in a GGUF file or safetensors folder will take; loads nothing.
+
+        Raises `ModelError` for a model it cannot run, `ConfigError` for an option it cannot follow.
+        """
+        ...
+
+    def load(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None) -> ModelRunner:
+        """Load the model. KV memory grows from what `kv` holds up to `options.kv_bytes`; without `kv` it is all there.
+
+        Raises `ModelError` or `ConfigError`.
+        """
+        ...

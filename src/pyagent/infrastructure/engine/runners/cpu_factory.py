@@ -1,0 +1,51 @@
+"""The CPU runner as a plugin: it runs everywhere, so `engine.runner = "auto"` takes it where no other can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyagent import _rust
+from pyagent.core.hooks import hookimpl
+from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
+from pyagent.core.runners.runner import ModelRunner
+from pyagent.infrastructure.models.describe import describe_model
+
+
+class CpuRunnerFactory:
+    """Load models into this machine's memory, to be computed on its cores."""
+
+    name = "cpu"
+
+    def unavailable_reason(self) -> str | None:
+        """Return None: there is always a CPU."""
+        return None
+
+    def estimate(self, path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
+        """Return what the model will take, from its header. Raises `ModelError`."""
+        about = describe_model(path, kv_type=options.kv_dtype)
+        context = min(about.context_length, step.num_positions or about.context_length)
+        threads = options.threads or _rust.available_cores()
+        return ModelNeeds(
+            vocab_size=about.vocab_size,
+            context_length=about.context_length,
+            weight_bytes=about.weight_bytes,
+            workspace_bytes=_rust.most_step_bytes(path, threads, step.num_tokens, step.num_outputs, context),
+            page_bytes=about.page_bytes,
+            kv_groups=about.kv_groups,
+        )
+
+    def load(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None) -> ModelRunner:
+        """Load the model. Raises `ModelError` or `ConfigError`."""
+        from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+
+        return CpuRunner(path, options, kv)
+
+
+CPU = CpuRunnerFactory()
+
+
+@hookimpl
+def pyagent_register_runners() -> Sequence[RunnerFactory]:
+    """The CPU runner."""
+    return [CPU]

@@ -1,0 +1,255 @@
+"""Runners that plugins bring: they serve requests like the CPU's, and one that fails is named while others serve on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from support.native import chat, engine_of, run
+from support.tiny_model import write_tiny_model
+
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.backends import collect
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError, ModelError, PluginError
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
+
+Install = Callable[[str, str], None]
+
+COUNTING = """
+    from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+    from pyagent.infrastructure.engine.runners.cpu_factory import CpuRunnerFactory
+    from pyagent.plugin import hookimpl
+
+    class Counting(CpuRunner):
+        num_steps = 0
+        def execute(self, batch):
+            self.num_steps += 1
+            return super().execute(batch)
+
+    class Factory(CpuRunnerFactory):
+        name = "counting"
+        def load(self, path, options, step, kv):
+            return Counting(path, options, kv)
+
+    @hookimpl
+    def pyagent_register_runners():
+        return [Factory()]
+"""
+FACTORY = """
+    from pyagent.plugin import ModelError, ModelNeeds, describe_model, hookimpl
+
+    class Factory:
+        name = {name!r}
+        def unavailable_reason(self):
+            {reason}
+        def estimate(self, path, options, step):
+            {estimate}
+            model = describe_model(path)
+            return ModelNeeds(model.vocab_size, model.context_length, 0, 0, 0)
+        def load(self, path, options, step, kv):
+            {load}
+
+    @hookimpl
+    def pyagent_register_runners():
+        return [Factory()]
+"""
+"""A runner that fails somewhere."""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a plugin that brings runners, for this process and those it starts."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+
+    def write(name: str, source: str) -> None:
+        module = f"runner_of_{name}"
+        (site / f"{module}.py").write_text(textwrap.dedent(source))
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[pyagent]\n{name}.runners = {module}\n")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    return write
+
+
+def failing(name: str, *, reason: str = "return None", estimate: str = "pass", load: str = "1 / 0") -> str:
+    return FACTORY.format(name=name, reason=reason, estimate=estimate, load=load)
+
+
+async def answer(path: Path, text: str = "ab ab", **settings: object) -> str:
+    more = {key.replace("__", "."): value for key, value in settings.items()}
+    async with engine_of(path, **{"engine.process": False, **more}) as backend:
+        return (await collect(backend.chat(chat(text, temperature=0, max_tokens=12)))).text
+
+
+def test_runner_of_a_plugin_answers_over_http(tiny_model_path: Path, install: Install) -> None:
+    """`auto` takes the runner that a plugin brings; it answers chats over HTTP, and finds cached prefixes."""
+    install("counting", COUNTING)
+    settings = load_settings(overrides={"engine.models": [str(tiny_model_path)]}).settings
+    chain = make_chain(settings, make_host(settings), ["native"])
+    body = {
+        "model": str(tiny_model_path),
+        "messages": [{"role": "user", "content": "the rain in Spain stays in the plain, " * 4}],
+        "temperature": 0,
+        "max_tokens": 40,
+        "n": 2,
+    }
+    with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
+        first, second = (http.post("/v1/chat/completions", json=body).raise_for_status().json() for _ in range(2))
+        streamed = http.post("/v1/chat/completions", json=body | {"stream": True, "n": 1}).text
+    asyncio.run(chain.close())
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert texts[0]
+    assert texts[0] == texts[1] == second["choices"][0]["message"]["content"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert json.loads(streamed.split("data: ")[-2])["choices"][0]["finish_reason"] == "length"
+
+
+def test_runner_of_a_plugin_serves_in_the_engine_process(tiny_model_path: Path, install: Install) -> None:
+    """With `engine.process` the engine's own process finds the same runner, and its answers are the same."""
+    install("counting", COUNTING)
+
+    async def work() -> None:
+        here = await answer(tiny_model_path, engine__runner="counting")
+        there = await answer(tiny_model_path, engine__runner="counting", engine__process=True)
+        cpu = await answer(tiny_model_path, engine__runner="cpu", engine__process=True)
+        assert here == there == cpu
+
+    run(work())
+
+
+def test_loop_calls_the_loaded_runner_itself(tiny_model_path: Path, install: Install) -> None:
+    """No wrapper stands between the engine's loop and a plugin's runner."""
+    install("counting", COUNTING)
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, process=False) as backend:
+            model = await backend.load()
+            assert type(model.runner).__name__ == "Counting"
+            assert model.engine.runner is model.runner
+            await collect(backend.chat(chat("ab", max_tokens=4)))
+            assert model.runner.num_steps > 3
+            for _ in range(500):
+                if not model.runner.stats().active:
+                    break
+                await asyncio.sleep(0.01)
+            model.runner.pool.check()
+            assert not model.runner.stats().active
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        ("raise OSError('no such device')", "failed to load .* OSError: no such device"),
+        ("raise SystemExit(3)", "failed to load .* SystemExit: 3"),
+        ("return object()", "which is no ModelRunner: it lacks add, close, context_length"),
+        ("pass", "loaded .* as a NoneType"),
+    ],
+)
+def test_runner_that_fails_to_load_is_named(tiny_model_path: Path, install: Install, load: str, said: str) -> None:
+    """A plugin that fails to load a model is named with what to do; the engine serves with another runner."""
+    install("broken", failing("tpu", load=load))
+
+    async def work() -> None:
+        with pytest.raises(PluginError, match=f"plugin 'broken' .*{said}") as caught:
+            await answer(tiny_model_path)
+        assert "set engine.runner to another, such as cpu" in str(caught.value)
+        assert await answer(tiny_model_path, engine__runner="cpu")
+
+    run(work())
+
+
+def test_load_that_fails_leaves_the_rest_of_the_server(tiny_model_path: Path, install: Install, tmp_path: Path) -> None:
+    """A model that a plugin's runner fails to load is an error by name; the server's other models are served."""
+    lines = [
+        "from pyagent.infrastructure.engine.runners.cpu import CpuRunner",
+        "if 'bad' in path.name: raise RuntimeError('bad weights')",
+        "return CpuRunner(path, options, kv)",
+    ]
+    load = f"\n{' ' * 12}".join(lines)
+    install("picky", failing("picky", load=load))
+    bad = write_tiny_model(tmp_path / "bad.gguf")
+    settings = load_settings(overrides={"engine.models": [str(tiny_model_path), str(bad)]}).settings
+    chain = make_chain(settings, make_host(settings), ["native"])
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
+        failed = http.post("/v1/chat/completions", json=body | {"model": str(bad)})
+        served = http.post("/v1/chat/completions", json=body | {"model": str(tiny_model_path)})
+    asyncio.run(chain.close())
+    assert failed.status_code >= 500
+    assert "plugin 'picky' failed to load" in failed.text
+    assert served.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"reason": "return 'there is no TPU'"},
+        {"reason": "1 / 0"},
+        {"reason": "return 5"},
+        {"estimate": "raise ModelError('only bananas', model='x')"},
+        {"estimate": "raise KeyError('header')"},
+    ],
+)
+def test_auto_passes_over_runners_that_cannot_run_the_model(
+    tiny_model_path: Path, install: Install, faults: dict[str, str]
+) -> None:
+    """A runner that is not available here, cannot run the model or fails to say leaves it to the next, the CPU's."""
+    install("absent", failing("tpu", **faults))
+
+    async def work() -> None:
+        assert await answer(tiny_model_path) == await answer(tiny_model_path, engine__runner="cpu")
+        with pytest.raises((ConfigError, ModelError, PluginError)) as caught:
+            await answer(tiny_model_path, engine__runner="tpu")
+        assert any(text in str(caught.value) for text in ("there is no TPU", "plugin 'absent'", "only bananas"))
+
+    run(work())
+
+
+def test_unknown_runner_is_told_with_the_nearest(tiny_model_path: Path, install: Install) -> None:
+    """A setting that names a runner that no plugin brings is refused at the start, also with a process of its own."""
+    install("counting", COUNTING)
+
+    async def work() -> None:
+        for is_process in (False, True):
+            with pytest.raises(ConfigError, match=r"the runner 'countin'; did you mean 'counting'") as caught:
+                await answer(tiny_model_path, engine__runner="countin", engine__process=is_process)
+            assert caught.value.key == "engine.runner"
+
+    run(work())
+
+
+def test_commands_tell_of_runners(tiny_model_path: Path, install: Install, tmp_path: Path) -> None:
+    """`pyagent plugins list` names the runners, `pyagent doctor` the one that models get, with why others do not."""
+    install("counting", COUNTING)
+    install("absent", failing("tpu", reason="return 'there is no TPU'"))
+
+    def said(*arguments: str) -> str:
+        command = [sys.executable, "-c", "from pyagent.cli.main import main; main()", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, env=os.environ).stdout
+
+    plugins = {info["name"]: info for info in json.loads(said("plugins", "list", "--json"))}
+    assert plugins["counting"]["provides"] == {"runners": ["counting"]}
+    assert plugins["cpu"]["provides"] == {"runners": ["cpu"]}
+    findings = json.loads(said("doctor", "--json", "--model", str(tiny_model_path), "--chain", "native"))
+    (runner,) = [finding for finding in findings if finding["name"] == "runner"]
+    assert runner["is_well"]
+    assert runner["found"] == "counting, cpu; tpu cannot run here: there is no TPU"
+    fits = json.loads(said("models", "show", str(tiny_model_path), "--json"))["fits"]
+    assert all(fit["fits"] for fit in fits.values())
