@@ -83,7 +83,7 @@ def test_independent_steps_run_side_by_side() -> None:
         barrier = asyncio.Barrier(2)
 
         async def work(name: str, _: object) -> str:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await barrier.wait()
             return name
 

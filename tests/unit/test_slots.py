@@ -20,7 +20,7 @@ def test_a_slot_taken_from_an_idle_holder_is_waited_for_again() -> None:
             await asyncio.sleep(0)
             assert not going_on.done()
             await second.__aexit__(None, None, None)
-            await asyncio.wait_for(going_on, 5)
+            await asyncio.wait_for(going_on, 60)
         assert slots.num_free == 1
 
     asyncio.run(work())
@@ -37,6 +37,6 @@ def test_a_slot_that_comes_to_a_cancelled_waiter_goes_on_to_the_next() -> None:
         slots.give()
         late.cancel()
         await asyncio.wait([late])
-        await asyncio.wait_for(slots.take(), 5)
+        await asyncio.wait_for(slots.take(), 60)
 
     asyncio.run(work())
