@@ -46,13 +46,15 @@ install: .venv/.installed  ## Build and install into .venv (gives .venv/bin/pyag
 demo: install  ## Watch a small fleet solve a real task on the embedded engine
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/pyagent demo
 
+# Three workers for two cores: a quarter of the time a worker waits, for a deadline to pass or a process to end.
 test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 	@rm -f .coverage .coverage.*
-	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/coverage run -m pytest -q -n 2
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/coverage run -m pytest -q -n 3
 	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
 # The loops end with the shell that began them, however it ends.
-busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may count on a quick machine
+busy-# Three workers for two cores: a quarter of the time a worker waits, for a deadline to pass or a process to end.
+test: .venv/.dev  ## The tests three times beside four busy loops: none may count on a quick machine
 	@loops=; for n in 1 2 3 4; do (while kill -0 $$$$ 2>/dev/null; do :; done) & loops="$$loops $$!"; done; \
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	passed=0; for n in 1 2 3; do $(MAKE) --no-print-directory test && passed=$$((passed + 1)); done; \
