@@ -127,8 +127,8 @@ def _make_response_cache(settings: ResponseCacheSettings) -> ResponseCache | Non
     from pyagent.core.response_cache.cache import ResponseCache
     from pyagent.core.response_cache.store import ResponseStore
 
-    kept = ResponseStore(settings.max_bytes, settings.ttl_seconds)
-    return ResponseCache(kept, settings.keep, settings.pinned, settings.between_clients)
+    store = ResponseStore(settings.max_bytes, settings.ttl_seconds)
+    return ResponseCache(store, settings.keep, settings.pinned, settings.between_clients)
 
 
 def present_links(settings: Settings, host: PluginHost) -> list[LinkSettings]:

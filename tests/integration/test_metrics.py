@@ -21,7 +21,7 @@ from pyagent.core.response_cache.store import ResponseStore
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
-from pyagent.infrastructure.observability.metrics import AnswerWatch, Histogram, ServerFigures, render
+from pyagent.infrastructure.observability.metrics import AnswerWatch, Histogram, ServerStats, render
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import Reply, ScriptedBackend, serve
 
@@ -79,11 +79,11 @@ def test_answer_that_breaks_off_is_counted_as_such() -> None:
 
 def test_usage_becomes_figures() -> None:
     """Cached tokens, waiting and cache misses are taken from an answer's usage."""
-    figures = ServerFigures()
+    stats = ServerStats()
     miss = CacheMiss(reason="changed", position=3)
     usage = Usage(10, 2, 12, timings=Timings(queue_seconds=0.3), cache=CacheReport(miss=miss))
-    AnswerWatch(figures).saw(ChatDelta(content="x", model="m", usage=usage, finish_reason="stop"))
-    samples = scraped(render(figures.collect()).decode())
+    AnswerWatch(stats).saw(ChatDelta(content="x", model="m", usage=usage, finish_reason="stop"))
+    samples = scraped(render(stats.collect()).decode())
     assert value(samples, "pyagent_prompt_tokens_total", model="m") == 10
     assert value(samples, "pyagent_cache_misses_total", model="m", reason="changed") == 1
     assert value(samples, "pyagent_queue_seconds_sum", model="m") == pytest.approx(0.3)
@@ -91,10 +91,10 @@ def test_usage_becomes_figures() -> None:
 
 def test_models_beyond_a_hundred_are_counted_together() -> None:
     """Whatever names backends give, the number of labels stays bounded."""
-    figures = ServerFigures()
+    stats = ServerStats()
     for number in range(300):
-        AnswerWatch(figures).saw(ChatDelta(content="x", model=f"m{number}"))
-    assert len(figures.first_token_seconds) == 101
+        AnswerWatch(stats).saw(ChatDelta(content="x", model=f"m{number}"))
+    assert len(stats.first_token_seconds) == 101
 
 
 @given(st.lists(st.floats(0, 1000)))
@@ -109,16 +109,16 @@ def test_histogram_counts_each_value_once(values: list[float]) -> None:
 
 
 def test_scrape_is_quick() -> None:
-    """With thirty models, all of whose figures are there, a scrape takes milliseconds."""
-    figures = ServerFigures()
+    """With thirty models, all of whose stats are there, a scrape takes milliseconds."""
+    stats = ServerStats()
     for number in range(30):
         for _ in range(3):
-            AnswerWatch(figures).saw(ChatDelta(content="x", model=f"m{number}", usage=Usage(1, 1, 2)))
-    render(figures.collect())  # imports
+            AnswerWatch(stats).saw(ChatDelta(content="x", model=f"m{number}", usage=Usage(1, 1, 2)))
+    render(stats.collect())  # imports
     seconds = []
     for _ in range(10):
         start = time.perf_counter()
-        render(figures.collect())
+        render(stats.collect())
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.5, "some milliseconds on an idle machine"
 
@@ -137,7 +137,7 @@ def test_every_figure_is_documented(tiny_model_path: Path) -> None:
     samples = [sample for family in families for sample in family.samples]
     assert next(s.value for s in samples if s.name == "pyagent_engine_requests_finished_total") == 1
     assert next(s.value for s in samples if s.name == "pyagent_engine_generation_tokens_total") == 3
-    [engine] = [figures for link in state.values() for figures in link["stats"].values()]
+    [engine] = [stats for link in state.values() for stats in link["stats"].values()]
     quantiles = [s for s in samples if s.name == "pyagent_engine_first_token_seconds"]
     assert [s.labels["quantile"] for s in quantiles] == ["0.5", "0.95", "0.99"]
     assert all(s.value > 0 for s in quantiles)

@@ -59,7 +59,7 @@ def http(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def figures(http: httpx.Client) -> dict[str, float]:
+def stats(http: httpx.Client) -> dict[str, float]:
     return http.get("/pyagent/response_cache").raise_for_status().json()
 
 
@@ -76,7 +76,7 @@ def test_second_answer_of_the_engine_is_the_first_one(http: httpx.Client) -> Non
         assert [choice["finish_reason"] for choice in second["choices"]] == ["length"] * len(first["choices"])
         assert "answer" not in first["usage"]
         assert "timings" in first["usage"]
-        assert second["usage"]["answer"] == "kept"
+        assert second["usage"]["answer"] == "cached"
         assert second["usage"]["completion_tokens"] == first["usage"]["completion_tokens"]
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == second["usage"]["prompt_tokens"]
         assert "timings" not in second["usage"]
@@ -98,7 +98,7 @@ def test_openai_client_reads_a_stream_from_what_was_whole(url: str, http: httpx.
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole["choices"][0]["message"]["content"]
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.model_extra == {"answer": "kept"}
+    assert chunks[-1].usage.model_extra == {"answer": "cached"}
 
 
 def test_other_apis_find_the_same_answer(http: httpx.Client) -> None:
@@ -106,9 +106,9 @@ def test_other_apis_find_the_same_answer(http: httpx.Client) -> None:
     first = asked(http)
     asked(http, model=first["model"])
     body = {"messages": HI, "max_tokens": 8, "temperature": 0, "model": first["model"]}
-    before = figures(http)["num_misses"]
+    before = stats(http)["num_misses"]
     answer = http.post("/v1/messages", json=body).raise_for_status().json()
-    assert figures(http)["num_misses"] == before
+    assert stats(http)["num_misses"] == before
     assert answer["usage"]["input_tokens"] == 0
     assert answer["usage"]["cache_read_input_tokens"] > 0
 
@@ -116,20 +116,20 @@ def test_other_apis_find_the_same_answer(http: httpx.Client) -> None:
 def test_other_key_gets_its_own_answer(http: httpx.Client) -> None:
     """What was made for one API key is not given to another."""
     asked(http)
-    assert asked(http)["usage"]["answer"] == "kept"
+    assert asked(http)["usage"]["answer"] == "cached"
     http.headers["authorization"] = f"Bearer {KEYS[1]}"
     assert "answer" not in asked(http)["usage"]
-    assert asked(http)["usage"]["answer"] == "kept"
+    assert asked(http)["usage"]["answer"] == "cached"
 
 
 def test_a_key_forgets_and_counts_its_own(http: httpx.Client) -> None:
     """A client's clear leaves other keys' answers, which it is not told of; an administrator's takes all."""
     asked(http)
     theirs = {"authorization": f"Bearer {KEYS[1]}"}
-    assert http.get("/pyagent/response_cache", headers=theirs).json()["num_kept"] == 0
+    assert http.get("/pyagent/response_cache", headers=theirs).json()["num_entries"] == 0
     assert http.post("/pyagent/response_cache/clear", json={}, headers=theirs).json() == {"num_forgotten": 0}
-    assert asked(http)["usage"]["answer"] == "kept"
-    assert http.get("/pyagent/response_cache", headers=AS_ADMIN).json()["num_kept"] == 1
+    assert asked(http)["usage"]["answer"] == "cached"
+    assert http.get("/pyagent/response_cache", headers=AS_ADMIN).json()["num_entries"] == 1
     assert http.post("/pyagent/response_cache/clear", json={}, headers=AS_ADMIN).json() == {"num_forgotten": 1}
     assert "answer" not in asked(http)["usage"]
 
@@ -151,10 +151,10 @@ def test_a_kept_answer_does_not_hide_a_request_that_is_refused(http: httpx.Clien
 
 def test_equal_requests_at_once_are_one_to_the_engine(http: httpx.Client) -> None:
     """Eight clients that ask the same at the same time get one text, computed once."""
-    before = figures(http)
+    before = stats(http)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: asked(http, max_tokens=40), range(8)))
-    after = figures(http)
+    after = stats(http)
     assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
     assert after["num_misses"] - before["num_misses"] == 1
     saved = after["num_hits"] + after["num_shared"] - before["num_hits"] - before["num_shared"]
@@ -176,18 +176,18 @@ def test_figures_are_in_metrics_and_on_the_command_line(url: str, http: httpx.Cl
     drawn = [name for name in after if name[0] == "pyagent_generation_tokens_total"]
     assert drawn
     assert all(after[name] == before[name] for name in drawn)
-    hits = ("pyagent_response_cache_requests_total", "kept")
+    hits = ("pyagent_response_cache_requests_total", "hit")
     assert after[hits] == before[hits] + 1
     assert 0 < after["pyagent_response_cache_hit_ratio", ""] < 1
     assert after["pyagent_response_cache_bytes", ""] > 700
-    assert after["pyagent_response_cache_kept", "other"] == 1
+    assert after["pyagent_response_cache_entries", "other"] == 1
     (tmp_path / "keys").write_text("\n".join(KEYS))
     (tmp_path / "pyagent.toml").write_text(f'[server]\napi_keys_file = "{tmp_path / "keys"}"\n')
     where = ["--url", url, "--config", str(tmp_path / "pyagent.toml")]
     shown = CliRunner().invoke(cache_command, ["answers", *where], catch_exceptions=False)
     assert "1 answers, 0 of them pinned" in shown.output
     shown = CliRunner().invoke(cache_command, ["answers", "--clear", "--json", *where], catch_exceptions=False)
-    assert '"num_kept":0' in shown.output
+    assert '"num_entries":0' in shown.output
 
 
 def test_kept_answer_comes_over_http_in_milliseconds(http: httpx.Client) -> None:
@@ -196,7 +196,7 @@ def test_kept_answer_comes_over_http_in_milliseconds(http: httpx.Client) -> None
     seconds = []
     for _ in range(20):
         started = time.perf_counter()
-        assert asked(http, max_tokens=64)["usage"]["answer"] == "kept"
+        assert asked(http, max_tokens=64)["usage"]["answer"] == "cached"
         seconds.append(time.perf_counter() - started)
     assert min(seconds) < 0.2
 

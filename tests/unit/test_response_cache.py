@@ -59,7 +59,7 @@ def answering(*steps: Any) -> Any:
     return play
 
 
-def kept_in(chain: Chain) -> ResponseCache:
+def cache_of(chain: Chain) -> ResponseCache:
     assert chain.response_cache is not None
     return chain.response_cache
 
@@ -92,7 +92,7 @@ def test_equal_request_gets_the_same_deltas_at_once(tmp_path: Path) -> None:
     a = Played("a", play)
     chain = chain_of(tmp_path, ON, a)
     first, second = ask(chain, sampling=GREEDY), ask(chain, sampling=GREEDY)
-    told = Usage(3, 2, 5, PromptTokensDetails(3), answer="kept")
+    told = Usage(3, 2, 5, PromptTokensDetails(3), answer="cached")
     assert second.deltas == [*first.deltas[:-1], msgspec.structs.replace(first.last, usage=told)]
     assert first.usage == USAGE
     assert len(a.requests) == 1
@@ -143,7 +143,7 @@ def test_who_asks_how_urgently_does_not_matter(tmp_path: Path, fields: dict[str,
     a = Played("a", answering("one"))
     chain = chain_of(tmp_path, ON, a)
     ask(chain, sampling=GREEDY)
-    assert ask(chain, sampling=GREEDY, **fields).usage.answer == "kept"
+    assert ask(chain, sampling=GREEDY, **fields).usage.answer == "cached"
 
 
 def test_links_that_may_answer_are_part_of_the_question(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_drawn_answers_are_kept_only_where_that_is_set(tmp_path: Path) -> None:
         ask(chain)
         ask(chain)
         assert len(a.requests) == num_asked
-        assert kept_in(chain).figures().num_passed == (2 if num_asked == 2 else 0)
+        assert cache_of(chain).stats().num_bypassed == (2 if num_asked == 2 else 0)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_unsound_answers_are_not_kept(tmp_path: Path, play: Any, wanted: Respons
     chain = chain_of(tmp_path, ON.replace("[response_cache]", "[rules]\nretries = 0\n[response_cache]"), a)
     for _ in range(2):
         run(gathered(chain, request(sampling=GREEDY, response_format=wanted)))
-    assert len(kept_in(chain).kept) == 0
+    assert len(cache_of(chain).store) == 0
     assert len(a.requests) == 2
 
 
@@ -220,11 +220,11 @@ def test_answers_grow_too_old(tmp_path: Path) -> None:
     a = Played("a", answering("one"))
     chain = chain_of(tmp_path, ON + "ttl_seconds = 10\n", a)
     now = [0.0]
-    kept_in(chain).kept.clock = lambda: now[0]
+    cache_of(chain).store.clock = lambda: now[0]
     for now[0] in (0.0, 6.0, 9.9, 10.0, 12.0):
         ask(chain, sampling=GREEDY)
     assert len(a.requests) == 2
-    assert kept_in(chain).figures().num_expired == 1
+    assert cache_of(chain).stats().num_expired == 1
 
 
 def test_answers_to_pinned_prompts_stay_longest(tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def test_answers_to_pinned_prompts_stay_longest(tmp_path: Path) -> None:
     run(gathered(chain, pinned))
     for number in range(40):
         ask(chain, sampling=GREEDY, messages=[Message("user", str(number))])
-    figures = kept_in(chain).figures()
-    assert figures.num_evicted > 0
-    assert figures.num_pinned == 1
-    assert run(gathered(chain, pinned))[0].usage.answer == "kept"
+    stats = cache_of(chain).stats()
+    assert stats.num_evicted > 0
+    assert stats.num_pinned == 1
+    assert run(gathered(chain, pinned))[0].usage.answer == "cached"
 
 
 def test_image_behind_an_address_is_looked_at_again(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_text_that_cannot_be_written_down_is_asked_for(tmp_path: Path) -> None:
     a = Played("a", answering("one"))
     chain = chain_of(tmp_path, ON, a)
     assert ask(chain, sampling=GREEDY, messages=[Message("user", "\ud800")]).text == "one"
-    assert kept_in(chain).figures().num_passed == 1
+    assert cache_of(chain).stats().num_bypassed == 1
 
 
 @given(
@@ -301,9 +301,9 @@ def test_equal_requests_at_once_are_computed_once(tmp_path: Path) -> None:
     assert {answer.text for answer in answers} == {"one two three"}
     assert len(a.requests) == 1
     assert [answer.usage.answer for answer in answers].count("computed") == 1
-    figures = kept_in(chain).figures()
-    assert (figures.num_shared + figures.num_hits, figures.num_misses, figures.hit_ratio) == (19, 1, 0.95)
-    assert figures.num_shared > 0
+    stats = cache_of(chain).stats()
+    assert (stats.num_shared + stats.num_hits, stats.num_misses, stats.hit_ratio) == (19, 1, 0.95)
+    assert stats.num_shared > 0
 
 
 def test_who_leaves_disturbs_nobody_and_the_last_one_aborts(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_who_leaves_disturbs_nobody_and_the_last_one_aborts(tmp_path: Path) -> N
         assert a.num_running == 1
         assert "".join([delta.content async for delta in streams[1]]) == "two"
         await streams[2].aclose()
-        kept_in(chain).kept.clear()
+        cache_of(chain).store.clear()
 
         streams = [chain.chat(request(sampling=GREEDY)) for _ in range(2)]
         for stream in streams:
@@ -340,7 +340,7 @@ def test_who_is_in_a_hurry_does_not_wait_in_anothers_queue(tmp_path: Path) -> No
     urgent = {"priority": -1}, {"request_class": "chat"}
     run(gathered(chain, request(sampling=GREEDY), *(request(sampling=GREEDY, **fields) for fields in urgent)))
     assert len(a.requests) == 3
-    assert ask(chain, sampling=GREEDY, priority=-5).usage.answer == "kept"
+    assert ask(chain, sampling=GREEDY, priority=-5).usage.answer == "cached"
 
 
 def test_answers_under_way_are_forgotten_too(tmp_path: Path) -> None:
@@ -351,16 +351,16 @@ def test_answers_under_way_are_forgotten_too(tmp_path: Path) -> None:
     async def work() -> None:
         stream = chain.chat(request(sampling=GREEDY))
         await anext(stream)
-        assert kept_in(chain).clear() == 0
+        assert cache_of(chain).clear() == 0
         assert "".join([delta.content async for delta in stream]) == "two"
-        assert len(kept_in(chain).kept) == 0
+        assert len(cache_of(chain).store) == 0
         stream = chain.chat(request(sampling=GREEDY))
         await anext(stream)
-        kept_in(chain).clear()
+        cache_of(chain).clear()
         answer = await collect(chain.chat(request(sampling=GREEDY)))
         assert answer.usage.answer == "computed"
         await stream.aclose()
-        assert len(kept_in(chain).kept) == 1
+        assert len(cache_of(chain).store) == 1
 
     run(work())
     assert len(a.requests) == 3
@@ -452,4 +452,4 @@ def test_answers_are_those_of_a_chain_without_it(tmp_path: Path, steps: list[tup
 
     run(work())
     assert a.num_running == 0
-    assert kept_in(chain).kept.num_bytes <= 3000
+    assert cache_of(chain).store.num_bytes <= 3000

@@ -161,14 +161,14 @@ def answers(
     if as_json:
         sys.stdout.write(body.decode() + "\n")
         return
-    figures = msgspec.json.decode(body, type=ResponseCacheStats)
+    stats = msgspec.json.decode(body, type=ResponseCacheStats)
     sys.stdout.write(
-        f"response cache: {figures.num_kept:,} answers, {figures.num_pinned:,} of them pinned, in "
-        f"{format_bytes(figures.num_bytes)} of {format_bytes(figures.max_bytes)}; {figures.num_evicted:,} evicted, "
-        f"{figures.num_expired:,} expired\n"
-        f"hit rate {figures.hit_ratio:.0%}: {figures.num_hits:,} hits, "
-        f"{figures.num_shared:,} shared with an equal request under way, {figures.num_misses:,} misses; "
-        f"{figures.num_passed:,} requests were not cacheable\n"
+        f"response cache: {stats.num_entries:,} answers, {stats.num_pinned:,} of them pinned, in "
+        f"{format_bytes(stats.num_bytes)} of {format_bytes(stats.max_bytes)}; {stats.num_evicted:,} evicted, "
+        f"{stats.num_expired:,} expired\n"
+        f"hit rate {stats.hit_ratio:.0%}: {stats.num_hits:,} hits, "
+        f"{stats.num_shared:,} shared with an equal request under way, {stats.num_misses:,} misses; "
+        f"{stats.num_bypassed:,} requests were not cacheable\n"
     )
 
 

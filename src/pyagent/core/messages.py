@@ -1,8 +1,8 @@
-"""The values that cross rooms: chat requests, deltas, usage. Names follow OpenAI's chat schema.
+"""The values that all parts exchange: chat requests, deltas, usage. Names follow OpenAI's chat schema.
 
-Everything is a frozen msgspec struct: cheap to make, typed at the door (`msgspec.json.decode(body, type=...)`),
-and the same value from the HTTP server to the engine. Fields OpenAI does not have are grouped at the end of a struct
-and say so. Nothing here knows sockets, tokenizers or tensors.
+All are frozen msgspec structs: cheap to make, typed where they are decoded (`msgspec.json.decode(body, type=...)`), the
+same value from the HTTP server to the engine. Docstrings mark the fields that OpenAI does not have as ours. Knows no
+sockets, tokenizers or tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A call the model asks for. `arguments` is JSON text, as OpenAI sends it."""
+    """A function call by the model. `arguments` is JSON text, as OpenAI sends it."""
 
     name: str
     arguments: str = "{}"
@@ -78,7 +78,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """The message's text parts, joined."""
+        """Return the message's text parts, joined."""
         if self.content is None:
             return ""
         if isinstance(self.content, str):
@@ -103,7 +103,7 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A JSON schema the answer must follow; `description` tells the model what it is for."""
+    """A JSON schema that the answer must match; `description` tells the model its purpose."""
 
     name: str = "answer"
     schema: JsonObject = {}
@@ -112,7 +112,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the answer must look like. `choice` (one of the given texts) is ours; the rest is OpenAI's."""
+    """The format of the answer. `choice` (one of the given texts) is ours; the rest is OpenAI's."""
 
     type: Literal["text", "json_object", "json_schema", "choice"] = "text"
     json_schema: JsonSchemaFormat | None = None
@@ -120,12 +120,12 @@ class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn, and when the answer ends. Checked once, by `validate`.
+    """How the next token is sampled, and when the answer ends. Checked once, by `validate`.
 
-    The order is: bias, penalties, grammar mask, temperature, top-k, top-p, min-p, draw. `temperature=0` is greedy,
-    ties going to the lowest id. With `seed`, a draw depends only on the seed, the position and the logits.
-    `stop_token_ids` end the answer and are no part of it, as end-of-sequence tokens are; none of both is drawn before
-    there are `min_tokens` tokens. Control tokens are written into the text unless `skip_special_tokens`.
+    Applied in this order: bias, penalties, grammar mask, temperature, top-k, top-p, min-p, sampling. `temperature=0` is
+    greedy; a tie goes to the lowest id. With `seed`, a token depends only on the seed, the position and the logits.
+    `stop_token_ids` end the answer and are no part of it, as end-of-sequence tokens are; neither is sampled before the
+    answer has `min_tokens` tokens. Control tokens are left out of the text with `skip_special_tokens`.
     """
 
     max_tokens: int | None = None
@@ -168,7 +168,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _shown(bound: float) -> str:
-    """A bound in digits: 2147483647 rather than 2.14748e+09."""
+    """Return a bound in digits: 2147483647 rather than 2.14748e+09."""
     return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
@@ -189,14 +189,14 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 COMMON_TENANT = "*"
-"""The tenant whose computed prompts all tenants find; only what an administrator shares is computed for it."""
+"""The tenant whose cached prompts all tenants share; only prompts that an administrator pins are computed for it."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asks: fairness is kept between clients, runs or agents, as settings say. These names are free text.
+    """Where a request comes from: queues can be fair between clients, runs or agents. The names are free text.
 
-    `tenant` is whose text it is: nothing computed, kept or remembered for one tenant is used for or shown to another.
-    A server sets it to the API key's name; it is never read from a request.
+    `tenant` owns the text: nothing computed, cached or stored for one tenant is used for or shown to another. A server
+    sets it to the API key's name; it is never read from a request.
     """
 
     tenant: str = ""
@@ -206,9 +206,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BeamSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Search with `width` beams; a beam's score is its log probability over its length ** `length_penalty`.
+    """Beam search with `width` beams; a beam's score is its log probability over its length ** `length_penalty`.
 
-    With `early_stopping` the search ends when `width` beams are finished; without, when none that runs can do better.
+    With `early_stopping` the search ends when `width` beams are finished; without, when no running beam can score
+    higher than they do.
     """
 
     width: int
@@ -217,23 +218,23 @@ class BeamSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a model. Backends answer it with a stream of `ChatDelta`.
+    """A request to a model. Backends answer it with a stream of `ChatDelta`.
 
-    `prompt` (plain text, no chat template; OpenAI's /v1/completions) is used when `messages` is empty, or
-    `prompt_token_ids` are. `n` answers are
-    wanted; with `best_of` so many are drawn and the `n` likeliest told; with `beam` they are searched for.
-    `timeout_seconds`, `private` and `session` are ours: the time the caller still has, whether the text may leave
-    this machine, and a name under which consecutive requests continue one token log. `origin`, `priority` (lower goes
-    first, as in vLLM) and `request_class` (a queue of the settings) steer the order in which the engine works.
-    `reasoning_effort` is how much a model that reasons should do so; None leaves it to the model.
-    `unsupported` says what becomes of a field that the backend lacks: emulated where that is sound, or refused; None
-    leaves it to the settings.
+    `prompt` (plain text without a chat template, as in OpenAI's /v1/completions) or `prompt_token_ids` are used when
+    `messages` is empty. `n` is the number of answers; with `best_of`, that many are sampled and the `n` likeliest
+    returned; with `beam`, beam search finds them.
+
+    These fields are ours: `timeout_seconds` is the time left to the caller's deadline, `private` keeps the text on
+    this machine, `session` names a conversation whose requests continue one token log. `origin`, `priority` (lower goes
+    first, as in vLLM) and `request_class` (a queue of the settings) decide the order in which the engine works.
+    `reasoning_effort` is a hint to reasoning models; None leaves it to the model. `unsupported` decides about fields
+    that the backend lacks: emulate them where that is sound, or refuse; None leaves it to the settings.
 
     With `assistant_prefix` the answer begins with that text, which the caller wrote, as a part of the prompt; with
-    `answer_prefix` it begins, after that, with text that was drawn elsewhere, as a part of the answer. Neither is told
-    again, and only backends that say they go on from a beginning (`capabilities.assistant_prefix`) are asked so.
-    `whole` says that the caller reads the answer when it is over, so that a chain may check it and begin it anew
-    elsewhere: what was told before a `restart` is void.
+    `answer_prefix` it begins, after that, with text generated elsewhere, as a part of the answer. Neither is repeated
+    in the deltas, and only backends that can continue an answer (`capabilities.assistant_prefix`) get them. `whole`:
+    the caller reads the answer when it is complete, so that a chain may validate it, and begin it anew with another
+    link; deltas before a `restart` are void.
     """
 
     model: str = ""
@@ -270,12 +271,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 class Timings(msgspec.Struct, frozen=True):
     """Where a request's time went, in seconds (ours).
 
-    It waited for `queue_seconds`, then took `prefill_seconds` to its first token (their sum is
-    `first_token_seconds`), then `inter_token_seconds` a token on average. `queued_at` is when it came to the engine,
-    by the monotonic clock of the engine's machine: of use to those who read the same clock.
+    `queue_seconds` in the queue, then `prefill_seconds` to the first token (their sum is `first_token_seconds`, the
+    TTFT), then `inter_token_seconds` per token on average. `queued_at` is the arrival at the engine by the monotonic
+    clock of the engine's machine.
 
-    `forward_seconds` and `scheduler_seconds` are its shares of the steps it was in: of a forward pass the fraction of
-    the batch's tokens that were its own, of scheduling the same part as every other request of the batch.
+    `forward_seconds` and `scheduler_seconds` are the request's shares of its steps: of each forward pass the fraction
+    of the batch's tokens that were its own, of scheduling an equal part with every other request of the batch.
     """
 
     queue_seconds: float = 0.0
@@ -290,11 +291,11 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Where a prompt left what was computed before, and why.
+    """Where a prompt first differs from what the prefix cache holds, and why.
 
-    `position` is the first token that had to be computed though an earlier prompt, the session's own or else the
-    nearest, reached further; `found` and `expected` are texts from there on; `source` names what it was rendered from
-    (`messages[2] (user)`, `tools`).
+    `position` is the first token that had to be computed although an earlier prompt, the session's own or else the
+    nearest, is longer; `found` and `expected` are the texts from there on; `source` names what the token was rendered
+    from (`messages[2] (user)`, `tools`).
     """
 
     reason: Literal["changed", "evicted", "cold"]
@@ -305,10 +306,10 @@ class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How a prompt met the prefix cache (ours).
+    """What a prompt found in the prefix cache (ours).
 
-    `log_tokens` were taken over from the conversation's token log; `note` says why a conversation that has a log was
-    tokenised anew; `normalized` names spans of the system prompt that change each time and were taken out or moved.
+    `log_tokens` of it came from the conversation's token log; `note` says why a conversation with a log was tokenised
+    anew; `normalized` names spans of the system prompt that change with each request and were removed or moved.
     """
 
     prompt_tokens: int = 0
@@ -320,14 +321,14 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the fleet knows of the future of what was computed for a prompt (ours).
+    """A hint to the prefix cache about a prompt's blocks (ours).
 
-    - `retain`: it will be asked for again, in `expected_seconds` where that is known;
-    - `demote`: it will hardly be asked for again, except for what begins with `messages`;
-    - `release`: nothing said so far holds any more.
+    - `retain`: keep them; the prompt comes again, in `expected_seconds` where that is known;
+    - `demote`: evict them first, except those of the prefix that `messages` make;
+    - `release`: withdraw the hints given so far.
 
-    It is about the `tenant`'s conversation called `session`; else about all that begins with `messages`, on behalf of a
-    `run`, or about the whole run.
+    It concerns the `tenant`'s conversation called `session`; else all prompts that begin with `messages`, on behalf of
+    a `run`; else the whole run.
     """
 
     kind: Literal["retain", "demote", "release"]
@@ -341,8 +342,8 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens counted for one answer.
 
-    `answer` (ours): computed for this request, kept from an equal one before, or shared with an equal one under way.
-    `ignored` (ours): sampling parameters that the backend does not know, and that it was asked without.
+    `answer` (ours): computed for this request, cached from an equal one, or shared with an equal one in flight.
+    `ignored` (ours): sampling parameters that the backend does not support; it was asked without them.
     """
 
     prompt_tokens: int = 0
@@ -351,7 +352,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     timings: Timings | None = None
     cache: CacheReport | None = None
-    answer: Literal["computed", "kept", "shared"] = "computed"
+    answer: Literal["computed", "cached", "shared"] = "computed"
     ignored: tuple[str, ...] = ()
 
 
@@ -364,9 +365,9 @@ class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Resumption(msgspec.Struct, frozen=True):
-    """An answer broken off by `backend` goes on elsewhere (ours).
+    """An answer that `backend` broke off is resumed by another link (ours).
 
-    `continue`: what follows goes on after the text told so far. `restart`: that text is void, the answer begins anew.
+    `continue`: the deltas that follow continue the text so far. `restart`: that text is void, the answer begins anew.
     """
 
     kind: Literal["continue", "restart"]
@@ -375,7 +376,7 @@ class Resumption(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token's log probability, and those of its best rivals."""
+    """A token's log probability, and those of the likeliest tokens at its position."""
 
     token: str
     logprob: float
@@ -385,9 +386,9 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A piece of an answer. The last one of a stream has `finish_reason` and `usage`.
 
-    Of `n` answers, `index` says which one the piece belongs to; each ends with its own `finish_reason`, and the last
-    delta of all has the `usage`. `backend` says who answers (on every delta); a chain puts the links that did not, with
-    reasons, in `attempts` of the first delta.
+    Of `n` answers, `index` says which one the delta belongs to; each ends with its own `finish_reason`, and the last
+    delta of all has the `usage`. `backend` names the backend that answers (on every delta); a chain lists the links
+    that did not, with reasons, in `attempts` of the first delta.
     """
 
     index: int = 0
@@ -404,7 +405,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A model a backend offers. `reads_images` is None where only an image would tell."""
+    """A model that a backend offers. `reads_images` is None where that is unknown before an image is sent."""
 
     id: str
     backend: str = ""

@@ -120,7 +120,7 @@ class OllamaServer:
         refusal = self._unauthorised(request) or self._refusal(body)
         if refusal:
             return refusal
-        said = _Answer(self, body, is_chat=request.url.path.endswith("chat"))
+        said = _Completion(self, body, is_chat=request.url.path.endswith("chat"))
         if not (body.get("messages") if said.is_chat else body.get("prompt")):
             return JSONResponse(self._loading(said))
         if said.is_too_long and self.obeys_truncate and body.get("truncate") is False:
@@ -130,7 +130,7 @@ class OllamaServer:
             return JSONResponse(said.whole())
         return StreamingResponse(self._stream(said), media_type="application/x-ndjson")
 
-    def _loading(self, said: _Answer) -> Json:
+    def _loading(self, said: _Completion) -> Json:
         """A request without a prompt loads the model, or unloads it when it is to be kept for no time."""
         if said.body.get("keep_alive") in (0, "0", "0s"):
             self.loaded.pop(said.full_name, None)
@@ -138,7 +138,7 @@ class OllamaServer:
         self._load(said)
         return said.chunk("", done_reason="load")
 
-    def _load(self, said: _Answer) -> None:
+    def _load(self, said: _Completion) -> None:
         if self.loaded.get(said.full_name) != said.context:
             self.loaded[said.full_name] = said.context
             self.num_loads += 1
@@ -156,7 +156,7 @@ class OllamaServer:
             return JSONResponse({"error": self.fault.text}, status_code=500)
         return None
 
-    async def _stream(self, said: _Answer) -> AsyncIterator[str]:
+    async def _stream(self, said: _Completion) -> AsyncIterator[str]:
         is_complete = False
         self.num_running += 1
         try:
@@ -209,7 +209,7 @@ class OllamaServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Completion:
     """One answer of chat or generate."""
 
     server: OllamaServer

@@ -90,12 +90,12 @@ class OpenAIServer:
             return _error(404, f"The model `{body.get('model')}` does not exist", "model_not_found")
         if not self.reads_images and b'"image_url"' in await request.body():
             return _error(400, "this model does not support image input", None)
-        reply = _Reply(self, body, is_chat=request.url.path.endswith("chat/completions"))
+        reply = _Completion(self, body, is_chat=request.url.path.endswith("chat/completions"))
         if body.get("stream"):
             return StreamingResponse(self._stream(reply), media_type="text/event-stream")
         return JSONResponse(reply.whole())
 
-    async def _stream(self, reply: _Reply) -> AsyncIterator[str]:
+    async def _stream(self, reply: _Completion) -> AsyncIterator[str]:
         self.num_running += 1
         try:
             for index, chunk in enumerate(reply.chunks()):
@@ -112,7 +112,7 @@ class OpenAIServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
+class _Completion:
     server: OpenAIServer
     body: Json
     is_chat: bool

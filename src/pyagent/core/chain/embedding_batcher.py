@@ -19,13 +19,13 @@ from pyagent.core.messages import EmbedRequest, EmbedResult, Usage
 
 _MAX_TEXTS = 32
 """What servers take in one call by default: 32 is the least among those in wide use (text-embeddings-inference)."""
-_Place = tuple[bytes, int]
+_BatchKey = tuple[bytes, int]
 _Call = tuple[EmbedRequest, asyncio.Future[EmbedResult]]
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    place: _Place
+    key: _BatchKey
     calls: list[_Call] = field(default_factory=list[_Call])
     num_texts: int = 0
     is_full: asyncio.Event = field(default_factory=asyncio.Event)
@@ -38,7 +38,7 @@ class EmbeddingBatcher:
 
     ask: Callable[[EmbedRequest], Awaitable[EmbedResult]]
     seconds: float
-    _open: dict[_Place, _Batch] = field(default_factory=dict[_Place, _Batch])
+    _open: dict[_BatchKey, _Batch] = field(default_factory=dict[_BatchKey, _Batch])
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """The vectors of a request, however it was sent."""
@@ -58,13 +58,13 @@ class EmbeddingBatcher:
                 batch.task.cancel()  # nobody waits any more; of a task that is over it is nothing
 
     def _batch_for(self, request: EmbedRequest) -> _Batch:
-        place = msgspec.json.encode(msgspec.structs.replace(request, input=[])), id(asyncio.get_running_loop())
-        batch = self._open.get(place)
+        key = msgspec.json.encode(msgspec.structs.replace(request, input=[])), id(asyncio.get_running_loop())
+        batch = self._open.get(key)
         if batch is not None and batch.num_texts + len(request.input) <= _MAX_TEXTS:
             return batch
         if batch is not None:
             batch.is_full.set()
-        batch = self._open[place] = _Batch(place)
+        batch = self._open[key] = _Batch(key)
         batch.task = asyncio.create_task(self._send(batch))
         return batch
 
@@ -80,8 +80,8 @@ class EmbeddingBatcher:
                 answer.cancel()  # of one that is done it is nothing
 
     def _close(self, batch: _Batch) -> None:
-        if self._open.get(batch.place) is batch:
-            del self._open[batch.place]
+        if self._open.get(batch.key) is batch:
+            del self._open[batch.key]
 
     async def _answer(self, calls: Sequence[_Call]) -> None:
         texts = [text for request, _ in calls for text in request.input]
@@ -109,12 +109,12 @@ def _parts(result: EmbedResult, inputs: Sequence[list[str]]) -> list[EmbedResult
         raise BackendError(text, backend=result.model or "embeddings", retryable=False)
     lengths = [sum(map(len, texts)) or 1 for texts in inputs]
     parts: list[EmbedResult] = []
-    first = num_chars = told = 0
+    first = num_chars = num_counted = 0
     for texts, length in zip(inputs, lengths, strict=True):
         num_chars += length
         upto = result.usage.prompt_tokens * num_chars // sum(lengths)
-        usage = Usage(prompt_tokens=upto - told, total_tokens=upto - told)
+        usage = Usage(prompt_tokens=upto - num_counted, total_tokens=upto - num_counted)
         vectors = result.vectors[first : first + len(texts)]
         parts.append(EmbedResult(vectors=vectors, model=result.model, usage=usage))
-        first, told = first + len(texts), upto
+        first, num_counted = first + len(texts), upto
     return parts

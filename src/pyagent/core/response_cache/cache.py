@@ -1,10 +1,9 @@
-"""The answer cache of a chain: equal requests are answered once.
+"""A chain's response cache: equal requests are answered once.
 
-A request whose answer is determined (greedy, seeded, or searched for) is looked up, else it joins an equal one under
-way, else it is asked for and its answer kept. The key is everything that decides the answer, or that may be refused (a
-request's class), the links that may give it included. How urgently and for how long it is asked for is not in it; who
-asks keeps tenants apart. What a new field of a request means for its answer is not known here, so it is in the key
-until it is taken out below. Asks no backend itself.
+A request whose answer is deterministic (greedy, seeded, or beam search) is looked up, else it joins an equal request in
+flight, else it is computed and its answer cached. The key holds everything that decides the answer or may be refused
+(a request's class), and the links that may give it; priority and deadline are no part of it, the tenant is. A field
+that is new in `ChatRequest` is part of the key until it is taken out below. Calls no backend itself.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from pyagent.core.response_cache.coalescing import CoalescedResponse
 from pyagent.core.response_cache.store import ResponseStore
 
 Keep = Literal["determined", "all"]
-Ask = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
-_Place = tuple[bytes, bool, int, int]
+Compute = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
+_FlightKey = tuple[bytes, bool, int, int]
 
 
 class ResponseCacheStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cache holds, and what became of requests since it was made.
+    """What the cache holds, and how requests were answered since it was made.
 
-    `num_hits` were answered from it, `num_shared` by the answer to an equal request under way, `num_misses` were asked
-    for, `num_passed` are those whose answers are not determined. `hit_ratio` is the share that needed no computing.
+    `num_hits` were answered from the cache, `num_shared` coalesced with an equal request in flight, `num_misses`
+    computed; `num_bypassed` were not cacheable. `hit_ratio` is the fraction of cacheable requests not computed.
     """
 
     num_hits: int
     num_shared: int
     num_misses: int
-    num_passed: int
+    num_bypassed: int
     hit_ratio: float
-    num_kept: int
+    num_entries: int
     num_pinned: int
     num_bytes: int
     max_bytes: int
@@ -51,46 +50,47 @@ class ResponseCacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one tenant's requests; see `ResponseCacheStats`."""
+    """Counts of one tenant's requests; see `ResponseCacheStats`."""
 
     num_hits: int = 0
     num_shared: int = 0
     num_misses: int = 0
-    num_passed: int = 0
+    num_bypassed: int = 0
 
 
 @dataclass(slots=True)
 class ResponseCache:
-    """`pinned` are beginnings of system prompts whose answers go last. One event loop at a time owns it.
+    """Answers by request. One event loop at a time owns it.
 
-    With `between_clients` an answer made for one client is given to others.
+    Answers to requests whose system prompt begins with a text of `pinned` are evicted last. With `between_clients` an
+    answer computed for one client is given to others.
     """
 
-    kept: ResponseStore
+    store: ResponseStore
     keep: Keep = "determined"
     pinned: Sequence[str] = ()
     between_clients: bool = False
     _counts: defaultdict[str, _Counts] = field(default_factory=lambda: defaultdict(_Counts))
-    _under_way: dict[_Place, CoalescedResponse] = field(default_factory=dict[_Place, CoalescedResponse])
+    _in_flight: dict[_FlightKey, CoalescedResponse] = field(default_factory=dict[_FlightKey, CoalescedResponse])
 
-    def chat(self, request: ChatRequest, links: Sequence[str], ask: Ask) -> AsyncGenerator[ChatDelta, None]:
-        """The answer, from `ask` where nobody has it; `links` are those that may give it."""
+    def chat(self, request: ChatRequest, links: Sequence[str], compute: Compute) -> AsyncGenerator[ChatDelta, None]:
+        """Yield the answer: cached, shared, or from `compute`; `links` are those that may give it."""
         key = self._key(request, links)
         if key is None:
-            self._counts[request.origin.tenant].num_passed += 1
-            return ask(request)
-        deltas = self.kept.get(key)
+            self._counts[request.origin.tenant].num_bypassed += 1
+            return compute(request)
+        deltas = self.store.get(key)
         if deltas is None:
-            return self._join(key, request, ask)
+            return self._join(key, request, compute)
         self._counts[request.origin.tenant].num_hits += 1
         return _replay(deltas)
 
     def _key(self, request: ChatRequest, links: Sequence[str]) -> bytes | None:
-        """All that decides the answer; None when it is not determined, or cannot be written down."""
+        """Return all that decides the answer, encoded; None when it is not deterministic, or has no encoding."""
         if self.keep == "determined" and not is_determined(request):
             return None
         origin = request.origin
-        asked = msgspec.structs.replace(
+        deciding = msgspec.structs.replace(
             request,
             origin=Origin() if self.between_clients else Origin(tenant=origin.tenant, client=origin.client),
             priority=0,
@@ -99,27 +99,27 @@ class ResponseCache:
             whole=False,
         )
         try:
-            return msgspec.json.encode((asked, links))
-        except (TypeError, ValueError, OverflowError, RecursionError):  # of programs: JSON from outside is never so
+            return msgspec.json.encode((deciding, links))
+        except (TypeError, ValueError, OverflowError, RecursionError):  # a program's own values: JSON has none such
             return None
 
-    # -- answers under way ------------------------------------------------------------------------------------------
+    # -- answers in flight ------------------------------------------------------------------------------------------
 
-    async def _join(self, key: bytes, request: ChatRequest, ask: Ask) -> AsyncGenerator[ChatDelta, None]:
-        """The answer under way, or a new one; one that ends with its own deadline is asked for again."""
+    async def _join(self, key: bytes, request: ChatRequest, compute: Compute) -> AsyncGenerator[ChatDelta, None]:
+        """Yield the answer in flight, or a new one; begin anew where its deadline, shorter than this, ends it."""
         deadline = Deadline.after(request.timeout_seconds)
-        # Who is in more of a hurry does not wait in another's queue.
-        place = (key, request.whole, request.priority, id(asyncio.get_running_loop()))
+        # A request of higher priority does not wait in the queue of an equal one with a lower.
+        flight = (key, request.whole, request.priority, id(asyncio.get_running_loop()))
         while True:
-            answer = self._under_way.get(place)
+            answer = self._in_flight.get(flight)
             is_shorter = answer is not None and answer.deadline.at < deadline.at
-            if answer is None or answer.is_left or (is_shorter and not request.whole):
-                async with aclosing(self._begin(place, request, deadline, ask)) as stream:
+            if answer is None or answer.is_aborting or (is_shorter and not request.whole):
+                async with aclosing(self._begin(flight, request, deadline, compute)) as stream:
                     async for delta in stream:
                         yield delta
                 return
             try:
-                # Told bit by bit, it could not be taken back when the other's deadline ends it.
+                # Held back until it is whole: deltas sent could not be taken back when the shorter deadline ends it.
                 held = [delta async for delta in answer.listen(deadline)] if is_shorter else None
             except Exception:
                 if not answer.deadline.is_past or deadline.is_past:
@@ -133,58 +133,58 @@ class ResponseCache:
             return
 
     def _begin(
-        self, place: _Place, request: ChatRequest, deadline: Deadline, ask: Ask
+        self, flight: _FlightKey, request: ChatRequest, deadline: Deadline, compute: Compute
     ) -> AsyncGenerator[ChatDelta, None]:
         tenant = request.origin.tenant
         self._counts[tenant].num_misses += 1
-        answer = self._under_way[place] = CoalescedResponse(deadline, tenant)
+        answer = self._in_flight[flight] = CoalescedResponse(deadline, tenant)
 
         def end(ended: CoalescedResponse, is_whole: bool) -> None:
-            if self._under_way.get(place) is not ended:  # begun again since, or all was to be forgotten
+            if self._in_flight.get(flight) is not ended:  # begun anew since, or the cache was cleared
                 return
-            del self._under_way[place]
+            del self._in_flight[flight]
             if is_whole and is_keepable(ended.deltas, request):
-                self.kept.put(place[0], ended.deltas, is_pinned=self._is_pinned(request), tenant=tenant)
+                self.store.put(flight[0], ended.deltas, is_pinned=self._is_pinned(request), tenant=tenant)
 
-        answer.begin(ask(request), end)
-        return answer.listen(Deadline())  # the chain keeps the deadline of who began
+        answer.begin(compute(request), end)
+        return answer.listen(Deadline())  # the chain applies the deadline of the request that began it
 
     def _is_pinned(self, request: ChatRequest) -> bool:
         system = next((message.text for message in request.messages if message.role in {"system", "developer"}), "")
         return any(system.startswith(beginning) for beginning in self.pinned if beginning)
 
     def clear(self, tenant: str | None = None) -> int:
-        """Forget a tenant's answers, or all, those under way as soon as they are told; returns how many were kept."""
-        for place in [place for place, answer in self._under_way.items() if tenant in {None, answer.tenant}]:
-            del self._under_way[place]
-        return self.kept.clear(tenant)
+        """Remove a tenant's answers, or all; answers in flight are not cached. Return how many were removed."""
+        for flight in [flight for flight, answer in self._in_flight.items() if tenant in {None, answer.tenant}]:
+            del self._in_flight[flight]
+        return self.store.clear(tenant)
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- stats ----------------------------------------------------------------------------------------------------
 
-    def figures(self, tenant: str | None = None) -> ResponseCacheStats:
-        """What it holds and did, for a tenant or for all."""
-        self.kept.expire()
+    def stats(self, tenant: str | None = None) -> ResponseCacheStats:
+        """Return the counts of a tenant's requests and answers, or of all."""
+        self.store.expire()
         counts = [self._counts[tenant]] if tenant is not None else [*self._counts.values()]
         num_hits, num_shared = sum(one.num_hits for one in counts), sum(one.num_shared for one in counts)
         num_misses, num_saved = sum(one.num_misses for one in counts), num_hits + num_shared
-        kept = self.kept.held(tenant)
+        held = self.store.held(tenant)
         return ResponseCacheStats(
             num_hits=num_hits,
             num_shared=num_shared,
             num_misses=num_misses,
-            num_passed=sum(one.num_passed for one in counts),
+            num_bypassed=sum(one.num_bypassed for one in counts),
             hit_ratio=num_saved / max(1, num_saved + num_misses),
-            num_kept=kept.num_entries,
-            num_pinned=kept.num_pinned,
-            num_bytes=kept.num_bytes,
-            max_bytes=self.kept.max_bytes,
-            num_evicted=self.kept.num_evicted,
-            num_expired=self.kept.num_expired,
+            num_entries=held.num_entries,
+            num_pinned=held.num_pinned,
+            num_bytes=held.num_bytes,
+            max_bytes=self.store.max_bytes,
+            num_evicted=self.store.num_evicted,
+            num_expired=self.store.num_expired,
         )
 
 
 def is_determined(request: ChatRequest) -> bool:
-    """Whether the same request has the same answer each time. What is behind an image's address may change."""
+    """Whether equal requests have equal answers. An image by URL may change."""
     sampling = request.sampling
     parts = [part for message in request.messages if isinstance(message.content, list) for part in message.content]
     if any(isinstance(part, ImagePart) and not part.image_url.url.startswith("data:") for part in parts):
@@ -193,9 +193,9 @@ def is_determined(request: ChatRequest) -> bool:
 
 
 def is_keepable(deltas: Sequence[ChatDelta], request: ChatRequest) -> bool:
-    """Whether a whole answer is what the first choice of links would say again.
+    """Whether an answer may be cached: whole, valid, and by the first link of the chain's order.
 
-    One by a link that stood in for another is not, nor one filtered, aborted, put together, or invalid.
+    An answer by a fallback is not cached, nor one filtered, aborted, resumed elsewhere, or invalid.
     """
     if any(delta.attempts or delta.resumed for delta in deltas):
         return False
@@ -215,11 +215,11 @@ def _is_sound(deltas: list[ChatDelta], request: ChatRequest) -> bool:
 
 async def _replay(deltas: Sequence[ChatDelta]) -> AsyncGenerator[ChatDelta, None]:
     for delta in deltas:
-        yield _marked(delta, "kept")
+        yield _marked(delta, "cached")
 
 
-def _marked(delta: ChatDelta, how: Literal["kept", "shared"]) -> ChatDelta:
-    """The delta, its usage saying that nothing was computed for it."""
+def _marked(delta: ChatDelta, how: Literal["cached", "shared"]) -> ChatDelta:
+    """Return the delta with a usage that says where the answer came from."""
     usage = delta.usage
     if usage is None or usage.answer != "computed":
         return delta

@@ -1,7 +1,7 @@
-"""One answer under way, for all who asked for the same.
+"""One answer in flight, shared by equal requests (request coalescing).
 
-Everybody gets every delta from the beginning, at their own pace. Who leaves disturbs nobody; when the last one has
-left, the stream is closed, which aborts the request. What goes wrong is told to all.
+Each listener gets every delta from the beginning, at its own pace. When the last one leaves, the stream is closed,
+which aborts the request. An error goes to all.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _WHAT = "an answer that an equal request began"
 
 @dataclass(slots=True, eq=False)
 class CoalescedResponse:
-    """An answer as far as it is told. `deadline` is that of who began it, and with it the computation's;
-    `tenant` too."""
+    """An answer as far as it has been computed. `deadline` and `tenant` are those of the request that began it."""
 
     deadline: Deadline
     tenant: str = ""
@@ -33,18 +32,18 @@ class CoalescedResponse:
     _task: asyncio.Task[None] | None = None
 
     def begin(self, stream: AsyncGenerator[ChatDelta, None], end: Callable[[CoalescedResponse, bool], None]) -> None:
-        """Read `stream` from now on; `end` is told of its end, and whether the answer is whole."""
+        """Start reading `stream`; at its end call `end` with whether the answer is whole."""
         self._task = asyncio.create_task(self._read(stream, end))
 
     async def listen(self, deadline: Deadline) -> AsyncGenerator[ChatDelta, None]:
-        """The answer from its beginning; raises what ended it, or `DeadlineError` past the listener's own deadline."""
+        """Yield the answer from its beginning; raise its error, or `DeadlineError` past the listener's deadline."""
         self.num_listeners += 1
         try:
-            num_told = 0
+            num_sent = 0
             while True:
-                while num_told < len(self.deltas):
-                    yield self.deltas[num_told]
-                    num_told += 1
+                while num_sent < len(self.deltas):
+                    yield self.deltas[num_sent]
+                    num_sent += 1
                 if self._is_over:
                     break
                 await deadline.bound(self._changed.wait(), _WHAT)
@@ -56,14 +55,14 @@ class CoalescedResponse:
                 await self._abort()
 
     @property
-    def is_left(self) -> bool:
-        """Whether it is being aborted: nobody may join it any more."""
+    def is_aborting(self) -> bool:
+        """Whether all listeners have left, so that none may join any more."""
         return self._task is not None and self._task.cancelling() > 0
 
     async def _abort(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])  # so that the request is aborted when the caller's `aclose` returns
+            await asyncio.wait([self._task])  # the request has been aborted when the caller's `aclose` returns
 
     async def _read(
         self, stream: AsyncGenerator[ChatDelta, None], end: Callable[[CoalescedResponse, bool], None]
@@ -74,15 +73,15 @@ class CoalescedResponse:
             async with aclosing(stream):
                 async for delta in stream:
                     self.deltas.append(delta)
-                    self._tell()
+                    self._notify()
             self._error, is_whole = None, True
         except Exception as error:  # noqa: BLE001 - it is the listeners', whatever it is
             self._error = error
         finally:
             self._is_over = True
             end(self, is_whole)
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

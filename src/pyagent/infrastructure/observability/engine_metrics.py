@@ -1,4 +1,4 @@
-"""An engine's figures as Prometheus has them."""
+"""An engine's stats as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _Row = tuple[tuple[str, ...], float]
 
 
 def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
-    """The figures of engines, by model. Links that share an engine say the same; it counts once."""
-    stats = {model: figures for state in states for model, figures in state.stats.items()}
+    """Return the metrics of engines, by model; an engine that several links share counts once."""
+    stats = {model: engine for state in states for model, engine in state.stats.items()}
     memory = {account: size for state in states for account, size in state.memory.items()}
     swap = {model: size for state in states for model, size in state.swap_bytes.items()}
     restarts = max((state.num_restarts for state in states), default=0)
@@ -31,19 +31,19 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
 
 
 def _requests(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    running = [((model,), figures.num_running) for model, figures in stats.items()]
+    running = [((model,), engine.num_running) for model, engine in stats.items()]
     yield _gauge("requests_running", "Requests in the running batch, which hold KV cache blocks.", ("model",), running)
     yield _gauge(
         "requests_waiting",
         "Requests waiting in the engine's queues, by request class.",
         ("model", "class"),
-        [row for model, figures in stats.items() for row in _rows(figures.waiting, model)],
+        [row for model, engine in stats.items() for row in _rows(engine.waiting, model)],
     )
     for name, text, label, field in (
         ("requests_finished", "Requests that finished, by finish reason.", "reason", "finished"),
         ("preemptions", "Running requests preempted, by kind: swap or recompute.", "kind", "preemptions"),
     ):
-        rows = [row for model, figures in stats.items() for row in _rows(getattr(figures, field), model)]
+        rows = [row for model, engine in stats.items() for row in _rows(getattr(engine, field), model)]
         yield _counter(name, text, ("model", label), rows)
 
 
@@ -56,7 +56,7 @@ def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         ("cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
         ("generation_tokens", "Output tokens sampled by the engine.", "generation_tokens"),
     ):
-        counts = [((model,), getattr(figures, field)) for model, figures in stats.items()]
+        counts = [((model,), getattr(engine, field)) for model, engine in stats.items()]
         yield _counter(name, text, ("model",), counts)
     for name, text, field in (
         ("step_seconds", "Seconds of an engine step: p50, p95 and p99 of the last 1,024 steps.", "step_seconds"),
@@ -87,19 +87,19 @@ def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         ),
     ):
         rows = [
-            ((model, quantile), getattr(getattr(figures, field), attribute))
-            for model, figures in stats.items()
+            ((model, quantile), getattr(getattr(engine, field), attribute))
+            for model, engine in stats.items()
             for quantile, attribute in (("0.5", "p50"), ("0.95", "p95"), ("0.99", "p99"))
         ]
         yield _gauge(name, text, ("model", "quantile"), rows)
-    trends = [((model,), figures.step_trend) for model, figures in stats.items()]
+    trends = [((model,), engine.step_trend) for model, engine in stats.items()]
     yield _gauge("step_trend", "The p50 of the last 128 steps over that of the last 1,024.", ("model",), trends)
-    slowest = [((model,), step.seconds) for model, figures in stats.items() if (step := figures.slowest_step)]
+    slowest = [((model,), step.seconds) for model, engine in stats.items() if (step := engine.slowest_step)]
     yield _gauge("slowest_step_seconds", "Seconds of the slowest of the slow steps.", ("model",), slowest)
 
 
 def _pages(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    pools = {model: figures.pool for model, figures in stats.items()}
+    pools = {model: engine.pool for model, engine in stats.items()}
     states = ("limit", "free", "cached", "active")
     rows = [((model, state), getattr(pool, state)) for model, pool in pools.items() for state in states]
     yield _gauge(

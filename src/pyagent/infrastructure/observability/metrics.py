@@ -1,8 +1,8 @@
-"""Figures of the HTTP server and the engine, for Prometheus at GET /metrics.
+"""Metrics of the HTTP server, for Prometheus at GET /metrics.
 
-Figures are counted in plain objects that one event loop owns; `prometheus-client` is imported at the first scrape and
-writes them down. No global state: each server has its own. Labels take few values: paths are those of the routes, and
-beyond some models the rest is counted as `other`.
+Count in plain objects that one event loop owns; `prometheus-client` is imported at the first scrape. No global state:
+each server has its own stats. Labels take few values: paths are those of the routes, and models beyond the first
+hundred are counted as `other`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_MODELS = 100
 
 @dataclass(slots=True)
 class Histogram:
-    """How many values were at most each bound, and their sum."""
+    """Counts of values by upper bound, and their sum."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -42,7 +42,7 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Values up to each bound, as Prometheus counts them."""
+        """Return the cumulative counts, as Prometheus has them."""
         names, num_below, rows = [*map(repr, self.bounds), "+Inf"], 0, list[tuple[str, float]]()
         for name, count in zip(names, self.counts, strict=True):
             num_below += count
@@ -57,8 +57,8 @@ def _histograms(bounds: tuple[float, ...] = _SECONDS) -> defaultdict[_Labels, Hi
     return defaultdict(lambda: Histogram(bounds))
 
 
-class ServerFigures:
-    """What a server has answered since it started. Keys are the labels' values."""
+class ServerStats:
+    """What a server has answered since it started. Keys of counters are the labels' values."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -76,24 +76,24 @@ class ServerFigures:
         self._models = set[str]()
 
     def answered(self, path: str, model: str, status: str, seconds: float) -> None:
-        """A request is over: its HTTP status, or what broke its answer off."""
+        """Count an answered request by its HTTP status, or by what broke its answer off."""
         self.requests[path, model, status] += 1
         self.request_seconds[path, model].observe(seconds)
 
     def used(self, key: str, status: str, num_tokens: int) -> None:
-        """A request of the API key with this name is over; it took so many tokens, prompt and completion."""
+        """Count a request of an API key, with its prompt and completion tokens."""
         if key:
             self.key_requests[key, status] += 1
             self.key_tokens[key,] += num_tokens
 
     def label(self, model: str) -> str:
-        """The model's name as a label."""
+        """Return a model's name as a label: itself, or `other` beyond the first hundred."""
         if model not in self._models and len(self._models) < _MAX_MODELS:
             self._models.add(model)
         return model if model in self._models else "other"
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of all clients together, as Prometheus has them."""
+        """Return the metrics of all clients together."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         running = GaugeMetricFamily("pyagent_http_requests_running", "HTTP requests in flight.")
@@ -154,7 +154,7 @@ class ServerFigures:
             yield family
 
     def collect_keys(self, key: str | None = None) -> Iterator[Metric]:
-        """The figures of each API key, or of the one with this name."""
+        """Return the metrics of each API key, or of the one with this name."""
         from prometheus_client.core import CounterMetricFamily
 
         for name, text, labels, counter in (
@@ -175,42 +175,42 @@ class ServerFigures:
 
 @dataclass(slots=True)
 class AnswerWatch:
-    """Counts one answer, piece by piece."""
+    """Count one answer, delta by delta."""
 
-    figures: ServerFigures
+    stats: ServerStats
     model: str = ""
     started: float = field(default_factory=time.perf_counter)
     first_token_seconds: float | None = None
     _last_token: float | None = None
 
     def saw(self, delta: ChatDelta) -> None:
-        """A piece of the answer came."""
-        figures, now = self.figures, time.perf_counter()
-        self.model = self.model or figures.label(delta.model or delta.backend)
+        """Count a delta of the answer."""
+        stats, now = self.stats, time.perf_counter()
+        self.model = self.model or stats.label(delta.model or delta.backend)
         if delta.content or delta.reasoning or delta.tool_calls:
             if self._last_token is None:
                 self.first_token_seconds = round(now - self.started, 4)
-                figures.first_token_seconds[self.model,].observe(now - self.started)
+                stats.first_token_seconds[self.model,].observe(now - self.started)
             else:
-                figures.inter_token_seconds[self.model,].observe(now - self._last_token)
+                stats.inter_token_seconds[self.model,].observe(now - self._last_token)
             self._last_token = now
         if delta.usage is not None:
             self._count(delta.usage)
 
     def _count(self, usage: Usage) -> None:
-        figures, labels = self.figures, (self.model,)
-        figures.prompt_tokens[labels] += usage.prompt_tokens
-        figures.cached_tokens[labels] += usage.prompt_tokens_details.cached_tokens
+        stats, labels = self.stats, (self.model,)
+        stats.prompt_tokens[labels] += usage.prompt_tokens
+        stats.cached_tokens[labels] += usage.prompt_tokens_details.cached_tokens
         if usage.answer == "computed":
-            figures.generation_tokens[labels] += usage.completion_tokens
+            stats.generation_tokens[labels] += usage.completion_tokens
         if usage.timings is not None:
-            figures.queue_seconds[labels].observe(usage.timings.queue_seconds)
+            stats.queue_seconds[labels].observe(usage.timings.queue_seconds)
         if usage.cache is not None and usage.cache.miss is not None:
-            figures.cache_misses[self.model, usage.cache.miss.reason] += 1
+            stats.cache_misses[self.model, usage.cache.miss.reason] += 1
 
 
 def render(collected: Iterable[Metric]) -> bytes:
-    """Figures in Prometheus's text format."""
+    """Return metrics in Prometheus's text format."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Answers that a chain keeps, as Prometheus has them."""
+"""A chain's response cache as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ if TYPE_CHECKING:
     from pyagent.core.response_cache.cache import ResponseCacheStats
 
 
-def collect_response_cache(figures: ResponseCacheStats) -> Iterator[Metric]:
-    """What is kept, and how requests were answered."""
+def collect_response_cache(stats: ResponseCacheStats) -> Iterator[Metric]:
+    """Return the cache's contents, and how requests were answered."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     requests = CounterMetricFamily(
         "pyagent_response_cache_requests",
-        "Requests by how they were answered: kept (a hit), shared (coalesced), computed (a miss), passed (not cached).",
-        labels=("answer",),
+        "Requests to the chain, by result: hit, shared (coalesced with an equal one), miss, bypass (not cacheable).",
+        labels=("result",),
     )
-    for answer, count in (
-        ("kept", figures.num_hits),
-        ("shared", figures.num_shared),
-        ("computed", figures.num_misses),
-        ("passed", figures.num_passed),
+    for result, count in (
+        ("hit", stats.num_hits),
+        ("shared", stats.num_shared),
+        ("miss", stats.num_misses),
+        ("bypass", stats.num_bypassed),
     ):
-        requests.add_metric((answer,), count)
+        requests.add_metric((result,), count)
     yield requests
     dropped = CounterMetricFamily(
         "pyagent_response_cache_dropped",
         "Answers evicted from the response cache because it was full, or expired because they were old.",
         labels=("cause",),
     )
-    dropped.add_metric(("full",), figures.num_evicted)
-    dropped.add_metric(("old",), figures.num_expired)
+    dropped.add_metric(("full",), stats.num_evicted)
+    dropped.add_metric(("old",), stats.num_expired)
     yield dropped
     yield GaugeMetricFamily(
         "pyagent_response_cache_hit_ratio",
         "Fraction of cacheable requests that the response cache answered without computing.",
-        figures.hit_ratio,
+        stats.hit_ratio,
     )
     yield GaugeMetricFamily(
-        "pyagent_response_cache_bytes", "Bytes of the answers in the response cache.", figures.num_bytes
+        "pyagent_response_cache_bytes", "Bytes of the answers in the response cache.", stats.num_bytes
     )
-    kept = GaugeMetricFamily(
-        "pyagent_response_cache_kept", "Answers in the response cache, by state: pinned or other.", labels=("state",)
+    entries = GaugeMetricFamily(
+        "pyagent_response_cache_entries", "Answers in the response cache, by state: pinned or other.", labels=("state",)
     )
-    kept.add_metric(("pinned",), figures.num_pinned)
-    kept.add_metric(("other",), figures.num_kept - figures.num_pinned)
-    yield kept
+    entries.add_metric(("pinned",), stats.num_pinned)
+    entries.add_metric(("other",), stats.num_entries - stats.num_pinned)
+    yield entries

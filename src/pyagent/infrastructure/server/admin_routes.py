@@ -174,7 +174,7 @@ class EngineRoutes:
 
     async def answers(self, request: Request) -> Response:
         """GET /pyagent/response_cache: how many are kept and were given again; an administrator is told of all."""
-        return _json(self._answers().figures(_owner(request)))
+        return _json(self._answers().stats(_owner(request)))
 
     async def clear_answers(self, request: Request) -> Response:
         """POST /pyagent/response_cache/clear: forget the caller's kept answers; an administrator forgets all."""

@@ -1,6 +1,6 @@
-"""One answer on its way from a backend to a client: whole or as events, counted, and closed whoever ends it.
+"""One answer on its way from a backend to a client: whole or as events, counted, and closed whichever end leaves first.
 
-Knows no API: a `Reply` says what deltas look like in the one that was called.
+Knows no API: an `AnswerEncoder` writes deltas as the API that was called has them.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.server.middleware.tracing import AnswerTrace
 
 
-class Reply(Protocol):
-    """What one answer looks like in an API; for one answer only, since it may count what went out."""
+class AnswerEncoder(Protocol):
+    """Write one answer in an API's form. It serves one answer only, since it may count what it wrote."""
 
     media_type: str
     """Of the answer when it is streamed; whole it is JSON."""
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
-        """The body of an answer that is not streamed, from all of its deltas."""
+        """Return the body of an answer that is not streamed, from all of its deltas."""
         ...
 
     def piece(self, delta: ChatDelta) -> bytes:
-        """What goes out for one delta of a streamed answer."""
+        """Return the bytes of one delta of a streamed answer."""
         ...
 
     def end(self) -> bytes:
-        """What goes out after the last delta."""
+        """Return the bytes that follow the last delta."""
         ...
 
     def failed(self, error: HttpError) -> bytes:
-        """What goes out when a streamed answer fails after its status."""
+        """Return the bytes of an error after the status was sent."""
         ...
 
 
 @dataclass(slots=True)
-class Answer:
-    """A backend's answer under way, counted as it comes."""
+class AnswerStream:
+    """A backend's answer while it is streamed, counted delta by delta."""
 
     stream: AsyncIterator[ChatDelta]
     backend: str
@@ -56,7 +56,7 @@ class Answer:
     trace: AnswerTrace | None = None
 
     async def first(self) -> ChatDelta:
-        """The first delta, before any status is sent, so that failures up to here have the right one."""
+        """Return the first delta, before any status is sent, so that failures up to here have their own status."""
         delta = await anext(self.stream, None)
         if delta is None:
             raise BackendError(f"{self.backend} ended its answer before it began", backend=self.backend)
@@ -75,33 +75,33 @@ class Answer:
             self.state.num_tokens, self.state.usage = delta.usage.total_tokens, delta.usage
 
     async def rest(self) -> AsyncGenerator[ChatDelta, None]:
-        """The other deltas."""
+        """Yield the other deltas."""
         async for delta in self.stream:
             self._saw(delta)
             yield delta
 
     async def close(self) -> None:
-        """End it, wherever it is."""
+        """Close the stream, wherever it is."""
         if isinstance(self.stream, AsyncGenerator):
             async with aclosing(cast("AsyncGenerator[ChatDelta, None]", self.stream)):
                 pass
 
-    async def whole(self, reply: Reply) -> bytes:
-        """The body of an answer that is not streamed."""
+    async def whole(self, encoder: AnswerEncoder) -> bytes:
+        """Return the body of an answer that is not streamed."""
         try:
-            return reply.whole(without_void([await self.first(), *[delta async for delta in self.rest()]]))
+            return encoder.whole(without_void([await self.first(), *[delta async for delta in self.rest()]]))
         finally:
             await self.close()
 
-    async def events(self, first: ChatDelta, reply: Reply, request_id: str) -> AsyncGenerator[bytes, None]:
-        """A streamed answer; what fails now is told in the stream, since the status is out."""
+    async def events(self, first: ChatDelta, encoder: AnswerEncoder, request_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield a streamed answer; a failure from now on is sent in the stream, as the status is out."""
         try:
-            yield reply.piece(first)
+            yield encoder.piece(first)
             async for delta in self.rest():
-                yield reply.piece(delta)
-            yield reply.end()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the client must be told before the stream ends
+                yield encoder.piece(delta)
+            yield encoder.end()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client must get it before the stream ends
             self.state.outcome = "broken_off"
-            yield reply.failed(logged_error(error, request_id))
+            yield encoder.failed(logged_error(error, request_id))
         finally:
             await self.close()

@@ -75,13 +75,13 @@ async def _ready(service: Service, _request: Request) -> Response:
 
 
 async def _metrics(service: Service, request: Request) -> Response:
-    """GET /metrics: figures for Prometheus; a client's key sees its own alone, as those of all tell what others ask."""
+    """GET /metrics for Prometheus; a client's key sees its own metrics alone, as totals show what others do."""
     if not is_admin(request):
-        return Response(render(service.figures.collect_keys(tenant_of(request))), media_type=CONTENT_TYPE)
+        return Response(render(service.stats.collect_keys(tenant_of(request))), media_type=CONTENT_TYPE)
     states = [await link.engine_state() for link in engine_links(service.backend)]
     collected = [
-        *service.figures.collect(),
-        *service.figures.collect_keys(),
+        *service.stats.collect(),
+        *service.stats.collect_keys(),
         *(collect_engines(states) if states else ()),
     ]
     if isinstance(service.backend, Chain):
@@ -89,7 +89,7 @@ async def _metrics(service: Service, request: Request) -> Response:
         if service.backend.response_cache is not None:
             from pyagent.infrastructure.observability.response_cache_metrics import collect_response_cache
 
-            collected += collect_response_cache(service.backend.response_cache.figures())
+            collected += collect_response_cache(service.backend.response_cache.stats())
     return Response(render(collected), media_type=CONTENT_TYPE)
 
 
@@ -155,7 +155,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
         guarded = _shared(guarded, settings.allowed_origins, has_keys=bool(api_keys))
     if settings.otlp_endpoint is not None:
         guarded = _traced(guarded, settings.otlp_endpoint, paths)
-    return MetricsMiddleware(guarded, service.figures, paths)
+    return MetricsMiddleware(guarded, service.stats, paths)
 
 
 def _shared(app: ASGIApp, origins: Sequence[str], *, has_keys: bool) -> ASGIApp:

@@ -21,10 +21,10 @@ from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedRes
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
-from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerFigures
+from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerStats
 from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.agents import AGENT_PREFIX
-from pyagent.infrastructure.server.answer import Answer, Reply
+from pyagent.infrastructure.server.answer import AnswerEncoder, AnswerStream
 from pyagent.infrastructure.server.api_keys import owned, tenant_of
 from pyagent.infrastructure.server.body import read_pieces
 from pyagent.infrastructure.server.bounds import check_request, check_texts
@@ -50,7 +50,7 @@ class Service:
     store: ModelStore | None
     settings: Server
     emulates: bool = True
-    figures: ServerFigures = field(default_factory=ServerFigures)
+    stats: ServerStats = field(default_factory=ServerStats)
     kept_responses: KeptResponses | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _asking: asyncio.Task[Health] | None = None
@@ -101,7 +101,7 @@ class Service:
         self,
         request: Request,
         asked: ChatRequest,
-        reply: Reply,
+        encoder: AnswerEncoder,
         *,
         is_streamed: bool,
         others: Sequence[ChatRequest] = (),
@@ -121,21 +121,23 @@ class Service:
         trace: AnswerTrace | None = request.scope["state"].get("trace")
         if trace is not None:
             trace.ask(asked)
-        answer = Answer(
+        answer = AnswerStream(
             self._answers([owned(one, request) for one in (asked, *others)], backend),
             backend.name,
             request.state,
-            AnswerWatch(self.figures),
+            AnswerWatch(self.stats),
             trace,
         )
         if not is_streamed:
-            return json_response(await unless_gone(answer.whole(reply), request.receive))
+            return json_response(await unless_gone(answer.whole(encoder), request.receive))
         try:
             first = await unless_gone(answer.first(), request.receive)
         except BaseException:
             await answer.close()
             raise
-        return EventStream(answer.events(first, reply, str(request.state.request_id)), reply.media_type, reply.failed)
+        return EventStream(
+            answer.events(first, encoder, str(request.state.request_id)), encoder.media_type, encoder.failed
+        )
 
     @staticmethod
     def _answers(asked: Sequence[ChatRequest], backend: Backend) -> AsyncIterator[ChatDelta]:
@@ -163,7 +165,7 @@ class Service:
         asked = msgspec.structs.replace(asked, tenant=tenant_of(request))
         found = await unless_gone(backend.embed(asked), request.receive)
         request.state.num_tokens, request.state.usage = found.usage.prompt_tokens, found.usage
-        request.state.model, request.state.backend = self.figures.label(found.model or asked.model), backend.name
+        request.state.model, request.state.backend = self.stats.label(found.model or asked.model), backend.name
         return found
 
     async def health(self) -> Health:

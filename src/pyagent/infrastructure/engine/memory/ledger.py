@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
 
 Reclaim = Callable[[int], None]
-"""Asked for so many bytes: gives back what it can at once, by releasing or shrinking reservations. May give nothing."""
+"""Free up to so many bytes at once, by releasing or shrinking reservations; return how many. May free none."""
 
 
 class Reservation:

@@ -42,7 +42,7 @@ class Continuation(NamedTuple):
     logprob: float
 
 
-class Answer(NamedTuple):
+class FinishedBeam(NamedTuple):
     """A finished answer."""
 
     score: float
@@ -57,7 +57,7 @@ class SearchRules:
     beam: BeamSearch
     end_ids: frozenset[int]
     max_tokens: int
-    answers: list[Answer] = field(default_factory=list[Answer])
+    answers: list[FinishedBeam] = field(default_factory=list[FinishedBeam])
     is_done: bool = False
 
     def choose(
@@ -93,7 +93,7 @@ class SearchRules:
         return [] if self.is_done else chosen
 
     def _add(self, tokens: tuple[int, ...], logprob: float, num_tokens: int, reason: FinishReason) -> None:
-        self.answers.append(Answer(self._score(logprob, num_tokens), tokens, reason))
+        self.answers.append(FinishedBeam(self._score(logprob, num_tokens), tokens, reason))
         self.answers.sort(key=lambda answer: -answer.score)
         del self.answers[self.beam.width :]
 
@@ -149,7 +149,7 @@ class Search:
         lead.search = self
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[FinishedBeam]:
         """What is told, best first."""
         return self.rules.answers[: self._num_told]
 
@@ -184,7 +184,7 @@ class Search:
         self.live, self._logprobs, self._texts, self._offers = live, logprobs, texts, {}
         return step
 
-    def text(self, answer: Answer) -> str:
+    def text(self, answer: FinishedBeam) -> str:
         """An answer's text, up to a stop text."""
         text, told = self._no_text(), ""
         for token in answer.tokens:

@@ -15,7 +15,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 @dataclass(slots=True)
-class Reply:
+class MessageEncoder:
     """One message: blocks of thinking, text and tool calls, in the order in which they come."""
 
     id: str

@@ -187,7 +187,7 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
     metadata: _Metadata | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request understood."""
 
     request: ChatRequest
@@ -196,7 +196,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     has_thinking: bool
 
 
-def read_messages(body: bytes) -> Asked:
+def read_messages(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/messages; raises `RequestError` naming the field at fault."""
     said = decode(body, MessagesBody, REFUSED)
     sampling = SamplingParams(
@@ -209,7 +209,7 @@ def read_messages(body: bytes) -> Asked:
     sampling.validate()
     client = (said.metadata.user_id if said.metadata else None) or ""
     check_name("metadata.user_id", client)
-    return Asked(
+    return ParsedRequest(
         request=said.request(sampling, client),
         model=said.model or "default",
         is_streamed=bool(said.stream),

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from pyagent.core.errors import RequestError
 from pyagent.core.prompt_cache import ExplainPrompt
-from pyagent.infrastructure.server.anthropic.replies import Reply
+from pyagent.infrastructure.server.anthropic.replies import MessageEncoder
 from pyagent.infrastructure.server.anthropic.requests import read_count, read_messages
 from pyagent.infrastructure.server.api_keys import owned
 from pyagent.infrastructure.server.bounds import check_request
@@ -17,7 +17,7 @@ from pyagent.infrastructure.server.service import Service, json_response
 async def messages(service: Service, request: Request) -> Response:
     """POST /v1/messages."""
     asked = await service.read(request, read_messages)
-    reply = Reply(str(request.state.request_id), asked.model, asked.has_thinking)
+    reply = MessageEncoder(str(request.state.request_id), asked.model, asked.has_thinking)
     return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed)
 
 

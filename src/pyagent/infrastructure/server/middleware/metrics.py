@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyagent.infrastructure.observability.metrics import ServerFigures
+from pyagent.infrastructure.observability.metrics import ServerStats
 from pyagent.infrastructure.server.middleware.request_log import log_request
 
 
@@ -20,7 +20,7 @@ class MetricsMiddleware:
     """
 
     app: ASGIApp
-    figures: ServerFigures
+    stats: ServerStats
     paths: Collection[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,22 +36,22 @@ class MetricsMiddleware:
             nonlocal is_counted
             if not is_counted:
                 is_counted = True
-                self.figures.num_running -= 1
+                self.stats.num_running -= 1
                 seconds = time.perf_counter() - started
                 outcome = state.get("outcome", status)
-                self.figures.answered(path, state.get("model", ""), outcome, seconds)
-                self.figures.used(state.get("client", ""), outcome, state.get("num_tokens", 0))
+                self.stats.answered(path, state.get("model", ""), outcome, seconds)
+                self.stats.used(state.get("client", ""), outcome, state.get("num_tokens", 0))
                 log_request(scope["method"], path, outcome, seconds, state)
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
-            elif not message.get("more_body"):  # before the client can ask for the figures
+            elif not message.get("more_body"):  # before the client can ask for the stats
                 count()
             await send(message)
 
-        self.figures.num_running += 1
+        self.stats.num_running += 1
         try:
             await self.app(scope, receive, send_and_note)
         finally:

@@ -20,7 +20,7 @@ from pyagent.infrastructure.server.ollama.context import write_context
 
 
 @dataclass(slots=True)
-class Reply:
+class OllamaEncoder:
     """One answer. `history` is what it answers, for the `context` of /api/generate; None gives no context."""
 
     model: str

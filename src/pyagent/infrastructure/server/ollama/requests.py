@@ -156,7 +156,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         prompt: str | None = None,
         assistant_prefix: str = "",
         tools: list[Tool] | None = None,
-    ) -> Asked:
+    ) -> ParsedRequest:
         """The request understood."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -172,7 +172,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             sampling=sampling,
             private=bool(self.private),
         )
-        return Asked(
+        return ParsedRequest(
             request=request if messages or prompt else None,
             model=model_asked(self.model),
             is_streamed=self.stream is not False,
@@ -236,7 +236,7 @@ class ModelBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     insecure: object = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request understood; without a `request` only the model is to be loaded, or unloaded."""
 
     request: ChatRequest | None
@@ -247,7 +247,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     keeps_context: bool = False
 
 
-def read_chat(body: bytes) -> Asked:
+def read_chat(body: bytes) -> ParsedRequest:
     """Understand the body of POST /api/chat; raises `RequestError` naming the field at fault."""
     said = decode(body, ChatBody, REFUSED)
     messages, assistant_prefix = read_messages(said.messages or []), ""
@@ -256,7 +256,7 @@ def read_chat(body: bytes) -> Asked:
     return said.ask(messages, assistant_prefix=assistant_prefix, tools=[tool.tool() for tool in said.tools or ()])
 
 
-def read_generate(body: bytes) -> Asked:
+def read_generate(body: bytes) -> ParsedRequest:
     """Understand the body of POST /api/generate."""
     said = decode(body, GenerateBody, REFUSED)
     prompt = said.prompt or ""

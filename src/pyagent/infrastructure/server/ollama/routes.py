@@ -17,11 +17,11 @@ from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.api_keys import check_admin, is_admin, owned
 from pyagent.infrastructure.server.ollama.models import find_model, pull, show, show_loaded, tags
-from pyagent.infrastructure.server.ollama.replies import Reply, loaded, nanoseconds
+from pyagent.infrastructure.server.ollama.replies import OllamaEncoder, loaded, nanoseconds
 from pyagent.infrastructure.server.ollama.requests import (
-    Asked,
     EmbedBody,
     EmbeddingsBody,
+    ParsedRequest,
     read_chat,
     read_embed,
     read_generate,
@@ -52,7 +52,9 @@ async def generate(service: Service, request: Request) -> Response:
     return await _answer(service, request, read_generate, is_chat=False)
 
 
-async def _answer(service: Service, request: Request, read: Callable[[bytes], Asked], *, is_chat: bool) -> Response:
+async def _answer(
+    service: Service, request: Request, read: Callable[[bytes], ParsedRequest], *, is_chat: bool
+) -> Response:
     asked = await service.read(request, read)
     model = await find_model(service, asked.model)
     name = asked.model or model.id
@@ -65,7 +67,7 @@ async def _answer(service: Service, request: Request, read: Callable[[bytes], As
         return json_response(loaded(name, "unload" if asked.is_unloaded else "load", is_chat=is_chat))
     to_ask = msgspec.structs.replace(asked.request, model=asked.model and model.id)
     history = asked.request.messages if asked.keeps_context else None
-    reply = Reply(name, is_chat, asked.has_thinking, history)
+    reply = OllamaEncoder(name, is_chat, asked.has_thinking, history)
     response = await service.answer(request, to_ask, reply, is_streamed=asked.is_streamed)
     if asked.is_unloaded and is_admin(request):  # others may be using it
         response.background = BackgroundTask(_unload, service)

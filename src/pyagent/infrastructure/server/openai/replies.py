@@ -17,7 +17,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
-class Reply:
+class OpenAIEncoder:
     """The envelope of one answer: the same id, time and model on each of its pieces."""
 
     id: str

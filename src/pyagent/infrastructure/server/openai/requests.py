@@ -220,7 +220,7 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
     suffix: object = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request understood: what to ask the backend, and how to answer the client.
 
     `others` are the same with the other prompts of a completion.
@@ -234,7 +234,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     others: list[ChatRequest] = []
 
 
-def read_chat(body: bytes) -> Asked:
+def read_chat(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/chat/completions; raises `RequestError` naming the field at fault."""
     said = decode(body, ChatBody, REFUSED)
     if not said.messages:
@@ -265,7 +265,7 @@ def read_chat(body: bytes) -> Asked:
     return _asked(said, request, is_chat=True)
 
 
-def read_completion(body: bytes) -> Asked:
+def read_completion(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/completions."""
     said = decode(body, CompletionBody, REFUSED)
     prompts = read_prompts(said.prompt)
@@ -291,10 +291,10 @@ def _begun(said: ChatBody, messages: list[Message]) -> tuple[list[Message], str]
     return before, last.text
 
 
-def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> Asked:
+def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> ParsedRequest:
     if said.stream_options is not None and not said.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
-    return Asked(
+    return ParsedRequest(
         request=request,
         model=said.model or "default",
         is_chat=is_chat,

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from pyagent.core.messages import EmbedRequest
 from pyagent.infrastructure.server.openai.embeddings import embeddings_body, read_embeddings
-from pyagent.infrastructure.server.openai.replies import Reply, anthropic_models, model_entry
-from pyagent.infrastructure.server.openai.requests import Asked, read_chat, read_completion
+from pyagent.infrastructure.server.openai.replies import OpenAIEncoder, anthropic_models, model_entry
+from pyagent.infrastructure.server.openai.requests import ParsedRequest, read_chat, read_completion
 from pyagent.infrastructure.server.service import Service, json_response, unknown_model
 
 
@@ -51,7 +51,7 @@ async def show_model(service: Service, request: Request) -> Response:
     raise unknown_model(wanted, models)
 
 
-async def _complete(service: Service, request: Request, read: Callable[[bytes], Asked]) -> Response:
+async def _complete(service: Service, request: Request, read: Callable[[bytes], ParsedRequest]) -> Response:
     asked = await service.read(request, read)
-    reply = Reply(str(request.state.request_id), asked.model, asked.is_chat, asked.has_usage_chunk)
+    reply = OpenAIEncoder(str(request.state.request_id), asked.model, asked.is_chat, asked.has_usage_chunk)
     return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed, others=asked.others)

@@ -16,7 +16,7 @@ from pyagent.infrastructure.server.errors import HttpError
 
 
 @dataclass(slots=True)
-class Reply:
+class ResponseEncoder:
     """One response. `envelope` are the fields that repeat what was asked; `keep` takes it when it is whole.
 
     `namespaced` has the namespace and the name of functions that the model knows by another name.

@@ -10,7 +10,7 @@ from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 from pyagent.infrastructure.server.responses.kept import KeptResponses
 from pyagent.infrastructure.server.responses.namespaces import namespaced
-from pyagent.infrastructure.server.responses.replies import Reply
+from pyagent.infrastructure.server.responses.replies import ResponseEncoder
 from pyagent.infrastructure.server.responses.requests import ResponsesBody, read_response
 from pyagent.infrastructure.server.service import Service, json_response
 
@@ -30,7 +30,9 @@ async def create(service: Service, request: Request) -> Response:
 
     asked = said.request(history)
     kept_by = keep if said.store is not False else None
-    reply = Reply(str(request.state.request_id), _envelope(said), kept_by, namespaced=namespaced(said.tools or ()))
+    reply = ResponseEncoder(
+        str(request.state.request_id), _envelope(said), kept_by, namespaced=namespaced(said.tools or ())
+    )
     return await service.answer(request, asked, reply, is_streamed=bool(said.stream))
 
 

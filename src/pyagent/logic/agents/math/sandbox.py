@@ -19,7 +19,7 @@ import msgspec
 
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.logic.agents.math.actions import Action, Solved
-from pyagent.logic.agents.math.worker import Reply
+from pyagent.logic.agents.math.worker import WorkerResult
 
 _START_SECONDS = 60.0
 
@@ -118,7 +118,7 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, action: Action, seconds: float, left: threading.Event) -> Reply | None:
+    def ask(self, action: Action, seconds: float, left: threading.Event) -> WorkerResult | None:
         """The reply; None when time ran out, the caller left or the process died."""
         assert self._process.stdin is not None
         try:
@@ -129,8 +129,8 @@ class _Worker:
         line = self._wait(seconds, left)
         if not line:
             is_dead = not self.is_alive
-            return Reply(failed="it needs more memory or time than a sum may use") if is_dead else None
-        return msgspec.json.decode(line, type=Reply)
+            return WorkerResult(failed="it needs more memory or time than a sum may use") if is_dead else None
+        return msgspec.json.decode(line, type=WorkerResult)
 
     def _wait(self, seconds: float, left: threading.Event) -> bytes:
         waited = 0.0

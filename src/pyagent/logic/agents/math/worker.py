@@ -17,7 +17,7 @@ from pyagent.core.errors import RequestError
 from pyagent.logic.agents.math.actions import Action, Solved
 
 
-class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkerResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """A result, or why there is none: `refused` when the question is at fault."""
 
     result: Solved | None = None
@@ -45,19 +45,19 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _answer(compute: Callable[[Action], Solved], decoder: msgspec.json.Decoder[Action], line: bytes) -> Reply:
+def _answer(compute: Callable[[Action], Solved], decoder: msgspec.json.Decoder[Action], line: bytes) -> WorkerResult:
     try:
-        return Reply(result=compute(decoder.decode(line)))
+        return WorkerResult(result=compute(decoder.decode(line)))
     except RequestError as error:
-        return Reply(refused=str(error))
+        return WorkerResult(refused=str(error))
     except ZeroDivisionError:
-        return Reply(refused="this is not defined: a division by zero")
+        return WorkerResult(refused="this is not defined: a division by zero")
     except MemoryError:
-        return Reply(failed="it needs more memory than a sum may use")
+        return WorkerResult(failed="it needs more memory than a sum may use")
     except RecursionError:
-        return Reply(failed="it nests too deep")
+        return WorkerResult(failed="it nests too deep")
     except Exception as error:  # noqa: BLE001 - sympy raises nearly anything; the parent names the question
-        return Reply(failed=f"{type(error).__name__}: {error}"[:300])
+        return WorkerResult(failed=f"{type(error).__name__}: {error}"[:300])
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class MlfqOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True)
-class _Place:
+class _LevelState:
     """A request's level, what it used of the quantum there, and when it came to the level."""
 
     level: int
@@ -49,25 +49,25 @@ class Mlfq:
         self._options = options
         self._quanta = [options.quantum * options.ratio**level for level in range(options.levels)]
         self._levels = [SortedQueue() for _ in self._quanta]
-        self._places: dict[int, _Place] = {}
+        self._states: dict[int, _LevelState] = {}
         self._requests: dict[int, Queued] = {}
         self._next_boost: float | None = None
 
     def add(self, request: Queued, now: float) -> None:
-        """A request waits; one put back keeps its level and its place there."""
-        place = self._places.get(request.id)
-        if place is None:
-            place = self._places[request.id] = _Place(self._join_level(request), 0.0, now)
+        """A request waits; one put back keeps its level and its state there."""
+        state = self._states.get(request.id)
+        if state is None:
+            state = self._states[request.id] = _LevelState(self._join_level(request), 0.0, now)
             self._requests[request.id] = request
-        place.is_waiting = True
-        self._levels[place.level].add((place.since,), request)
+        state.is_waiting = True
+        self._levels[state.level].add((state.since,), request)
         self._next_boost = self._next_boost or now + self._options.boost_seconds
 
     def remove(self, request: Queued) -> None:
         """A waiting request is taken or gone."""
-        place = self._places[request.id]
-        self._levels[place.level].remove(request)
-        place.is_waiting = False
+        state = self._states[request.id]
+        self._levels[state.level].remove(request)
+        state.is_waiting = False
 
     def ordered(self, now: float) -> Iterator[Queued]:
         """Waiting requests, higher levels first."""
@@ -76,21 +76,21 @@ class Mlfq:
 
     def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:
         """Count the service against the quantum; what exceeds it counts at the next level."""
-        place = self._places[request.id]
-        place.used += num_prompt * self._options.prompt_weight + num_output_tokens
-        while place.level < len(self._quanta) - 1 and place.used >= self._quanta[place.level]:
-            place.used -= self._quanta[place.level]
-            place.level += 1
-            place.since = now
+        state = self._states[request.id]
+        state.used += num_prompt * self._options.prompt_weight + num_output_tokens
+        while state.level < len(self._quanta) - 1 and state.used >= self._quanta[state.level]:
+            state.used -= self._quanta[state.level]
+            state.level += 1
+            state.since = now
 
     def finished(self, request: Queued, now: float) -> None:
         """Forget a request."""
-        del self._places[request.id]
+        del self._states[request.id]
         del self._requests[request.id]
 
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
         """The one at the lowest level; of several the last that came to it."""
-        return max(running, key=lambda request: (self.level(request), self._places[request.id].since, request.id))
+        return max(running, key=lambda request: (self.level(request), self._states[request.id].since, request.id))
 
     def victim_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
         """The victim of these, if its level is lower."""
@@ -99,7 +99,7 @@ class Mlfq:
 
     def level(self, request: Queued) -> int:
         """The request's level, 0 the highest."""
-        return self._places[request.id].level
+        return self._states[request.id].level
 
     def _join_level(self, request: Queued) -> int:
         prefill = request.num_prompt_tokens * self._options.prompt_weight
@@ -111,11 +111,11 @@ class Mlfq:
             return
         self._next_boost = now + self._options.boost_seconds
         self._levels = [SortedQueue() for _ in self._quanta]
-        for request_id, place in self._places.items():
+        for request_id, state in self._states.items():
             request = self._requests[request_id]
-            place.level, place.used, place.since = 0, 0.0, request.arrived
-            if place.is_waiting:
-                self._levels[0].add((place.since,), request)
+            state.level, state.used, state.since = 0, 0.0, request.arrived
+            if state.is_waiting:
+                self._levels[0].add((state.since,), request)
 
 
 def make_mlfq(options: Mapping[str, object]) -> QueuePolicy:
