@@ -304,6 +304,22 @@ def test_prompt_that_fills_the_context_is_an_overflow() -> None:
         assert "stopAtLimit" in str(server.requests[0])
 
 
+def test_handle_of_a_loaded_model_is_used_again() -> None:
+    """One call tells that LM Studio is there and its models' handles; a model that is gone is loaded again."""
+
+    async def work(backend: LMStudioBackend) -> None:
+        for is_loaded in (False, True, True, False):
+            if not is_loaded:
+                server.loaded.clear()
+            server.endpoints.clear()
+            await collect(backend.chat(HELLO))
+            loading = [] if is_loaded else ["getOrLoad"]
+            assert server.endpoints == ["listLoaded", *loading, "predict"]
+
+    with lmstudio_server() as server:
+        run(server, work, "qwen3-4b")
+
+
 def test_link_options_decide_on_loading() -> None:
     """`ttl` and `context` go with the loading, `unload` undoes it at the end, `jit=no` leaves loading to the user."""
     with lmstudio_server(models=("a", "b"), loaded=["b"]) as server:

@@ -52,6 +52,8 @@ class LMStudioServer:
     url: str = ""
     requests: list[Frame] = field(default_factory=list[Frame])
     """What `predict` channels were created with."""
+    endpoints: list[str] = field(default_factory=list[str])
+    """The calls and channels that clients began, by name."""
     num_cancelled: int = 0
     num_left: int = 0
     """Predictions whose client closed the socket without cancelling."""
@@ -129,6 +131,7 @@ class _Session:
 
     def _rpc(self, frame: Frame) -> Frame:
         server, call_id = self._server, frame["callId"]
+        server.endpoints.append(str(frame["endpoint"]))
         parameter = cast("Frame", frame.get("parameter") or {})
         result: object
         match frame["endpoint"]:
@@ -180,6 +183,7 @@ class _Session:
 
     async def _channel(self, frame: Frame) -> None:
         parameter = cast("Frame", frame.get("creationParameter") or {})
+        self._server.endpoints.append(str(frame["endpoint"]))
         match frame["endpoint"]:
             case "getOrLoad":
                 await self._load(frame["channelId"], str(parameter.get("identifier") or ""), parameter)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -106,7 +106,7 @@ class LMStudioBackend:
     async def models(self) -> list[ModelInfo]:
         """What LM Studio has on disk, and whether it is loaded."""
         async with self._errors_mapped():
-            client = await self._connected()
+            client, _ = await self._connected()
             async with asyncio.timeout(self._connect_seconds):
                 downloaded = await client.list_downloaded_models()
                 loaded = {model.identifier for model in await client.list_loaded_models()}
@@ -131,9 +131,9 @@ class LMStudioBackend:
         deadline = Deadline.after(request.timeout_seconds)
         num_calls = 0
         async with self._errors_mapped():
-            client = await deadline.bound(self._connected(), self.name)
-            key = await deadline.bound(self._pick_model(client, request.model), self.name)
-            model = await deadline.bound(self._load(client, client.llm, key), self.name)
+            client, loaded = await deadline.bound(self._connected(), self.name)
+            key = await deadline.bound(self._pick_model(client, request.model, loaded), self.name)
+            model = loaded.get(key) or await deadline.bound(self._load(client, client.llm, key), self.name)
             with self._own.in_use(model.identifier):
                 stream = await deadline.bound(self._start(client, model, request), self.name)
                 # the SDK hands tool calls out in `act` alone, which would run them here
@@ -152,12 +152,13 @@ class LMStudioBackend:
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """One vector a text, by the model named, a loaded embedding model, or the first downloaded one."""
         async with self._errors_mapped():
-            client = await self._connected()
-            key = request.model or await self._any_model(client.embedding, self._connect_seconds)
+            client, _ = await self._connected()
+            loaded = await _loaded(client.embedding, self._connect_seconds)
+            key = request.model or await self._any_model(client.embedding, loaded)
             if not key:
                 text = f"{self.name} does not embed: it has no embedding model; get one with: lms get MODEL"
                 raise RequestError(text, param="model", code="model_not_found")
-            model = await self._load(client, client.embedding, key)
+            model = loaded.get(key) or await self._load(client, client.embedding, key)
             async with asyncio.timeout(self._read_seconds):
                 vectors = await model.embed(request.input)
                 counts = [await model.count_tokens(text) for text in request.input]
@@ -197,19 +198,19 @@ class LMStudioBackend:
 
     # -- connection --------------------------------------------------------------------------------------------------
 
-    async def _connected(self) -> lmstudio.AsyncClient:
-        """A client that has just answered: the one held, or a new one when that is silent."""
+    async def _connected(self) -> tuple[lmstudio.AsyncClient, dict[str, Any]]:
+        """A client that has just answered, the one held or a new one, and the handles of its loaded LLMs."""
         async with self._lock():
             loop = asyncio.get_running_loop()
             if self._client and self._client[0] is loop:
                 client = self._client[1]
-                if await _answers(client, self._connect_seconds):
-                    return client
+                with suppress(lmstudio.LMStudioError, OSError, RuntimeError):
+                    return client, await _loaded(client.llm, self._connect_seconds)
                 self._client = None
                 await _close(client)
             client = await self._open()
             self._client = (loop, client)
-            return client
+            return client, await _loaded(client.llm, self._connect_seconds)
 
     def _lock(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()
@@ -245,25 +246,23 @@ class LMStudioBackend:
 
     # -- prediction --------------------------------------------------------------------------------------------------
 
-    async def _pick_model(self, client: lmstudio.AsyncClient, asked: str) -> str:
+    async def _pick_model(self, client: lmstudio.AsyncClient, asked: str, loaded: Mapping[str, object]) -> str:
         if asked and self._model and asked != self._model:
             text = f"{self.name} serves {self._model!r}, not {asked!r}"
             raise RequestError(text, param="model", code="model_not_found")
-        key = asked or self._model or await self._any_model(client.llm, self._connect_seconds)
+        key = asked or self._model or await self._any_model(client.llm, loaded)
         if not key:
             text = f"{self.name} has no model; get one with: lms get MODEL"
             raise BackendError(text, backend=self.name, retryable=False)
         return key
 
     async def _load(self, client: lmstudio.AsyncClient, session: Any, key: str) -> Any:
-        """A model of the session's kind, loaded; the limit counts anew with each sign of progress."""
+        """Load a model of the session's kind; the limit counts anew with each sign of progress."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._connect_seconds):
-            is_loaded = key in {model.identifier for model in await session.list_loaded()}
-        if not is_loaded and not self._options.loads:
+        if not self._options.loads:
             text = f"{self.name}: {key!r} is not loaded, and the link says jit=no; load it with: lms load {key}"
             raise BackendError(text, backend=self.name)
-        if not is_loaded and self._options.keeps and session is client.llm:
+        if self._options.keeps and session is client.llm:
             await self._unload(client, self._own.surplus(self._options.keeps - 1))
         config = {"contextLength": self._options.context} if self._options.context else None
         ttl = {"ttl": self._options.ttl} if self._options.ttl else {}
@@ -278,15 +277,16 @@ class LMStudioBackend:
                 on_load_progress=has_moved,
                 **ttl,
             )
-        if not is_loaded and session is client.llm:
+        if session is client.llm:
             self._own.add(model.identifier)
         return model
 
-    async def _any_model(self, session: Any, seconds: float) -> str:
+    async def _any_model(self, session: Any, loaded: Mapping[str, object]) -> str:
         """A loaded model of the session's kind, else the first downloaded one, else nothing."""
-        async with asyncio.timeout(seconds):
-            keys = [model.identifier for model in await session.list_loaded()]
-            keys = keys or [model.model_key for model in await session.list_downloaded()]
+        if loaded:
+            return next(iter(loaded))
+        async with asyncio.timeout(self._connect_seconds):
+            keys = [model.model_key for model in await session.list_downloaded()]
         return keys[0] if keys else ""
 
     async def _start(
@@ -346,13 +346,10 @@ def _first_line(error: Exception) -> str:
     return f"{text}: {told.cause.strip().partition(chr(10))[0]}" if told and told.cause else text
 
 
-async def _answers(client: lmstudio.AsyncClient, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await client.llm.list_loaded()
-    except (lmstudio.LMStudioError, OSError, RuntimeError):
-        return False
-    return True
+async def _loaded(session: Any, seconds: float) -> dict[str, Any]:
+    """The handles of the session's loaded models by identifier: each answer uses one instead of asking for another."""
+    async with asyncio.timeout(seconds):
+        return {model.identifier: model for model in await session.list_loaded()}
 
 
 async def _finish(stream: lmstudio.AsyncPredictionStream, events: AsyncIterator[object]) -> None:
