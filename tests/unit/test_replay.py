@@ -20,8 +20,8 @@ def asked(*texts: str, model: str = "m") -> ChatRequest:
 def test_a_request_takes_the_longest_turn_of_another_process_along() -> None:
     """What follows a turn finds it, the answer's outer spaces aside; nothing else does, nor does its own process."""
     past = ReplayStore()
-    past.keep(asked("a"), b"....", (7,), " b ", OLD)
-    past.keep(asked("a", "b", "c"), b"....9999", (8, 9), "d", OLD)
+    past.put(asked("a"), b"....", (7,), " b ", OLD)
+    past.put(asked("a", "b", "c"), b"....9999", (8, 9), "d", OLD)
     assert past.before(asked("a", "b", "x"), NEW) == PastTurn(2, b"....", (7,), " b ")
     assert past.before(asked("a", "b", "c", "d", "e"), NEW) == PastTurn(4, b"....9999", (8, 9), "d")
     assert past.before(asked("a", "b", "c", "d", "e"), OLD) is None
@@ -35,6 +35,6 @@ def test_turns_used_longest_ago_go_when_there_are_too_many(turns: list[tuple[int
     """Whatever is kept, the bytes stay within the bound, and the last one is there if it fits."""
     past = ReplayStore(max_bytes=400)
     for talk, length in turns:
-        past.keep(asked(f"{talk}"), bytes(4 * length), (1,), "x", OLD)
+        past.put(asked(f"{talk}"), bytes(4 * length), (1,), "x", OLD)
         assert past.num_bytes <= 400
         assert (past.before(asked(f"{talk}", "x", "more"), NEW) is not None) == (4 * length + 12 <= 400)

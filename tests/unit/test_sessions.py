@@ -22,7 +22,7 @@ CONTEXT = 1 << 20
 TOOLS = [Tool(function=FunctionDefinition("search", "finds things", {"type": "object"}))]
 KEEPS_TEXT = ("chatml", "llama3", "gemma", "plain")
 WITH_TOOL_RESULTS = ("chatml", "thinking", "llama3", "plain")
-as_it_came = NormalizedPrompt.as_it_came
+unchanged = NormalizedPrompt.unchanged
 Turn = tuple[list[int] | str, list[Message]]
 TOKENIZERS = {"byte level": byte_level_tokenizer, "sentencepiece": sentencepiece_tokenizer}
 
@@ -74,7 +74,7 @@ def test_prompt_is_a_token_prefix_of_the_next(kind: str, style: str, data: st.Da
     messages, turns = data.draw(conversations(has_results=style in WITH_TOOL_RESULTS))
     before: list[int] = []
     for answer, follows in turns:
-        prompt = sessions.prompt(as_it_came(messages), tools, session)
+        prompt = sessions.prompt(unchanged(messages), tools, session)
         assert prompt.note == ""
         assert prompt.num_log_tokens == len(before)
         assert prompt.tokens[: len(before)] == before
@@ -83,7 +83,7 @@ def test_prompt_is_a_token_prefix_of_the_next(kind: str, style: str, data: st.Da
         sessions.record(prompt, sent, drawn)
         before = prompt.tokens + drawn
         messages = [*messages, Message("assistant", sent), *follows]
-    assert sessions.prompt(as_it_came(messages), tools, session).tokens[: len(before)] == before
+    assert sessions.prompt(unchanged(messages), tools, session).tokens[: len(before)] == before
 
 
 @pytest.mark.parametrize("style", KEEPS_TEXT)
@@ -95,7 +95,7 @@ def test_text_of_a_log_is_the_whole_rendering(style: str, data: st.DataObject) -
     sessions = Sessions(tokenizer, CONTEXT)
     messages, turns = data.draw(conversations(has_results=style in WITH_TOOL_RESULTS))
     for answer, follows in turns:
-        prompt = sessions.prompt(as_it_came(messages))
+        prompt = sessions.prompt(unchanged(messages))
         assert tokenizer.shown(prompt.tokens) == tokenizer.shown(encode_chat(tokenizer, messages))
         drawn = tokens_of(tokenizer, answer if isinstance(answer, str) else "x" + "the" * len(answer))
         sent = tokenizer.decode(drawn)
@@ -111,7 +111,7 @@ def talked(
 ) -> tuple[list[Message], Prompt]:
     """A conversation of one answer, recorded, with a next question."""
     messages = [Message("system", "sys"), Message("user", "the")]
-    prompt = sessions.prompt(as_it_came(messages), session=session)
+    prompt = sessions.prompt(unchanged(messages), session=session)
     sessions.record(prompt, answer, tokenizer.encode_text(answer))
     return [*messages, Message("assistant", answer), Message("user", "and")], prompt
 
@@ -123,10 +123,10 @@ def test_answer_drawn_in_other_tokens_keeps_them() -> None:
     messages = [Message("user", "hi")]
     letters = [token for letter in "the" for token in tokenizer.encode_text(letter)]
     assert letters != tokenizer.encode_text("the")
-    prompt = sessions.prompt(as_it_came(messages))
+    prompt = sessions.prompt(unchanged(messages))
     sessions.record(prompt, "the", letters)
     messages += [Message("assistant", "the"), Message("user", "and")]
-    assert sessions.prompt(as_it_came(messages)).tokens[: len(prompt.tokens) + 3] == prompt.tokens + letters
+    assert sessions.prompt(unchanged(messages)).tokens[: len(prompt.tokens) + 3] == prompt.tokens + letters
     assert encode_chat(tokenizer, messages)[: len(prompt.tokens) + 3] != prompt.tokens + letters
 
 
@@ -136,10 +136,10 @@ def test_answer_cut_by_a_stop_text_goes_on_as_it_was_sent(style: str) -> None:
     tokenizer = tokenizer_of("byte level", style)
     sessions = Sessions(tokenizer, CONTEXT)
     messages = [Message("user", "hi")]
-    prompt = sessions.prompt(as_it_came(messages))
+    prompt = sessions.prompt(unchanged(messages))
     drawn = tokenizer.encode_text("one 🎉 the end STOP now")
     sessions.record(prompt, "one 🎉 th", drawn)
-    then = sessions.prompt(as_it_came([*messages, Message("assistant", "one 🎉 th"), Message("user", "go on")]))
+    then = sessions.prompt(unchanged([*messages, Message("assistant", "one 🎉 th"), Message("user", "go on")]))
     assert then.tokens[: len(prompt.tokens)] == prompt.tokens
     text = tokenizer.shown(then.tokens[len(prompt.tokens) :])
     assert text.startswith("one 🎉 th")
@@ -151,7 +151,7 @@ def test_old_thoughts_stay_in_the_log() -> None:
     tokenizer = tokenizer_of("byte level", "thinking")
     sessions = Sessions(tokenizer, CONTEXT)
     messages, _ = talked(sessions, tokenizer, "<think>\nhm\n</think>\n\nis it")
-    text = tokenizer.shown(sessions.prompt(as_it_came(messages)).tokens)
+    text = tokenizer.shown(sessions.prompt(unchanged(messages)).tokens)
     tail = "<think>\nhm\n</think>\n\nis it<|im_end|>\n<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\n"
     assert text.endswith(tail)
     assert "hm" not in tokenizer.shown(encode_chat(tokenizer, messages))
@@ -171,7 +171,7 @@ def test_template_that_cannot_be_continued_is_rendered_whole(template: str) -> N
     tokenizer = byte_level_tokenizer(template)
     sessions = Sessions(tokenizer, CONTEXT)
     messages, _ = talked(sessions, tokenizer)
-    prompt = sessions.prompt(as_it_came(messages))
+    prompt = sessions.prompt(unchanged(messages))
     assert prompt.tokens == encode_chat(tokenizer, messages)
     assert prompt.num_log_tokens == 0
     assert "does not render new messages apart" in prompt.note
@@ -186,7 +186,7 @@ def test_conversation_that_was_changed_is_rendered_whole(change: str) -> None:
     if change != "tools":
         place = {"system": 0, "answer": 2}[change]
         messages[place] = Message(messages[place].role, "changed")
-    prompt = sessions.prompt(as_it_came(messages), TOOLS if change == "tools" else [], "a")
+    prompt = sessions.prompt(unchanged(messages), TOOLS if change == "tools" else [], "a")
     assert prompt.num_log_tokens == 0
     assert prompt.tokens == encode_chat(tokenizer, messages, TOOLS if change == "tools" else [])
 
@@ -197,7 +197,7 @@ def test_answer_that_came_back_trimmed_is_known() -> None:
     sessions = Sessions(tokenizer, CONTEXT)
     messages, first = talked(sessions, tokenizer, "\n is it \n")
     messages[2] = Message("assistant", "is it")
-    prompt = sessions.prompt(as_it_came(messages))
+    prompt = sessions.prompt(unchanged(messages))
     assert prompt.tokens[: prompt.num_log_tokens] == first.tokens + tokenizer.encode_text("\n is it \n")
 
 
@@ -209,10 +209,10 @@ def test_branches_share_what_they_have_in_common() -> None:
     log = len(first.tokens) + len(tokenizer.encode_text("is it"))
     for question in ("and", "er", "on"):
         asked = [*messages[:-1], Message("user", question)]
-        prompt = sessions.prompt(as_it_came(asked), session="a")
+        prompt = sessions.prompt(unchanged(asked), session="a")
         assert prompt.num_log_tokens == log
         sessions.record(prompt, question, tokenizer.encode_text(question))
-        again = sessions.prompt(as_it_came([*asked, Message("assistant", question), Message("user", "?")]), session="a")
+        again = sessions.prompt(unchanged([*asked, Message("assistant", question), Message("user", "?")]), session="a")
         assert again.num_log_tokens == len(prompt.tokens) + len(tokenizer.encode_text(question))
 
 
@@ -223,12 +223,12 @@ def test_session_prefers_its_own_log() -> None:
     messages = [Message("user", "hi")]
     letters = [token for letter in "the" for token in tokenizer.encode_text(letter)]
     drawn = {"a": letters, "b": tokenizer.encode_text("the")}
-    prompts = {name: sessions.prompt(as_it_came(messages), session=name) for name in drawn}
+    prompts = {name: sessions.prompt(unchanged(messages), session=name) for name in drawn}
     for name, tokens in drawn.items():
         sessions.record(prompts[name], "the", tokens)
     messages += [Message("assistant", "the"), Message("user", "and")]
     for name, tokens in drawn.items():
-        prompt = sessions.prompt(as_it_came(messages), session=name)
+        prompt = sessions.prompt(unchanged(messages), session=name)
         assert prompt.tokens[: prompt.num_log_tokens] == prompts[name].tokens + tokens
 
 
@@ -241,7 +241,7 @@ def test_scope_says_which_conversations_are_kept(scope: str, session: str, is_fo
     tokenizer = tokenizer_of("byte level", "chatml")
     sessions = Sessions(tokenizer, CONTEXT, scope=scope)  # type: ignore[arg-type]
     messages, _ = talked(sessions, tokenizer, session=session)
-    assert (sessions.prompt(as_it_came(messages), session=session).num_log_tokens > 0) == is_found
+    assert (sessions.prompt(unchanged(messages), session=session).num_log_tokens > 0) == is_found
     assert (sessions.num_bytes > 0) == is_found
 
 
@@ -250,7 +250,7 @@ def test_log_near_the_context_starts_anew_when_that_is_shorter() -> None:
     tokenizer = tokenizer_of("byte level", "thinking")
     sessions = Sessions(tokenizer, 400)
     messages, _ = talked(sessions, tokenizer, "<think>\n" + "hm " * 110 + "\n</think>\n\nis it")
-    prompt = sessions.prompt(as_it_came(messages))
+    prompt = sessions.prompt(unchanged(messages))
     assert prompt.tokens == encode_chat(tokenizer, messages)
     assert "near the model's context" in prompt.note
 
@@ -266,7 +266,7 @@ def test_memory_is_bounded_and_ancestors_outlive_their_turns() -> None:
     for _ in range(400):
         who = draw.randrange(12)
         messages = running.setdefault(who, [Message("user", f"begin {who}")])
-        prompt = sessions.prompt(as_it_came(messages), session=f"s{who}" if who % 2 else "")
+        prompt = sessions.prompt(unchanged(messages), session=f"s{who}" if who % 2 else "")
         num_found += prompt.num_log_tokens > 0
         assert prompt.tokens[: prompt.num_log_tokens] == logs.get(who, [])[: prompt.num_log_tokens]
         answer = f"answer {draw.randrange(10**6)}"
@@ -290,7 +290,7 @@ def test_real_tokenizers_continue(model: str, request: pytest.FixtureRequest) ->
     messages = [Message("system", "Be brief."), Message("user", "What is <end_of_turn>?")]
     before: list[int] = []
     for answer in ("It  is 12.\n\n\tSo.", "naïve 🎉", "the end"):
-        prompt = sessions.prompt(as_it_came(messages))
+        prompt = sessions.prompt(unchanged(messages))
         assert prompt.tokens[: len(before)] == before
         assert tokenizer.shown(prompt.tokens) == tokenizer.shown(encode_chat(tokenizer, messages))
         drawn = [token for letter in answer for token in tokenizer.tokenizer.encode(letter).ids]
@@ -319,11 +319,11 @@ def test_a_conversation_of_other_roles_tools_or_names_is_another(messages: list[
     assert conversation_keys(messages, tools)[-1] != conversation_keys(first, [])[-1]
     tokenizer = tokenizer_of("byte level", "chatml")
     sessions = Sessions(tokenizer, CONTEXT)
-    asked = sessions.prompt(as_it_came(first[:1]))
+    asked = sessions.prompt(unchanged(first[:1]))
     sessions.record(asked, "is", tokenizer.encode_continuation("is"))
     question = Message("user", "and?")
-    continued = sessions.prompt(as_it_came([*first, question]))
+    continued = sessions.prompt(unchanged([*first, question]))
     assert continued.num_log_tokens > 0
-    other = sessions.prompt(as_it_came([*messages, question]), tools)
+    other = sessions.prompt(unchanged([*messages, question]), tools)
     assert other.num_log_tokens == 0
     assert other.tokens == encode_chat(tokenizer, [*messages, question], tools)

@@ -51,12 +51,12 @@ def test_every_span_was_seen() -> None:
 def test_requests_that_differ_in_a_span_have_equal_system_prompts(name: str) -> None:
     """Without the span both system prompts are one text; a clock's time stands behind the last question."""
     normalized = [normalize(conversation(span)) for span in SEEN[name]]
-    fate = next(span.fate for span in SPANS if span.name == name)
+    action = next(span.action for span in SPANS if span.name == name)
     for one, span in zip(normalized, SEEN[name], strict=True):
         assert one.messages[0].text == BEFORE + AFTER
         assert one.names == (name,)
         last = with_moved(one)[-1].text
-        assert last == ("?" if fate == "drop" else f"?\n\n{span.strip()}")
+        assert last == ("?" if action == "drop" else f"?\n\n{span.strip()}")
         assert with_moved(one)[:-1] == one.messages[:-1]
 
 
@@ -93,13 +93,13 @@ def test_message_of_nothing_but_a_span_goes_whole() -> None:
 def test_what_is_steady_stays(text: str) -> None:
     """Dates hold for a day, and talk about such lines is no such line."""
     messages = [Message("system", text), Message("user", "hi")]
-    assert normalize(messages) == NormalizedPrompt.as_it_came(messages)
+    assert normalize(messages) == NormalizedPrompt.unchanged(messages)
 
 
 def test_users_may_write_what_they_like() -> None:
     """Only system messages are touched."""
     messages = [Message("user", "".join(first for first, _ in SEEN.values()))]
-    assert normalize(messages) == NormalizedPrompt.as_it_came(messages)
+    assert normalize(messages) == NormalizedPrompt.unchanged(messages)
 
 
 def test_patterns_take_no_time_on_hostile_texts() -> None:

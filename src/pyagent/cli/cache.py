@@ -64,12 +64,12 @@ def _show_model(model: ModelCache) -> None:
 
 
 def _counts(pages: CachePages) -> str:
-    share = f"{pages.hit_tokens / pages.asked_tokens:.0%}" if pages.asked_tokens else "none"
+    share = f"{pages.hit_tokens / pages.queried_tokens:.0%}" if pages.queried_tokens else "none"
     num_bytes = pages.num_pages * pages.page_bytes
     return (
         f"{format_bytes(num_bytes)} of KV memory; {pages.used_pages} of {pages.num_pages} pages "
         f"used, {pages.cached_pages} cached, {pages.pinned_pages} pinned, {pages.retained_pages} retained, "
-        f"{pages.demoted_pages} demoted\n  hit rate: {share} of {pages.asked_tokens:,} prompt tokens; evicted: "
+        f"{pages.demoted_pages} demoted\n  hit rate: {share} of {pages.queried_tokens:,} prompt tokens; evicted: "
         f"{sum(pages.evictions.values()):,}; token logs: {format_bytes(pages.session_bytes)}"
     )
 

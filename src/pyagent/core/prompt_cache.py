@@ -1,7 +1,7 @@
-"""Looking into a backend's prompt cache, and keeping prompts there: the questions and the answers.
+"""Queries of a backend's prompt cache: view it, explain a prompt, pin and unpin prompts.
 
-Backends that compute prompts themselves may take these questions (`capabilities.query_cache`); others need not. The
-same values cross to an engine in a process of its own.
+Backends with a prompt cache of their own answer them (`capabilities.query_cache`). The same values cross to an engine
+in a process of its own.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pyagent.core.messages import CacheReport, ChatRequest
 
 
 class ViewCache(msgspec.Struct, frozen=True, tag=True):
-    """What is kept of these tenants? At most so many prompts of each model, last used first."""
+    """List the cached prompts of tenants, at most `limit` of each model, the last used first."""
 
     limit: int = 20
     tenants: tuple[str, ...] = ("",)
 
 
 class ExplainPrompt(msgspec.Struct, frozen=True, tag=True):
-    """How much of this request would be found, and why not more? Nothing is computed."""
+    """Report how much of a request's prompt is cached, and why not more. Computes nothing."""
 
     request: ChatRequest
 
 
 class PinPrompt(msgspec.Struct, frozen=True, tag=True):
-    """Compute what requests that begin with these messages have in common, and keep it under this name.
+    """Compute the common prefix of requests that begin with these messages, and pin it under a name.
 
-    It is the request's tenant's; that of `COMMON_TENANT` is found by all.
+    It belongs to the request's tenant; all tenants share what belongs to `COMMON_TENANT`.
     """
 
     name: str
@@ -35,7 +35,7 @@ class PinPrompt(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnpinPrompt(msgspec.Struct, frozen=True, tag=True):
-    """Keep what this tenant pinned under this name no longer than anything else."""
+    """Remove a tenant's pin; the prompt may be evicted again."""
 
     name: str
     tenant: str = ""
@@ -44,7 +44,7 @@ class UnpinPrompt(msgspec.Struct, frozen=True, tag=True):
 CacheQuery = ViewCache | ExplainPrompt | PinPrompt | UnpinPrompt
 
 
-class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
+class CachedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt in the cache, up to its last block. `state`: used, pinned, retained, demoted or cached.
 
     `key` is a hash of all its tokens (`engine.prefix_hash`).
@@ -72,25 +72,25 @@ class CachePages(msgspec.Struct, frozen=True, kw_only=True):
     retained_pages: int
     demoted_pages: int
     hit_tokens: int
-    asked_tokens: int
+    queried_tokens: int
     evictions: dict[str, int] = {}
     session_bytes: int = 0
 
 
 class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt cache of one model: pins and prompts of the tenants asked for.
+    """The prompt cache of one model: pins and prompts of the tenants in the query.
 
-    `pages` are counts of all tenants, and None for who may not know how much others ask.
+    `pages` are counts of all tenants; None for clients that may not know how much others use.
     """
 
     model: str
     pages: CachePages | None = None
     pins: dict[str, int] = {}
-    prompts: list[KeptPrompt] = []
+    prompts: list[CachedPrompt] = []
 
 
 class CacheQueryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: `models` for a view, `report` for an explanation, `num_tokens` kept by a pin or an unpin."""
+    """`models` of a view, `report` of an explanation, `num_tokens` that a pin holds or held."""
 
     models: list[ModelCache] = []
     report: CacheReport | None = None

@@ -179,15 +179,15 @@ class NativeBackend:
         """Take what the fleet knows of a prompt's future."""
         self.engine.hint(hint)
 
-    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
+    async def query_cache(self, query: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches of the models, or keep a prompt there."""
-        if isinstance(question, ExplainPrompt | PinPrompt):
+        if isinstance(query, ExplainPrompt | PinPrompt):
             asked = first_asked(
-                question.request, _ABILITIES, backend=self.name, unsupported=self._unsupported
+                query.request, _ABILITIES, backend=self.name, unsupported=self._unsupported
             )  # what is emulated is a part of the prompt
             asked = msgspec.structs.replace(asked, model=self._chosen(asked.model))
-            question = msgspec.structs.replace(question, request=asked)
-        return await self.engine.query_cache(question)
+            query = msgspec.structs.replace(query, request=asked)
+        return await self.engine.query_cache(query)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -87,7 +87,7 @@ class EngineClient(Protocol):
         """Take what the fleet knows of a prompt's future. Returns at once; hints are taken in order."""
         ...
 
-    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
+    async def query_cache(self, query: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches, or keep a prompt there."""
         ...
 
@@ -143,9 +143,9 @@ class LocalEngine(Shared):
             except Exception:
                 logger.exception("a hint failed: %s", hint.kind)
 
-    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
+    async def query_cache(self, query: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches, or keep a prompt there."""
-        return await run_cache_query(question, self)
+        return await run_cache_query(query, self)
 
     async def load(self, model: str) -> LoadedModel:
         """The model, loaded when it is not. Raises `ModelError` naming what is wrong with its file."""

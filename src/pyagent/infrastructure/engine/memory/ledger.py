@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
 
 Reclaim = Callable[[int], None]
-"""Free up to so many bytes at once, by releasing or shrinking reservations; return how many. May free none."""
+"""Free up to so many bytes at once, by releasing or shrinking reservations. May free none."""
 
 
 class Reservation:

@@ -53,7 +53,7 @@ class LoadedModel:
         self.sessions = Sessions(
             self.tokenizer, self.context_length, scope=options.session_scope, memory=memory.sessions
         )
-        normalized = normalize if options.normalizes_prompts else NormalizedPrompt.as_it_came
+        normalized = normalize if options.normalizes_prompts else NormalizedPrompt.unchanged
         self.prompts = ModelPrompts(
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
         )

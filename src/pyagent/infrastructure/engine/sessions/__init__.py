@@ -1,1 +1,1 @@
-"""Conversations as append-only token logs, prompt normalization, and what users may ask of the prompt cache."""
+"""Conversations as append-only token logs, prompt normalization, and queries, pins and hints of the prompt cache."""

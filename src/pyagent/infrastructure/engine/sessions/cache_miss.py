@@ -1,6 +1,6 @@
-"""Why a prompt was not found computed: the first token at which it left an earlier prompt, and where that came from.
+"""Why a prompt missed the prefix cache: the first token that differs from an earlier prompt, and its source.
 
-Compares token logs; knows no KV memory but how many tokens of the prompt were found in it.
+Compares token logs; of KV memory it knows only how many tokens of the prompt were cached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN_TOKENS, _SHOWN_CHARS = 24, 80
 
 
 def explain_miss(prompt: Prompt, num_cached: int, block_tokens: int, tokenizer: ModelTokenizer) -> CacheMiss | None:
-    """Where the prompt left what is computed; None when it found (`num_cached`) all that it could."""
+    """Return where the prompt differs from what is cached; None when all that could be cached is (`num_cached`)."""
     usable = (len(prompt.tokens) - 1) // block_tokens * block_tokens
     turns = (*((prompt.own,) if prompt.own else ()), *prompt.recent)
     if num_cached >= usable or not turns:
@@ -49,7 +49,7 @@ def _excerpt(tokenizer: ModelTokenizer, tokens: Sequence[int]) -> str:
 
 
 def _source(prompt: Prompt, position: int, tokenizer: ModelTokenizer) -> tuple[str, bool]:
-    """What the token at `position` was rendered from, and whether that is the text of a message."""
+    """Return what the token at `position` was rendered from, and whether that is the text of a message."""
     text = tokenizer.shown(prompt.tokens)
     at, end = len(tokenizer.shown(prompt.tokens[:position])), 0
     for place, message in zip(prompt.normalized.places, prompt.normalized.messages, strict=True):

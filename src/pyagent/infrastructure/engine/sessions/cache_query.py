@@ -1,4 +1,4 @@
-"""Answers questions about an engine's prompt caches; what has to be computed for them is asked for as any answer."""
+"""Run queries of an engine's prompt caches; a prompt to pin is computed by an ordinary request."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class _Engine(Protocol):
     def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]: ...
 
 
-async def run_cache_query(question: CacheQuery, engine: _Engine) -> CacheQueryResult:
-    """Answer with the models loaded; the model of a request is loaded when it is not."""
-    match question:
+async def run_cache_query(query: CacheQuery, engine: _Engine) -> CacheQueryResult:
+    """Return the result over the loaded models; the model of a request is loaded first."""
+    match query:
         case ViewCache(limit, tenants):
             loaded = engine.models.loaded().items()
             views = [await asyncio.to_thread(model.prompts.view, name, limit, tenants) for name, model in loaded]
@@ -43,7 +43,7 @@ async def run_cache_query(question: CacheQuery, engine: _Engine) -> CacheQueryRe
 
 
 async def _pin(name: str, request: ChatRequest, engine: _Engine) -> int:
-    """Have the prompt computed, by asking for one token after it; then keep what is there of it."""
+    """Compute the prompt by generating one token after it, then pin its blocks."""
     messages = list(request.messages)
     if not messages or messages[-1].role != "user":
         messages.append(Message("user", "."))

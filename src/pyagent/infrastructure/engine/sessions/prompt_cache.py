@@ -1,8 +1,8 @@
-"""One model's prompt cache as its users see it: hints are taken here, prompts pinned, misses explained, contents shown.
+"""One model's prompt cache: take hints, pin prompts, explain misses, list contents.
 
-Names and messages become tokens, which is all the block pool knows. A hint about something unknown is lost, and so is
-one that the pool has no use for: hints never fail. Safe from any thread; the pool has its own lock. Names belong to a
-tenant (`Origin.tenant`): no tenant ends, or sees, what another keeps.
+Turns names and messages into tokens, which is all that the block pool knows. A hint about an unknown session or run is
+ignored, as is one that the pool cannot use: hints never fail. Safe from any thread; the pool has its own lock. Names
+belong to a tenant (`Origin.tenant`): no tenant sees or unpins another's prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import CacheMiss, CacheReport, Hint, Message, Tool
-from pyagent.core.prompt_cache import CachePages, KeptPrompt, ModelCache
+from pyagent.core.prompt_cache import CachedPrompt, CachePages, ModelCache
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 Reason = Literal["cold", "evicted"]
-_MAX_BEGINNINGS = 64
+_MAX_PREFIXES = 64
 _OWN_BYTES = 350
-"""What a beginning and its place in the table take beside its tokens, as measured."""
+"""What an entry takes beside its tokens, as measured."""
 _SHOWN_CHARS = 60
 
 
@@ -48,23 +48,23 @@ class ModelPrompts:
         memory: Reservation,
         normalize: Callable[[Sequence[Message]], NormalizedPrompt],
     ) -> None:
-        """`normalize` is what becomes of a conversation before it is rendered; `memory` holds the beginnings' bytes."""
+        """`normalize` is applied to a conversation before it is rendered; `memory` reserves the bytes of prefixes."""
         self._tokenizer = tokenizer
         self._normalize = normalize
         self._sessions = sessions
         self._pool = runner.pool
         self._page_bytes = runner.info.page_bytes
         self._lock = threading.Lock()
-        self._beginnings: ByteBoundedLru[bytes, array[int]] = ByteBoundedLru(memory.try_resize, _MAX_BEGINNINGS)
+        self._prefixes: ByteBoundedLru[bytes, array[int]] = ByteBoundedLru(memory.try_resize, _MAX_PREFIXES)
         self._run_to_names: dict[tuple[str, str], set[str]] = {}
         self._pins: dict[tuple[str, str], int] = {}
 
     # -- hints --------------------------------------------------------------------------------------------------------
 
     def take(self, hint: Hint) -> None:
-        """Take a hint. May render and tokenise."""
+        """Apply a hint. May render and tokenise."""
         if hint.run:
-            self._take_of_run(hint)
+            self._apply_to_run(hint)
             return
         tokens, tenant = self._sessions.tokens_of(hint.session, hint.tenant), hint.tenant
         name = _session_name(tenant, hint.session)
@@ -73,15 +73,15 @@ class ModelPrompts:
                 self._pool.retain(name, tokens, tenant=tenant, expected_seconds=hint.expected_seconds)
             case "demote" if tokens:
                 self._pool.forget(name)
-                num_kept = len(self._beginning_or_none(hint.messages, hint.tenant))
-                self._pool.demote(tokens, keep_tokens=num_kept, tenant=tenant)
+                num_prefix = len(self._prefix_or_none(hint.messages, hint.tenant))
+                self._pool.demote(tokens, keep_tokens=num_prefix, tenant=tenant)
             case _:
                 self._pool.forget(name)
 
-    def _take_of_run(self, hint: Hint) -> None:
-        """A hint about what a run's prompts begin with, or about the whole run."""
+    def _apply_to_run(self, hint: Hint) -> None:
+        """Apply a hint about the prefix of a run's prompts, or about the whole run."""
         if hint.messages and hint.kind == "retain":
-            tokens = self._beginning_or_none(hint.messages, hint.tenant)
+            tokens = self._prefix_or_none(hint.messages, hint.tenant)
             name = f"run {hint.tenant}/{hint.run} {conversation_keys(hint.messages, ())[-1].hex()}"
             self._pool.retain(name, tokens, tenant=hint.tenant, expected_seconds=hint.expected_seconds)
             with self._lock:
@@ -94,39 +94,39 @@ class ModelPrompts:
             for name in names:
                 self._pool.forget(name)
 
-    def _beginning_or_none(self, messages: Sequence[Message], tenant: str) -> list[int]:
+    def _prefix_or_none(self, messages: Sequence[Message], tenant: str) -> list[int]:
         try:
-            return self._beginning(messages, (), tenant) if messages else []
+            return self._prefix(messages, (), tenant) if messages else []
         except RequestError:
             return []
 
-    def _beginning(self, messages: Sequence[Message], tools: Sequence[Tool], tenant: str) -> list[int]:
-        """The tokens that all of a tenant's conversations beginning with these messages have in common."""
+    def _prefix(self, messages: Sequence[Message], tools: Sequence[Tool], tenant: str) -> list[int]:
+        """Return the tokens common to all of a tenant's conversations that begin with these messages."""
         messages = self._normalize(messages).messages
         key = conversation_keys(messages, tools, tenant)[-1]
         with self._lock:
-            if (known := self._beginnings.get(key)) is not None:
+            if (known := self._prefixes.get(key)) is not None:
                 return known.tolist()
-        is_asked = bool(messages) and messages[-1].role == "user"
-        follows = [Message("assistant" if is_asked else "user", text) for text in "ab"]
-        question = [Message("user", ".")] if is_asked else []
+        ends_with_question = bool(messages) and messages[-1].role == "user"
+        follows = [Message("assistant" if ends_with_question else "user", text) for text in "ab"]
+        question = [Message("user", ".")] if ends_with_question else []
         rendered = [self._tokenizer.render_chat([*messages, follow, *question], tools) for follow in follows]
         first, second = (self._tokenizer.encode_rendered(text, tenant) for text in rendered)
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
         tokens = [token for token, _ in alike]
         compact = array("I", tokens)
         with self._lock:
-            self._beginnings.put(key, compact, _OWN_BYTES + compact.itemsize * len(compact))
+            self._prefixes.put(key, compact, _OWN_BYTES + compact.itemsize * len(compact))
         return tokens
 
-    # -- for people ---------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def pin(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], tenant: str) -> int:
-        """Keep what is computed of the beginning that these messages make; returns how many tokens that are.
+        """Pin the cached blocks of the prefix that these messages make; return how many tokens they hold.
 
-        Raises `RequestError` when they fill no block, `CapacityError` when too much is pinned already.
+        Raises `RequestError` when the messages fill no block, `CapacityError` when too much is pinned already.
         """
-        tokens = self._beginning(messages, tools, tenant)
+        tokens = self._prefix(messages, tools, tenant)
         if len(tokens) < BLOCK_TOKENS:
             text = (
                 f"the messages have {len(tokens)} tokens, less than a block of {BLOCK_TOKENS}: there is nothing to pin"
@@ -141,18 +141,18 @@ class ModelPrompts:
         return num_tokens
 
     def forget_pins(self) -> None:
-        """What was pinned is not there any more."""
+        """Drop all pins, after the pool was emptied."""
         with self._lock:
             self._pins.clear()
 
     def unpin(self, name: str, tenant: str) -> int:
-        """End a tenant's pin; returns how many tokens it kept."""
+        """Remove a tenant's pin; return how many tokens it held."""
         with self._lock:
             self._pool.unpin(f"{tenant}/{name}")
             return self._pins.pop((tenant, name), 0)
 
     def explain(self, prompt: Prompt) -> CacheReport:
-        """What a request with this prompt would find now."""
+        """Return what a request with this prompt would find in the cache now."""
         num_cached, _, reason = self._pool.explain(prompt.tokens, tenant=prompt.tenant)
         miss = explain_miss(prompt, num_cached, BLOCK_TOKENS, self._tokenizer)
         if miss is None and reason in {"cold", "evicted"}:
@@ -168,7 +168,7 @@ class ModelPrompts:
         )
 
     def view(self, model: str, limit: int, tenants: Sequence[str]) -> ModelCache:
-        """What is kept now: counts of all, texts and names of these tenants."""
+        """Return what is cached now: counts of all tenants, texts and names of the given ones."""
         stats = self._pool.stats()
         with self._lock:
             pins = {name: num_tokens for (tenant, name), num_tokens in self._pins.items() if tenant in tenants}
@@ -181,16 +181,16 @@ class ModelPrompts:
             retained_pages=stats.retained,
             demoted_pages=stats.demoted,
             hit_tokens=stats.hits_tokens,
-            asked_tokens=stats.queried_tokens,
+            queried_tokens=stats.queried_tokens,
             evictions=stats.evictions_by_cause,
             session_bytes=self._sessions.num_bytes,
         )
         prompts = [self._shown(prefix) for prefix in self._pool.prefixes(limit, tenants=tenants)]
         return ModelCache(model=model, pages=pages, pins=pins, prompts=prompts)
 
-    def _shown(self, prefix: _rust.CachedPrefix) -> KeptPrompt:
+    def _shown(self, prefix: _rust.CachedPrefix) -> CachedPrompt:
         text = self._tokenizer.shown(prefix.tokens)
-        return KeptPrompt(
+        return CachedPrompt(
             key=prefix.key,
             begins=text[:_SHOWN_CHARS],
             ends=text[-_SHOWN_CHARS:],
@@ -204,5 +204,5 @@ class ModelPrompts:
 
 
 def _session_name(tenant: str, session: str) -> str:
-    """What a conversation is retained as; a tenant's name has no slash."""
+    """Return the name a conversation is retained under; a tenant's name has no slash."""
     return f"session {tenant}/{session}"

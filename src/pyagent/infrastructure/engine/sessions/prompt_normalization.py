@@ -1,8 +1,8 @@
-"""Spans in system prompts that change with every request and so end every prefix that comes after them.
+"""Prompt normalization: take spans that change with every request out of system prompts, so that prefixes match.
 
-Popular clients write counters and clocks near the start of their system prompts. What says nothing to a model is taken
-out; a clock's time is put behind the last question instead, where everything is new anyway. Dates without a time hold
-for a day and stay. Pure: messages in, messages out; only system messages are looked at.
+Popular clients write counters and clocks near the start of their system prompts. A span without meaning to a model is
+dropped; a clock's time is moved behind the last user message, where the prompt is new anyway. Dates without a time hold
+for a day and stay. Pure: messages in, messages out; only system messages are changed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TIME = r"\d{1,2}:\d{2}[^\n]{0,40}"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span some client writes: how it reads, what becomes of it, and why; `source` is where it was reported."""
+    """A span that a client writes: its pattern, whether it is dropped or moved, why, and where it was reported."""
 
     name: str
     pattern: re.Pattern[str]
-    fate: Literal["drop", "move"]
+    action: Literal["drop", "move"]
     reason: str
     source: str
 
@@ -78,9 +78,9 @@ SPANS = (
 
 @dataclass(frozen=True, slots=True)
 class NormalizedPrompt:
-    """A conversation without such spans. `moved` is to stand behind the last question; `names` are the spans found.
+    """A conversation without changing spans. `moved` goes behind the last user message; `names` are the spans found.
 
-    `places` has for each message left its place in the conversation as it came.
+    `places` has the index of each remaining message in the conversation as the client sent it.
     """
 
     messages: Sequence[Message]
@@ -89,48 +89,48 @@ class NormalizedPrompt:
     names: tuple[str, ...] = ()
 
     @classmethod
-    def as_it_came(cls, messages: Sequence[Message]) -> NormalizedPrompt:
-        """The conversation with nothing taken out or moved."""
+    def unchanged(cls, messages: Sequence[Message]) -> NormalizedPrompt:
+        """Return the conversation as it is."""
         return cls(messages, range(len(messages)))
 
 
-NOTHING = NormalizedPrompt.as_it_came(())
+NOTHING = NormalizedPrompt.unchanged(())
 
 
 def normalize(messages: Sequence[Message]) -> NormalizedPrompt:
-    """The conversation without the spans of `SPANS`; a system message of nothing else goes whole."""
-    kept, places, moved, names = list[Message](), list[int](), list[str](), list[str]()
+    """Return the conversation without the spans of `SPANS`, and without system messages that hold nothing else."""
+    remaining, places, moved, names = list[Message](), list[int](), list[str](), list[str]()
     for place, message in enumerate(messages):
         if message.role not in {"system", "developer"} or not message.text:
-            kept.append(message)
+            remaining.append(message)
             places.append(place)
             continue
         text = message.text
         for span in SPANS:
             text = _without(text, span, moved, names)
         if text:
-            kept.append(message if text == message.text else msgspec.structs.replace(message, content=text))
+            remaining.append(message if text == message.text else msgspec.structs.replace(message, content=text))
             places.append(place)
-    if not kept or not names:
-        return NormalizedPrompt.as_it_came(messages)
-    return NormalizedPrompt(kept, places, "\n".join(moved), tuple(dict.fromkeys(names)))
+    if not remaining or not names:
+        return NormalizedPrompt.unchanged(messages)
+    return NormalizedPrompt(remaining, places, "\n".join(moved), tuple(dict.fromkeys(names)))
 
 
 def _without(text: str, span: Span, moved: list[str], names: list[str]) -> str:
-    """The text without a span; what is found of it goes to the lists."""
+    """Return the text without a span; append what was found to the lists."""
     for found in span.pattern.findall(text):
         names.append(span.name)
-        if span.fate == "move":
+        if span.action == "move":
             moved.append(found.strip())
     return span.pattern.sub("", text)
 
 
 def with_moved(normalized: NormalizedPrompt) -> Sequence[Message]:
-    """The messages with the moved text behind the last question, when there is one."""
+    """Return the messages with the moved text behind the last user message, where there is one."""
     messages = normalized.messages
-    asked = [place for place, message in enumerate(messages) if message.role == "user"]
-    if not normalized.moved or not asked:
+    questions = [place for place, message in enumerate(messages) if message.role == "user"]
+    if not normalized.moved or not questions:
         return messages
-    question = messages[asked[-1]]
-    told = msgspec.structs.replace(question, content=f"{question.text}\n\n{normalized.moved}")
-    return [*messages[: asked[-1]], told, *messages[asked[-1] + 1 :]]
+    question = messages[questions[-1]]
+    extended = msgspec.structs.replace(question, content=f"{question.text}\n\n{normalized.moved}")
+    return [*messages[: questions[-1]], extended, *messages[questions[-1] + 1 :]]

@@ -1,7 +1,7 @@
-"""What the engine's processes computed of conversations, kept on this side for the next process.
+"""Turns of conversations that earlier engine processes computed, for the next process to replay.
 
-A process that dies takes its conversations' token logs with it. The last answered turns are kept here, within a bound;
-a request that follows one of another process takes the turn along, so that its prompt is the tokens it would have been.
+A process that dies takes its token logs with it. The last answered turns are stored here, within a bound; a request
+that continues a turn of another process is sent with that turn, so that its prompt has the tokens it would have had.
 Knows messages and tokens, neither tokenizers nor processes. Used by one thread.
 """
 
@@ -18,7 +18,7 @@ _MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Entry:
     turn: PastTurn
     process_id: int
 
@@ -28,38 +28,38 @@ class _Kept:
 
 
 class ReplayStore:
-    """Answered turns by conversation; those used longest ago go first."""
+    """Answered turns by conversation; the least recently used are evicted first."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._turns: ByteBoundedLru[bytes, _Kept] = ByteBoundedLru(lambda num_bytes: num_bytes <= max_bytes)
+        self._turns: ByteBoundedLru[bytes, _Entry] = ByteBoundedLru(lambda num_bytes: num_bytes <= max_bytes)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all turns."""
+        """Return the bytes of all turns."""
         return self._turns.num_bytes
 
-    def keep(self, request: ChatRequest, prompt: bytes, tokens: tuple[int, ...], answer: str, process_id: int) -> None:
-        """A request was answered in a process."""
+    def put(self, request: ChatRequest, prompt: bytes, tokens: tuple[int, ...], answer: str, process_id: int) -> None:
+        """Store the turn of a request that a process answered."""
         if not request.messages:
             return
         answer = request.assistant_prefix + request.answer_prefix + answer
         key = _key(request, next_key(_keys(request)[-1], Message("assistant", answer)))
-        kept = _Kept(
+        entry = _Entry(
             PastTurn(
                 len(request.messages) + 1, prompt, tokens, answer, request.assistant_prefix, request.answer_prefix
             ),
             process_id,
         )
-        self._turns.put(key, kept, kept.num_bytes)
+        self._turns.put(key, entry, entry.num_bytes)
 
     def before(self, request: ChatRequest, process_id: int) -> PastTurn | None:
-        """The longest turn that a request follows, when another process computed it."""
+        """Return the longest turn that a request continues, when another process computed it."""
         if not self._turns:
             return None
         for key in reversed(_keys(request)[:-1]):
-            kept = self._turns.get(_key(request, key))
-            if kept is not None:
-                return None if kept.process_id == process_id else kept.turn
+            entry = self._turns.get(_key(request, key))
+            if entry is not None:
+                return None if entry.process_id == process_id else entry.turn
         return None
 
 
@@ -68,5 +68,5 @@ def _keys(request: ChatRequest) -> list[bytes]:
 
 
 def _key(request: ChatRequest, key: bytes) -> bytes:
-    """A conversation is one with one model, of one session."""
+    """Return a conversation's key, for one model and one session."""
     return key + f"{request.model}\0{request.session or ''}".encode(errors="surrogatepass")

@@ -1,16 +1,16 @@
 """Conversations as append-only token logs: a follow-up request adds its new turn to what was computed before.
 
-For each answered request a `Turn` keeps the tokens of prompt and answer, after those of the turn it followed. A
-request whose messages begin with those of a turn, the answer as it was sent included, takes the turn's tokens over and
-renders only what follows. So a prompt is a token prefix of the next one by construction: also where tokenising the
-answer's text again would give other ids, and where the chat template rewrites history.
+For each answered request a `Turn` holds the tokens of prompt and answer, after those of its parent turn. A request
+whose messages begin with those of a turn, the answer as it was sent included, reuses the turn's tokens and renders only
+the new messages. So a prompt is a token prefix of the next one by construction: also where tokenising the answer's text
+again would give other ids, and where the chat template rewrites history.
 
-What follows is rendered in one of two ways. When the template's text of the whole conversation begins with the turn's
-text, it is the rest of it. Else it is what the template makes of the new messages after a stand-in for the
-conversation. Where neither is sound, the conversation is rendered whole, and `Prompt.note` says so.
+New messages are rendered in one of two ways. When the template's text of the whole conversation begins with the turn's
+text, the rest of it is new. Else the template renders the new messages after a stand-in for the conversation. Where
+neither is sound, the conversation is rendered whole, and `Prompt.note` says so.
 
-Knows tokenizers and messages, no KV memory. Invariants: a turn is given up before those it followed; whatever is found
-for a request is of its own tenant (`Origin.tenant`).
+Knows tokenizers and messages, no KV memory. Invariants: a turn is evicted before its ancestors; a request finds turns
+of its own tenant only (`Origin.tenant`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_BYTES = 32 << 20
 _NUM_RECENT = 32
-"""Turns a prompt is compared with to say where it left what was computed before."""
+"""Turns that a prompt is compared with to explain a cache miss."""
 _ANSWER = "\ue100\ue101"
-"""Stands for the answer in the stand-in conversation; private-use characters that texts do not have."""
+"""The answer of the stand-in conversation: private-use characters that texts do not have."""
 _UNSOUND = "the template does not render new messages apart from the conversation"
 _SHORTENED = "the conversation's log comes near the model's context, and its text anew is shorter"
 
@@ -47,7 +47,7 @@ class Prompt:
     """A request's tokens, `num_log_tokens` of them from its conversation's log, those of `turn`.
 
     `note` says why a conversation with a log was rendered whole. `own` is the session's last turn, `recent` are the
-    tenant's recorded last before. A prompt without `key` is no conversation.
+    tenant's last recorded turns. A prompt without `key` is no conversation.
     """
 
     tokens: list[int]
@@ -68,11 +68,11 @@ NO_PROMPT = Prompt([])
 
 
 class Sessions:
-    """The token logs of one model's conversations, within `max_bytes`; the least recently used go first.
+    """The token logs of one model's conversations, within `max_bytes`; the least recently used are evicted first.
 
-    With a reservation, their bytes are held there first; where it cannot grow, older logs make room for new ones.
-    `context_length` is the most tokens a prompt may have. `scope` says which conversations are found: all (`auto`),
-    those with a name, or none. Any thread may call.
+    With `memory`, their bytes are reserved first; where the reservation cannot grow, older logs are evicted for new
+    ones. `context_length` is the most tokens of a prompt. `scope` decides which conversations are continued: all
+    (`auto`), those with a name, or none. Safe from any thread.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Sessions:
     def prompt(
         self, normalized: NormalizedPrompt, tools: Sequence[Tool] = (), session: str = "", tenant: str = ""
     ) -> Prompt:
-        """The tokens of a tenant's request. Raises `RequestError` when the template refuses the conversation."""
+        """Return the prompt of a tenant's request. Raises `RequestError` when the template refuses the conversation."""
         keys = conversation_keys(normalized.messages, tools, tenant)
         turn, own, recent = self._look_up(keys, session, tenant)
-        asked = Prompt(
+        empty = Prompt(
             [],
             key=keys[-1],
             session=session,
@@ -112,46 +112,46 @@ class Sessions:
             own=own,
             recent=recent,
         )
-        told = with_moved(normalized)
+        messages = with_moved(normalized)
         if turn is None:
-            return self._anew(told, tools, asked)
-        continued = self._continued(turn, told, tools, asked)
+            return self._rendered_whole(messages, tools, empty)
+        continued = self._continued(turn, messages, tools, empty)
         if continued is None:
-            return self._anew(told, tools, replace(asked, note=_UNSOUND))
+            return self._rendered_whole(messages, tools, replace(empty, note=_UNSOUND))
         limit, num_tokens = self._context_length, len(continued.tokens)
         if num_tokens <= limit * 3 // 4 or (continued.text is not None and continued.text.is_whole):
             return continued
-        shorter = self._anew(told, tools, replace(asked, note=_SHORTENED))
+        shorter = self._rendered_whole(messages, tools, replace(empty, note=_SHORTENED))
         is_needed = len(shorter.tokens) < limit <= num_tokens
         return shorter if is_needed or num_tokens - len(shorter.tokens) >= limit // 8 else continued
 
-    def record(self, prompt: Prompt, answer: str, drawn: Sequence[int]) -> None:
-        """An answer was sent: `answer` as the client has it, `drawn` all tokens drawn for it, its end token not."""
+    def record(self, prompt: Prompt, answer: str, sampled: Sequence[int]) -> None:
+        """Record an answer: its text as the client got it, and all tokens sampled for it but the end token."""
         if prompt.text is None or self._scope == "off" or (self._scope == "named" and not prompt.session):
             return
-        kept, rest = self._as_sent(answer, drawn)
-        tokens = array("I", [*prompt.tokens[prompt.num_log_tokens :], *kept])
+        whole, rest = self._as_sent(answer, sampled)
+        tokens = array("I", [*prompt.tokens[prompt.num_log_tokens :], *whole])
         tokens.extend(self._tokenizer.encode_continuation(rest) if rest else ())
         key = next_key(prompt.key, Message("assistant", answer))
         text = prompt.text.plus(self._tokenizer.markers.parted_answer(answer))
         turn = Turn(
             key, prompt.turn, tokens, len(prompt.normalized.messages) + 1, prompt.tools_key, text, prompt.tenant
         )
-        self._keep(turn, prompt.session)
+        self._store(turn, prompt.session)
 
     def tokens_of(self, session: str, tenant: str = "") -> list[int]:
-        """All tokens of a session's last turn; none when it is not known."""
+        """Return all tokens of a session's last turn; none for an unknown session."""
         with self._lock:
             turn = self._session_to_turn.get((tenant, session))
         return turn.all_tokens() if turn else []
 
     def names(self, beginning: str, tenant: str = "") -> list[str]:
-        """The tenant's sessions whose names begin like this."""
+        """Return the tenant's sessions whose names begin with `beginning`."""
         with self._lock:
             return [name for owner, name in self._session_to_turn if owner == tenant and name.startswith(beginning)]
 
     def names_of(self, tokens: Sequence[int], tenant: str = "") -> list[str]:
-        """The tenant's sessions whose last turns begin with these tokens."""
+        """Return the tenant's sessions whose last turns begin with `tokens`."""
         wanted = array("I", tokens)
         with self._lock:
             turns = [(name, turn) for (owner, name), turn in self._session_to_turn.items() if owner == tenant]
@@ -159,14 +159,15 @@ class Sessions:
 
     # -- rendering ----------------------------------------------------------------------------------------------------
 
-    def _anew(self, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt) -> Prompt:
+    def _rendered_whole(self, messages: Sequence[Message], tools: Sequence[Tool], empty: Prompt) -> Prompt:
         text = self._tokenizer.render_chat(messages, tools)
-        return replace(asked, tokens=self._tokenizer.encode_rendered(text, asked.tenant), text=RenderedText.of(text))
+        tokens = self._tokenizer.encode_rendered(text, empty.tenant)
+        return replace(empty, tokens=tokens, text=RenderedText.of(text))
 
     def _continued(
-        self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool], asked: Prompt
+        self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool], empty: Prompt
     ) -> Prompt | None:
-        """The turn's tokens and those of what follows; None when neither way to render that is sound."""
+        """Return the turn's tokens and those of the new messages; None when neither way to render them is sound."""
         whole = self._tokenizer.render_chat(messages, tools) if turn.text.is_whole else ""
         if whole and turn.text.begins(whole):
             added, text = whole[turn.text.num_chars :], RenderedText.of(whole)
@@ -177,39 +178,39 @@ class Sessions:
             return None
         log = turn.all_tokens()
         tokens = log + self._tokenizer.encode_continuation(added)
-        return replace(asked, tokens=tokens, num_log_tokens=len(log), turn=turn, text=text)
+        return replace(empty, tokens=tokens, num_log_tokens=len(log), turn=turn, text=text)
 
     def _after_stand_in(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """What the template writes for messages that follow an answer; nothing when that cannot be told."""
+        """Return what the template renders for messages after an answer; nothing when that cannot be found out."""
         stand_in = [Message("user", "."), Message("assistant", _ANSWER)]
         try:
             text = self._tokenizer.render_chat([*stand_in, *messages], tools)
         except (RequestError, ModelError):
             return ""
         _, _, added = text.partition(_ANSWER)
-        asked = (self._tokenizer.markers.parted(message.text) for message in messages if message.role != "assistant")
-        return added if _ANSWER not in added and _are_in(added, asked) else ""
+        texts = (self._tokenizer.markers.parted(message.text) for message in messages if message.role != "assistant")
+        return added if _ANSWER not in added and _are_in(added, texts) else ""
 
-    def _as_sent(self, answer: str, drawn: Sequence[int]) -> tuple[Sequence[int], str]:
-        """The drawn tokens that lie whole in what was sent, and the rest of it: a stop text may have cut a token."""
-        if self._tokenizer.decode(drawn) == answer:
-            return drawn, ""
-        sent, num_bytes, num_kept = answer.encode(errors="surrogatepass"), 0, 0
-        for index, data in enumerate(self._tokenizer.spoken_bytes(drawn)):
+    def _as_sent(self, answer: str, sampled: Sequence[int]) -> tuple[Sequence[int], str]:
+        """Return the sampled tokens that are whole in the text sent, and its rest, where a stop string cut a token."""
+        if self._tokenizer.decode(sampled) == answer:
+            return sampled, ""
+        sent, num_bytes, num_whole = answer.encode(errors="surrogatepass"), 0, 0
+        for index, data in enumerate(self._tokenizer.spoken_bytes(sampled)):
             if not sent.startswith(data, num_bytes):
                 break
             num_bytes += len(data)
             if num_bytes == len(sent) or sent[num_bytes] & 0xC0 != 0x80:  # not inside a character
-                num_kept = index + 1
-        num_bytes = sum(map(len, self._tokenizer.spoken_bytes(drawn[:num_kept])))
-        return drawn[:num_kept], sent[num_bytes:].decode(errors="surrogatepass")
+                num_whole = index + 1
+        num_bytes = sum(map(len, self._tokenizer.spoken_bytes(sampled[:num_whole])))
+        return sampled[:num_whole], sent[num_bytes:].decode(errors="surrogatepass")
 
-    # -- keeping ------------------------------------------------------------------------------------------------------
+    # -- storage -----------------------------------------------------------------------------------------------------
 
     def _look_up(
         self, keys: Sequence[bytes], session: str, tenant: str
     ) -> tuple[Turn | None, Turn | None, tuple[Turn, ...]]:
-        """The turn most of a conversation's messages lead to, though not all; the session's last; the tenant's last."""
+        """Return the longest turn a conversation continues, the session's last turn, and the tenant's last turns."""
         with self._lock:
             own = self._session_to_turn.get((tenant, session))
             turn = self._longest(keys, own)
@@ -218,7 +219,7 @@ class Sessions:
             return turn, own, tuple(reversed(self._recent.get(tenant, ())))
 
     def _longest(self, keys: Sequence[bytes], own: Turn | None) -> Turn | None:
-        """The longest of the session's own turns and of those with equal messages; when they are even, its own."""
+        """Return the longest of the session's own turns and of those with equal messages; of equal ones, its own."""
         turns = own.lineage() if own is not None else ()
         named = next((t for t in turns if t.num_messages < len(keys) - 1 and keys[t.num_messages] == t.key), None)
         if self._scope != "auto":
@@ -226,16 +227,16 @@ class Sessions:
         known = next((self._key_to_turn[key] for key in reversed(keys[:-1]) if key in self._key_to_turn), None)
         return named if known is None or (named and named.num_messages >= known.num_messages) else known
 
-    def _keep(self, turn: Turn, session: str) -> None:
+    def _store(self, turn: Turn, session: str) -> None:
         with self._lock:
             known = self._key_to_turn.get(turn.key)
             if known is not None and known.parent is turn.parent and known.tokens == turn.tokens:
                 turn = known
             else:
                 self._key_to_turn[turn.key] = turn
-                for kept in turn.lineage():
-                    self.num_bytes += 0 if kept in self._turns else kept.num_bytes
-                    self._turns[kept] = None
+                for stored in turn.lineage():
+                    self.num_bytes += 0 if stored in self._turns else stored.num_bytes
+                    self._turns[stored] = None
             if session:
                 self._name(turn, session)
             self._touch(turn)
@@ -250,7 +251,7 @@ class Sessions:
                 self._drop(self._turns.popitem(last=False)[0])
 
     def _has_room(self) -> bool:
-        """Whether what is kept is within the limit, and held in the ledger."""
+        """Whether the turns are within the limit, and reserved in the ledger."""
         is_within = self.num_bytes <= self._max_bytes
         return is_within and (self._memory is None or self._memory.try_resize(self.num_bytes))
 
@@ -262,7 +263,7 @@ class Sessions:
         self._session_to_turn[turn.tenant, session] = turn
 
     def _touch(self, turn: Turn) -> None:
-        for used in turn.lineage():  # the oldest last, so that it outlives those that followed it
+        for used in turn.lineage():  # the oldest last, so that it outlives its descendants
             self._turns.move_to_end(used)
 
     def _drop(self, turn: Turn) -> None:
@@ -276,7 +277,7 @@ class Sessions:
 
 
 def _are_in(text: str, parts: Iterable[str]) -> bool:
-    """Whether a text has all of these in it in order, as they are or as JSON has them."""
+    """Whether a text has all parts in it in order, as they are or as JSON escapes them."""
     start = 0
     for part in map(str.strip, parts):
         forms = (part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1])

@@ -1,7 +1,7 @@
-"""Turns of conversations: what was rendered and computed up to an answer, and how conversations are told apart.
+"""Turns of conversations: what was rendered and computed up to an answer, and the keys that identify them.
 
-A conversation's beginnings have keys: hashes of the tools and the messages up to there. Values only; which turns are
-kept is `sessions`' business.
+Each prefix of a conversation has a key: a hash of the tools and the messages up to there. Values only; `sessions`
+stores and evicts turns.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 from pyagent.core.messages import Message, Tool
 
 _OWN_BYTES = 1250
-"""What a turn, its places in tables and its session's name take beside its tokens, as measured."""
+"""What a turn, its table entries and its session's name take beside its tokens, as measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedText:
-    """A rendered text, by length and hash. `is_whole`: it is what the template makes of the whole conversation."""
+    """A rendered text, by length and hash. `is_whole`: the template rendered the whole conversation at once."""
 
     num_chars: int
     hasher: blake2b
@@ -29,7 +29,7 @@ class RenderedText:
 
     @classmethod
     def of(cls, text: str) -> RenderedText:
-        """What the template makes of a whole conversation."""
+        """Return the text of a conversation that was rendered whole."""
         return cls(len(text), blake2b(text.encode(errors="surrogatepass"), digest_size=16), is_whole=True)
 
     def begins(self, text: str) -> bool:
@@ -37,7 +37,7 @@ class RenderedText:
         return RenderedText.of(text[: self.num_chars]).hasher.digest() == self.hasher.digest()
 
     def plus(self, text: str, *, is_whole: bool = True) -> RenderedText:
-        """This text with another after it."""
+        """Return this text with another appended."""
         hasher = self.hasher.copy()
         hasher.update(text.encode(errors="surrogatepass"))
         return RenderedText(self.num_chars + len(text), hasher, self.is_whole and is_whole)
@@ -45,7 +45,7 @@ class RenderedText:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A conversation up to an answer: the turn it followed, and the tokens since. `key` tells tenants apart."""
+    """A conversation up to an answer: its parent turn, and the tokens since. `key` differs between tenants."""
 
     key: bytes
     parent: Turn | None
@@ -58,23 +58,23 @@ class Turn:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its own, about."""
+        """Return about how much memory it takes without its parents."""
         return _OWN_BYTES + len(self.tokens) * self.tokens.itemsize
 
     @property
     def num_tokens(self) -> int:
-        """Tokens from the conversation's start."""
+        """Return the number of tokens from the conversation's start."""
         return sum(len(turn.tokens) for turn in self.lineage())
 
     def lineage(self) -> Iterator[Turn]:
-        """This turn and those it followed, newest first."""
+        """Yield this turn and its ancestors, newest first."""
         turn: Turn | None = self
         while turn is not None:
             yield turn
             turn = turn.parent
 
     def num_common(self, tokens: array[int]) -> int:
-        """Tokens that this conversation and these begin with alike."""
+        """Return the length of the common prefix of this conversation and `tokens`."""
         start = 0
         for segment in (turn.tokens for turn in reversed([*self.lineage()])):
             part = tokens[start : start + len(segment)]
@@ -85,12 +85,12 @@ class Turn:
         return start
 
     def all_tokens(self) -> list[int]:
-        """The tokens from the conversation's start."""
+        """Return the tokens from the conversation's start."""
         return [token for turn in reversed([*self.lineage()]) for token in turn.tokens]
 
 
 def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool], tenant: str = "") -> list[bytes]:
-    """The key of each beginning of a tenant's conversation, from none of its messages to all."""
+    """Return the key of each prefix of a tenant's conversation, from none of its messages to all."""
     keys = [blake2b(msgspec.json.encode((tenant, tools)), digest_size=16).digest()]
     for message in messages:
         keys.append(next_key(keys[-1], message))
@@ -98,7 +98,7 @@ def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool], tenant
 
 
 def next_key(key: bytes, message: Message) -> bytes:
-    """The key of a conversation with one message more."""
-    text = message.text.strip() if message.role == "assistant" else message.text  # clients trim what they were sent
-    said = (message.role, text, message.name, message.tool_calls, message.tool_call_id)
-    return blake2b(key + msgspec.json.encode(said), digest_size=16).digest()
+    """Return the key of a conversation with one more message."""
+    text = message.text.strip() if message.role == "assistant" else message.text  # clients trim answers
+    fields = (message.role, text, message.name, message.tool_calls, message.tool_call_id)
+    return blake2b(key + msgspec.json.encode(fields), digest_size=16).digest()

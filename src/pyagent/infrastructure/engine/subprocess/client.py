@@ -113,11 +113,11 @@ class ProcessEngine(Shared):
             with contextlib.suppress(RequestError):
                 self.supervisor.call(TakeHint(hint))
 
-    async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
+    async def query_cache(self, query: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches, or keep a prompt there."""
-        if isinstance(question, ViewCache | UnpinPrompt) and not self.supervisor.is_started:
+        if isinstance(query, ViewCache | UnpinPrompt) and not self.supervisor.is_started:
             return CacheQueryResult()
-        raw = await asyncio.wrap_future(self.supervisor.call(QueryCache(question)))
+        raw = await asyncio.wrap_future(self.supervisor.call(QueryCache(query)))
         return _query_codec.decode(raw)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:

@@ -317,7 +317,7 @@ class Supervisor:
             self._requests.remove(request)
             if error is None and request.is_single and self.status.process_id is not None:
                 tokens, process_id = tuple(request.tokens), self.status.process_id
-                self._turns.keep(request.request, request.prompt, tokens, request.text, process_id)
+                self._turns.put(request.request, request.prompt, tokens, request.text, process_id)
             self._emit(request, error)
 
     def _abort(self, request: InFlightRequest) -> None:
