@@ -13,7 +13,7 @@ from support.tiny_model import CONTROL_TOKENS, vocabulary
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler, told_briefly
-from pyagent.infrastructure.engine.grammar.references import check_references
+from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -181,6 +181,10 @@ OBJECT_OF_ITSELF: JsonObject = {"type": "object", "properties": {"next": {"$ref"
         ({"properties": {"a": {"$ref": "#/$defs/0/1"}}, "$defs": [[1]]}, "at #/properties/a: $ref"),
         ({"$ref": "https://example.org/schema"}, "$ref to https://example.org/schema is outside the schema"),
         ({"properties": {"a": {"not": {}}}}, "are not supported; leave them out (#/properties/a/not)"),
+        (
+            {"properties": {"a": {"properties": {str(n): {} for n in range(500)}}}},
+            "at #/properties/a: an object takes up",
+        ),
         ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, "use anyOf"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no value follows the schema: incompatible types"),
     ],
@@ -222,9 +226,9 @@ def test_long_chains_of_references_are_followed_at_once(compiler: GrammarCompile
     """5,000 definitions, each of which refers to the one before and is spelled in its own way, take no second."""
     names = [f"d{number}" for number in range(5000)]
     defs: JsonObject = {name: {"$ref": f"#/%24defs/{before}"} for before, name in itertools.pairwise(names)}
-    check_references({"$ref": f"#/$defs/{names[-1]}", "$defs": {names[0]: {"type": "null"}} | defs})
+    check_schema({"$ref": f"#/$defs/{names[-1]}", "$defs": {names[0]: {"type": "null"}} | defs})
     with pytest.raises(RequestError, match="leads back to itself"):
-        check_references({"$ref": f"#/$defs/{names[-1]}", "$defs": {names[0]: {"$ref": "#"}} | defs})
+        check_schema({"$ref": f"#/$defs/{names[-1]}", "$defs": {names[0]: {"$ref": "#"}} | defs})
 
 
 def test_a_failed_grammar_allows_nothing_instead_of_the_end(compiler: GrammarCompiler) -> None:

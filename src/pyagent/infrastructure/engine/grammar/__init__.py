@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyagent import _rust
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, ResponseFormat
-from pyagent.infrastructure.engine.grammar.references import check_references, place_of
+from pyagent.infrastructure.engine.grammar.schema_checks import check_schema, place_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _MAX_CACHED = 64
 _MAX_SCHEMA_CHARS = 1 << 20
 _MAX_REASON_CHARS = 500
+_MAX_STEP_ITEMS, _MAX_LEXER_STATES = 20_000, 50_000
+"""A mask that needs more items would take longer than 100 ms of the engine's step; a state takes up to 2 kB."""
 _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 700, 100
 """What llguidance takes for its code, a vocabulary and a schema, as measured: 6.6 MB of its file, 34.3 MB of heap for
 49,152 tokens, 4.5 MB for 48 kB."""
@@ -43,13 +45,14 @@ _WORDS: tuple[tuple[re.Pattern[str], str], ...] = (
         r"it is too complex: \1 alternatives at one place, where \2 are taken; simplify it",
     ),
     (
-        re.compile(r"(?:Lexer|Parser)TooComplex.*|.*(?:fuel|too many (?:states|expressions)).*"),
+        re.compile(r"(?:Lexer|Parser)TooComplex.*|.*(?:fuel|too many (?:states|expressions|items)).*"),
         "it is too complex; simplify its patterns",
     ),
 )
 """llguidance's words for what schemas do most often wrong, and ours."""
 
 
+_INNER_STATE = re.compile("<state>|<backtrace>|<non-verbose")
 _UNKNOWN_KEYWORD = re.compile(r'Unimplemented keys: \["([^"]*)"')
 
 
@@ -88,7 +91,7 @@ class Grammar:
 
 def told_briefly(error: object) -> str:
     """A fault of a grammar's for people: llguidance adds its inner state, which holds the answer's tokens."""
-    first = " ".join(str(error).partition("<state>")[0].partition("<backtrace>")[0].split())[:_MAX_REASON_CHARS]
+    first = " ".join(_INNER_STATE.split(str(error), maxsplit=1)[0].split())[:_MAX_REASON_CHARS]
     for pattern, words in _WORDS:
         first = pattern.sub(words, first) if pattern.fullmatch(first) else first
     return f"{CANNOT_ENFORCE}: {first or type(error).__name__}"
@@ -150,11 +153,14 @@ class GrammarCompiler:
         return self._library_bytes + _BYTES_A_TOKEN * self._tokenizer.vocab_size + _BYTES_A_LETTER * sources
 
     def _match(self, source: str, wanted: ResponseFormat) -> LLMatcher:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         schema = wanted.json_schema.schema if wanted.json_schema else {}
-        check_references(schema)
-        matcher = LLMatcher(self._llguidance_tokenizer(), source, log_level=0)
+        check_schema(schema)
+        limits = LLParserLimits(
+            step_max_items=_MAX_STEP_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
+        matcher = LLMatcher(self._llguidance_tokenizer(), source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(matcher.get_error(), schema)
         try:
