@@ -31,12 +31,12 @@ __all__ = ["make_backend", "make_chain", "make_host", "make_journal", "make_link
 
 
 def make_host(settings: Settings) -> PluginHost:
-    """The installed plugins, found but not imported."""
+    """Return the installed plugins, found but not imported."""
     return PluginHost.discover(settings.plugins)
 
 
 def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict[str, str] | None = None) -> Backend:
-    """The backend of one chain entry, with headers of the link's own where its table has some.
+    """Make the backend of one chain entry, with headers of the link's own where its table has some.
 
     Raises `ConfigError` naming the schemes there are, `PluginError` when the plugin that brings it is broken.
     """
@@ -63,7 +63,7 @@ def make_chain(
     *,
     own_address: tuple[str, int] | None = None,
 ) -> Chain:
-    """The chain of the settings, or of `entries`; models load and sockets open on first use.
+    """Make the chain of the settings, or of `entries`; models load and sockets open on first use.
 
     A link whose plugin is broken is left out with a warning while another is left; a misspelt one is an error. So is
     one that leads to `own_address`, the host and port of the server whose chain it is.
@@ -102,7 +102,7 @@ def make_chain(
 
 
 _OWN_PLUGINS = ("lmstudio", "ollama", "copilot")
-"""Schemes that a file may name for machines where their plugins are."""
+"""Schemes that a settings file may name though their plugins are not installed here."""
 
 
 def _check_private(private: Sequence[str], known: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ def _make_response_cache(settings: ResponseCacheSettings) -> ResponseCache | Non
 
 
 def present_links(settings: Settings, host: PluginHost) -> list[LinkSettings]:
-    """The links of the settings that are there now, `auto` being what is found."""
+    """Return the links of the settings that are there now, `auto` replaced by what is found."""
     return [link for link, look in _with_found(settings.links, settings, host) if look is None or not look()]
 
 
@@ -142,7 +142,7 @@ def _with_found(
     host: PluginHost,
     own_address: tuple[str, int] | None = None,
 ) -> Iterator[tuple[LinkSettings, Look | None]]:
-    """The links, and for those that `auto` stands for how they are looked for; a link that is named is not."""
+    """Yield the links, and how to look for those that `auto` stands for; named links are not looked for."""
     named = {link.use for link in links}
     for link in links:
         if link.use != "auto":
@@ -165,12 +165,12 @@ def _found(link: LinkSettings, look: Look, settings: Settings, host: PluginHost)
 
 
 def make_link(link: LinkSettings, settings: Settings, host: PluginHost) -> Backend:
-    """The backend of one link, with the link's own key. Raises as `make_backend` does."""
+    """Make the backend of one link, with the link's own key. Raises as `make_backend` does."""
     return make_backend(link.use, _with_key(settings, link), host, link.headers)
 
 
 def _with_key(settings: Settings, link: LinkSettings) -> Settings:
-    """The settings as a link with a key of its own sees them."""
+    """Return the settings as a link with a key of its own sees them."""
     if link.key is None:
         return settings
     host = urlsplit(link.use.partition(":")[2]).netloc
@@ -187,7 +187,7 @@ def _warn_left_out(broken: Sequence[PluginError]) -> None:
 
 
 def make_journal(settings: Settings) -> FileJournal:
-    """The journal in the settings' data folder."""
+    """Return the journal in the settings' data folder."""
     from pyagent.infrastructure.storage.journal import FileJournal
 
     kept = settings.journal

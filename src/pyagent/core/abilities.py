@@ -69,14 +69,14 @@ ABILITIES: Abilities = frozenset([*_NEEDS, *_SAMPLING])
 
 
 def needs(request: ChatRequest) -> Abilities:
-    """What a backend must be able to do to serve the request as it stands."""
+    """Return what a backend must be able to do to serve the request as it stands."""
     said = zip(_SAMPLING, _sampling_values(request.sampling), _PLAIN_VALUES, strict=True)
     drawn = [name for name, value, plain in said if value != plain]
     return frozenset([*drawn, *(name for name, asks in _NEEDS.items() if asks(request))])
 
 
 def without(request: ChatRequest, hints: Abilities) -> ChatRequest:
-    """Return the request with these sampling parameters as if nobody had set them."""
+    """Return the request with these sampling parameters at their defaults."""
     if not hints:
         return request
     plain = {name: getattr(_PLAIN, name) for name in hints}

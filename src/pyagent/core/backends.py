@@ -47,7 +47,7 @@ class Backend(Protocol):
         return PLAIN
 
     async def models(self) -> list[ModelInfo]:
-        """The models it offers."""
+        """Return the models on offer."""
         ...
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     async def health(self) -> Health:
-        """Whether it can answer now. Never raises."""
+        """Return whether it can answer now. Never raises."""
         ...
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class LinkSpec(msgspec.Struct, frozen=True):
         return cls(scheme, target)
 
     def options(self, known: Collection[str]) -> dict[str, str]:
-        """What is said after the target's `?`, as `NAME=VALUE&NAME=VALUE`; raises `ConfigError` for other names."""
+        """Return the options after the target's `?`, `NAME=VALUE&NAME=VALUE`; raise `ConfigError` for unknown names."""
         query = self.target.partition("?")[2]
         try:
             given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
@@ -135,7 +135,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usage(self) -> Usage:
-        """Tokens counted, zeros when the backend did not say."""
+        """Return the tokens counted, zeros when the backend did not say."""
         return self.last.usage or Usage()
 
     @property
@@ -145,7 +145,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:
-    """The deltas of the answer that counts, from where it was begun anew the last time; the first has all attempts."""
+    """Return the deltas since the answer was last begun anew; the first has all attempts."""
     if not any(delta.resumed for delta in deltas):
         return deltas
     anew = (index for index, delta in enumerate(deltas) if delta.resumed and delta.resumed.kind == "restart")
@@ -156,7 +156,7 @@ def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:
 
 
 def check_end(delta: ChatDelta, name: str) -> ChatDelta:
-    """The delta, when it is no end in an error; raises `BackendError` otherwise: what came is no whole answer."""
+    """Return the delta; raise `BackendError` where it ends the answer in an error, which is then not whole."""
     if delta.finish_reason in {"error", "abort"}:
         text = f"{name} broke off its answer: finish_reason {delta.finish_reason!r}"
         raise BackendError(text, backend=delta.backend or name)

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class GuardedBackend:
-    """Answers as the backend does, and fails as a backend may."""
+    """A backend whose failures are those that a backend may have."""
 
     def __init__(self, backend: Backend) -> None:
-        """`backend` was found right by `core.plugin_checks`."""
+        """Take a backend that `core.plugin_checks` found right."""
         self.name = backend.name
         self._backend = backend
         self.capabilities = self._contained(cast("Capabilities", capabilities_of(backend)))
@@ -58,7 +58,7 @@ class GuardedBackend:
         return call
 
     async def models(self) -> list[ModelInfo]:
-        """The backend's models."""
+        """Return the backend's models."""
         with contained(self._what, self._error):
             models = await self._backend.models()
         if not isinstance(cast("object", models), list) or not all(isinstance(m, ModelInfo) for m in models):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -66,7 +66,7 @@ class GuardedBackend:
         return models
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
-        """The backend's answer."""
+        """Return the backend's answer."""
         async with AsyncExitStack() as stack:
             stack.enter_context(contained(self._what, self._error))
             stream = cast("object", self._backend.chat(request))
@@ -82,12 +82,12 @@ class GuardedBackend:
                 yield delta
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """The backend's vectors."""
+        """Return the backend's vectors."""
         with contained(self._what, self._error):
             return await self._backend.embed(request)
 
     async def health(self) -> Health:
-        """Whether it can answer now; one that cannot even say cannot."""
+        """Return its health; a backend that fails to tell is not ready."""
         try:
             with contained(self._what, self._error):
                 health = await self._backend.health()
@@ -98,7 +98,7 @@ class GuardedBackend:
         return Health(is_ready=False, detail=f"{self._what} gave {health!r:.80} for its health")
 
     async def close(self) -> None:
-        """Close it; one that fails or hangs is named in a warning."""
+        """Close it; a backend that fails to or hangs is named in a warning."""
         await close_all({self._what: self._backend.close})
 
     @property

@@ -39,7 +39,7 @@ _BACKEND_MEMBERS = ("models", "chat", "embed", "health", "close")
 
 
 def module_of(target: str) -> str:
-    """The module of `module` or `module:object`."""
+    """Return the module of `module` or `module:object`."""
     return target.partition(":")[0].strip()
 
 
@@ -89,7 +89,7 @@ def _hook_problem(hook: str, options: Mapping[str, object] | None) -> str | None
 
 
 def signature_error(plugin: str, thing: object, error: pluggy.PluginValidationError) -> PluginError:
-    """Pluggy's complaint as one sentence that names plugin, hook and argument."""
+    """Return pluggy's complaint as one sentence that names plugin, hook and argument."""
     for noun in NOUNS:
         hook = PREFIX + noun
         function = getattr(thing, hook, None)
@@ -104,7 +104,7 @@ def signature_error(plugin: str, thing: object, error: pluggy.PluginValidationEr
 
 
 def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]:
-    """What a hook returned, by name; raises `PluginError` for a wrong type."""
+    """Return what a hook returned, by name; raise `PluginError` for a wrong type."""
     if noun in _MAKERS:
         return _checked_factories(plugin, noun, returned)
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
@@ -123,7 +123,7 @@ def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]
 
 
 def agent_problem(agent: object) -> str | None:
-    """What is wrong with an agent, as far as its shape tells; None when nothing is."""
+    """Return what is wrong with an agent, as far as its shape tells; None when nothing is."""
     description, needs = getattr(agent, "description", None), getattr(agent, "needs", ())
     if not isinstance(description, str) or not description.strip():
         return f"whose `description` is {description!r:.80}, expected a text"
@@ -157,7 +157,7 @@ def _provider_problem(provider: object) -> str | None:
 
 
 def backend_problem(backend: object, scheme: str) -> str | None:
-    """What is wrong with a backend of a scheme, as far as its shape tells; None when nothing is.
+    """Return what is wrong with a backend of a scheme, as far as its shape tells; None when nothing is.
 
     Rules for private requests name schemes: a backend under another scheme's name would be sent what is not for it.
     """
@@ -190,7 +190,7 @@ def _takes(function: object, num_arguments: int) -> bool:
 
 
 def needs_problem(name_to_needs: Mapping[str, Sequence[str]], trusted: Collection[str]) -> tuple[list[str], str] | None:
-    """The agents at fault and what is wrong with their `needs`: a name nobody has, or a circle; None when all is well.
+    """Return the agents at fault and what is wrong with their `needs`: an unknown name, or a circle; else None.
 
     Those `trusted` do without what is not there.
     """

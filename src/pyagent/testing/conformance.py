@@ -24,8 +24,8 @@ import msgspec
 import pytest
 
 from pyagent.core.abilities import ABILITIES, SOFT, Abilities
-from pyagent.core.backends import Answer, Backend, LinkSpec, collect
-from pyagent.core.capabilities import Capabilities, capabilities_of, capabilities_problem
+from pyagent.core.backends import Answer, Backend, collect
+from pyagent.core.capabilities import Capabilities, capabilities_of
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import BackendError, DeadlineError, InvalidOutputError, ModelError, PyAgentError, RequestError
 from pyagent.core.messages import (
@@ -46,6 +46,7 @@ from pyagent.core.messages import (
     Tool,
     ToolCall,
 )
+from pyagent.core.plugin_checks import backend_problem
 
 T = TypeVar("T")
 
@@ -109,15 +110,10 @@ class BackendConformance:
         assert usage.completion_tokens > 0
         assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
-    def test_backend_is_named_after_its_scheme(self) -> None:
-        """Rules for private requests name schemes, so a backend's name begins with its own."""
+    def test_host_takes_the_backend(self) -> None:
+        """It has all methods, a name that begins with its scheme, and capabilities of the right types and names."""
         with self.subject() as subject:
-            assert LinkSpec.parse(subject.make().name).scheme == subject.scheme
-
-    def test_capabilities_are_right(self) -> None:
-        """What the backend says of itself has the right types, and names what requests can ask for."""
-        with self.subject() as subject:
-            assert capabilities_problem(capabilities_of(subject.make())) is None
+            assert backend_problem(subject.make(), subject.scheme) is None
 
     def test_several_requests_at_once(self) -> None:
         """Answers under way at the same time do not mix, and each is whole."""

@@ -1,4 +1,4 @@
-"""One link's attempt at one request: begun, told to its end, judged once, and everything it held given back.
+"""One attempt at a request with one link: begin it, read it to its end, record its outcome once, release what it held.
 
 An attempt knows its link and the caller's deadline, not the other links. `begin` reads to the first delta that says
 something, and closes the attempt when there is none; `rest` gives that and what follows. `aclose` closes the stream,
@@ -47,7 +47,7 @@ from pyagent.core.token_estimate import estimated_request_tokens
 
 T = TypeVar("T")
 _FAIR_SHARE_SECONDS = 1.0
-"""A link that got less time than this is not blamed for using it up: the caller was in a hurry."""
+"""A timeout shorter than this is not counted against the link: the caller's deadline was too close."""
 _SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, EmptyAnswerError, UnsupportedError)
 
 
@@ -76,11 +76,11 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """The link's name."""
+        """Return the link's name."""
         return self.link.name
 
     async def begin(self, request: ChatRequest, *, is_raced: bool = False, may_be_empty: bool = False) -> None:
-        """Read up to the first delta that says something; raises what the link raised.
+        """Read up to the first delta with content; raise what the link raised.
 
         An answer without a word is a failure, unless it `may_be_empty`, as the rest of one that was broken off may.
         """
@@ -106,7 +106,7 @@ class Attempt:
         link.concurrency.answered(self.admission.slot, seconds)
 
     async def within(self, share: Deadline, work: Awaitable[T], what: str) -> T:
-        """Await `work` for as long as the share and the link's own timeout allow; the link's own is its failure."""
+        """Await `work` within the share and the link's own timeout; exceeding the latter is the link's failure."""
         own = self.link.settings.timeout_seconds
         given = share.remaining_seconds
         try:
@@ -124,7 +124,7 @@ class Attempt:
     async def rest(
         self, attempts: list[FailedAttempt], resumed: Resumption | None = None, *, can_go_on: bool = False
     ) -> AsyncGenerator[ChatDelta, None]:
-        """The answer once it has begun; whatever breaks it now is told as this link's failure.
+        """Return the deltas of an answer that has begun; raise what breaks it from now on as this link's failure.
 
         Where the answer `can_go_on` with another link, silence may take no more than a part of the time left.
         """
@@ -172,14 +172,14 @@ class Attempt:
         self.judge(None)
 
     def _patience(self, *, can_go_on: bool) -> Deadline:
-        """Until when the next piece may come."""
+        """Return the deadline of the next delta."""
         if not can_go_on or not self.num_after or not self.deadline.is_set:
             return self.deadline
         part = self.deadline.remaining_seconds / (self.num_after + 1)
         return self.deadline.sooner(max(part, _FAIR_SHARE_SECONDS))
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """The link's vectors; raises what the link raised."""
+        """Return the link's vectors; raise what the link raised."""
         started = self.link.clock()
         try:
             work = self.link.embed(request)
@@ -193,7 +193,7 @@ class Attempt:
         return result
 
     def judge(self, error: Exception | None) -> None:
-        """Tell the breaker and the limits how it went, once. A refusal (too long, too busy) is a sign of life."""
+        """Record the outcome with breaker and limits, once. A refusal (too long, too busy) counts as alive."""
         if self._is_judged:
             return
         self._is_judged = True
@@ -213,7 +213,7 @@ class Attempt:
             link.concurrency.overloaded(self.admission.slot)
 
     async def aclose(self) -> None:
-        """Without a verdict by now there is none: the caller left, or was in a hurry. Safe to call twice."""
+        """Close the stream and release the admission; without a verdict by now there is none. Safe to call twice."""
         if self._is_left:
             return
         self._is_left = True
@@ -222,7 +222,7 @@ class Attempt:
             await cast("AsyncGenerator[ChatDelta, None]", self._stream).aclose()
 
     def _used(self) -> Usage | None:
-        """What the call used: as told, or as seen where it broke off; nothing when it never began."""
+        """Return the usage: as reported, or as counted where the answer broke off; None when it never began."""
         is_counted = self._usage is not None and (self._usage.prompt_tokens or self._usage.completion_tokens)
         if is_counted or not self._num_deltas or self._request is None:
             return self._usage
@@ -230,7 +230,7 @@ class Attempt:
 
 
 async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[ChatDelta]:
-    """Read up to and including the first delta that says something."""
+    """Read up to and including the first delta with content."""
     head: list[ChatDelta] = []
     async for delta in stream:
         head.append(check_end(delta, name))
@@ -242,7 +242,7 @@ async def _until_token(stream: AsyncIterator[ChatDelta], name: str) -> list[Chat
 
 
 def _is_empty(head: list[ChatDelta], request: ChatRequest) -> bool:
-    """Whether an answer to a question ended without a word; a stop text, or text to go on from, may leave none."""
+    """Return whether an answer is empty without reason: a stop string or a given beginning may leave no text."""
     last = head[-1]
     has_words = last.content or last.reasoning or last.tool_calls
     if has_words or last.finish_reason != "stop" or not request.messages:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 CheckAnswers = Literal["whole", "always", "never"]
 _RANKS: dict[bool | None, int] = {True: 0, None: 1, False: 2}
-"""Links known to have the model a request names go first, those known to lack it last."""
+"""Links known to have the requested model go first, those known to lack it last."""
 _READY_SECONDS = 0.9
 """Health checks usually allow a second."""
 _READY_STEP_SECONDS = 0.05
@@ -64,7 +64,7 @@ _READY = {True: "ready", False: "not ready"}
 
 
 def _hedges() -> RetryBudget:
-    """Hedges: one for twenty requests, and a few at a time."""
+    """Return the budget of hedges: one for twenty requests, a few at a time."""
     return RetryBudget(capacity=5.0, ratio=0.05, left=1.0)
 
 
@@ -107,7 +107,7 @@ class Chain:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What some link can do that is there now; hints, and questions about prompts, go to those that take them."""
+        """Return what some present link can do; hints and cache queries go to the links that take them."""
         said = [link.backend.capabilities for link in self._present()]
         return Capabilities(
             abilities=frozenset[str]().union(*(one.abilities for one in said)),
@@ -206,7 +206,7 @@ class Chain:
         return msgspec.structs.replace(request, timeout_seconds=self.deadline_seconds)
 
     def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
-        """The links that may see the request; a request whose model is a link's name goes to that link alone."""
+        """Return the links that may see the request; a request whose model is a link's name goes to that link alone."""
         if not self._links:
             raise BackendError("the chain is empty: set `chain` in pyagent.toml", backend=self.name, retryable=False)
         request, links = self._named(request)
@@ -224,7 +224,7 @@ class Chain:
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def models(self) -> list[ModelInfo]:
-        """The models of every link that says so in time, in the chain's order, each once a link."""
+        """Return the models of every link that lists them in time, in the chain's order."""
         return [
             msgspec.structs.replace(model, backend=model.backend or link.name)
             for link, models in await self._lists.models(self._present())
@@ -232,19 +232,19 @@ class Chain:
         ]
 
     async def has_model(self, model: str) -> bool:
-        """Whether a link has a model, by its name or the link's; no link that is slow to say holds this up."""
+        """Return whether a link has a model, by the model's name or the link's, as soon as one says so."""
         links = self._present()
         return any(model == link.name for link in links) or await self._lists.find(links, model)
 
     def link_of(self, model: ModelInfo) -> Backend | None:
-        """The link that offers a model: the one it names, or else one of the same kind."""
+        """Return the link that offers a model: the one it names, or else one of the same scheme."""
         exact = (link for link in self._links if link.name == model.backend)
         alike = (link for link in self._links if link.scheme == LinkSpec.parse(model.backend or "-").scheme)
         link = next(exact, None) or next(alike, None)
         return link.backend if link else None
 
     async def health(self) -> Health:
-        """Ready when one link is."""
+        """Return whether a link is ready, and the details of all."""
         links = self._present()
         states = await asyncio.gather(*(health_of(link.backend) for link in links))
         rows = zip(links, states, strict=True)
@@ -253,7 +253,7 @@ class Chain:
         return Health(is_ready=any(state.is_ready for state in states), detail=detail or "no links", models=models)
 
     async def is_ready(self) -> bool:
-        """Whether a link says in time that it can answer: the first is enough, and none is waited for after it.
+        """Return whether a link says in time that it is ready; the first is enough.
 
         A link is asked when those before it have not said so at once: that is asked often, and most chains begin near.
         """
@@ -275,7 +275,7 @@ class Chain:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def explain(self, request: ChatRequest) -> list[LinkView]:
-        """What would be tried for `request`, in order, and why the rest would not. Sends no request."""
+        """Return what would be tried for `request`, in order, and why the rest would not. Sends no request."""
         asked, named = self._named(request)
         reasons = [
             why_not(link, asked, self.private) if link in named else "another link is named" for link in self._links
@@ -286,7 +286,7 @@ class Chain:
 
     @property
     def names(self) -> list[str]:
-        """The names of the links that are there now; each is a chain entry, too."""
+        """Return the names of the links that are there now; each is a chain entry, too."""
         return [link.name for link in self._present()]
 
     def link_states(self) -> list[LinkState]:
@@ -300,14 +300,14 @@ class Chain:
         return Health(is_ready=False) if link.absence() else await health_of(link.backend)
 
     async def load(self) -> None:
-        """Let the first link get ready before it is asked, where it can; what fails now is told when it is asked."""
+        """Load the first link's model ahead of its first request; an error is raised by that request instead."""
         for link in self._present()[:1]:
             if (load := link.backend.capabilities.load) is not None:
                 with contextlib.suppress(PyAgentError):
                     await load()
 
     async def close(self) -> None:
-        """Close every link, also when one of them fails to."""
+        """Close every link, also when closing one of them fails."""
         await self._lists.close()
         results = await asyncio.gather(*(link.backend.close() for link in self._links), return_exceptions=True)
         for result in results:

@@ -19,7 +19,7 @@ _NAMED = r"(agent|client|class) ?= ?(\S+)"
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One thing that is so, or with `is_negated` is not so."""
+    """One term of a condition; with `is_negated` its opposite."""
 
     word: str
     operator: str = ""
@@ -35,14 +35,14 @@ class Condition(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: object) -> Condition:
-        """Read a condition; raises `ValueError` naming what is known."""
+        """Parse a condition; raise `ValueError` naming the known terms."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f'expected a condition such as "tools" or "context > 8000", got {text!r}')
         words = " ".join(text.split())
         return cls(words, tuple(_read_term(term) for term in words.split(" or ")))
 
     def holds(self, request: ChatRequest) -> bool:
-        """Whether a request meets it."""
+        """Return whether a request meets the condition."""
         return any(_is_so(term, request) != term.is_negated for term in self.terms)
 
 

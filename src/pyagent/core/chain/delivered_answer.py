@@ -34,7 +34,7 @@ _ASK = (
 
 @dataclass(slots=True)
 class DeliveredAnswer:
-    """What the caller has of an answer so far."""
+    """What was delivered to the caller of an answer so far."""
 
     request: ChatRequest
     policy: AfterFirstToken
@@ -46,7 +46,7 @@ class DeliveredAnswer:
     _pieces: list[str] = field(default_factory=list[str])
 
     def break_off(self, attempt: Attempt, error: Exception) -> None:
-        """A link broke off; raises its error when the answer cannot go on elsewhere."""
+        """Record that a link broke off; raise its error when the answer cannot continue elsewhere."""
         if not self.is_begun:
             return
         reason = reason_of(error.__cause__) if isinstance(error.__cause__, Exception) else reason_of(error)
@@ -71,7 +71,7 @@ class DeliveredAnswer:
         return "it does not go on elsewhere, as a tool call was told already" if self.has_calls else ""
 
     def is_taken_by(self, link: Link) -> bool:
-        """Whether a link can go on with the answer: structured output, or one with likelihoods, only exactly."""
+        """Return whether a link can continue the answer: structured output, or one with logprobs, only exactly."""
         if not self.text or not self.request.messages or link.continues:
             return True
         wanted = self.request.response_format
@@ -80,12 +80,12 @@ class DeliveredAnswer:
 
     @property
     def is_full(self) -> bool:
-        """Whether all tokens asked for were told: only the end is missing."""
+        """Return whether all tokens asked for were delivered, so that only the end is missing."""
         most = self.request.sampling.max_tokens
         return bool(self.text) and most is not None and self.num_pieces >= most
 
     def request_for(self, link: Link) -> ChatRequest:
-        """What a link is asked: the request, or the rest of its answer."""
+        """Return what to ask a link: the request, or the rest of its answer."""
         request = self.request
         if not self.text:
             return request if link.takes_prefix else _with_message(request)
@@ -106,7 +106,7 @@ class DeliveredAnswer:
         return msgspec.structs.replace(request, messages=messages, sampling=sampling)
 
     async def deltas(self, attempt: Attempt, attempts: list[FailedAttempt]) -> AsyncGenerator[ChatDelta, None]:
-        """An attempt's deltas as the caller gets them, remembered."""
+        """Return an attempt's deltas as the caller gets them, and record them."""
         needs_seam = bool(self.text) and bool(self.request.messages) and not attempt.link.continues
         seam = Seam(self.text) if needs_seam else None
         num_before, resumed, self.resumed = self.num_pieces if self.text else 0, self.resumed, None
@@ -135,7 +135,7 @@ class DeliveredAnswer:
 
 
 def _with_message(request: ChatRequest) -> ChatRequest:
-    """The request with its answer's beginning as a last message."""
+    """Return the request with its answer's beginning as a last message."""
     begun = request.assistant_prefix + request.answer_prefix
     if not begun:
         return request
@@ -144,7 +144,7 @@ def _with_message(request: ChatRequest) -> ChatRequest:
 
 
 def anchor_of(text: str) -> str:
-    """The last words of a text, enough to be found again."""
+    """Return the last words of a text, enough to find them again."""
     tail = text[-_ANCHOR_CHARS:]
     cut = tail.find(" ")
     return tail if len(tail) == len(text) or cut < 0 or cut > _ANCHOR_CHARS // 2 else tail[cut + 1 :]
@@ -163,7 +163,7 @@ class Seam:
         self._is_found = False
 
     def push(self, piece: str, *, is_last: bool = False) -> str:
-        """What of the text so far is new and certain; with `is_last` nothing is held back."""
+        """Return what of the text so far is known to be new; with `is_last` nothing is held back."""
         if self._is_found:
             return piece
         self._held += piece
@@ -182,7 +182,7 @@ class Seam:
 
 
 def _after(text: str, target: str) -> str | None:
-    """What follows `target` in a text that begins with it, spaces at its end being as they may; else None."""
+    """Return what follows `target` in a text that begins with it, ignoring spaces at its end; else None."""
     if text.startswith(target):
         return text[len(target) :]
     core = target.rstrip()
@@ -197,7 +197,7 @@ def _joined(delta: ChatDelta, seam: Seam) -> ChatDelta:
 
 
 def _with_told(usage: Usage, num_told: int) -> Usage:
-    """The usage of the rest of an answer as that of the whole: what was told before counts as drawn."""
+    """Return the usage of a whole answer from that of its rest: tokens delivered before count as output."""
     return msgspec.structs.replace(
         usage,
         prompt_tokens=max(0, usage.prompt_tokens - num_told),

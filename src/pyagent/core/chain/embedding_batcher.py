@@ -1,8 +1,8 @@
-"""Small embedding calls batched for a moment and sent to a link together.
+"""Batch small embedding calls for a moment and send them to a link together.
 
-Every caller gets its own vectors, in order. Who leaves takes its texts along while nothing is sent; when all have
-left, the call is cancelled. A refusal of a batch may be one caller's fault, so each is then asked for alone; any other
-failure is everybody's. Knows no backend, only how to ask one.
+Every caller gets its own vectors, in order. A caller that leaves takes its texts out of a batch that is not sent yet;
+when all have left, the call is cancelled. A refusal of a batch may be one caller's fault, so each call is then sent
+alone; any other failure is that of all calls. Knows no backend, only how to ask one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EmbeddingBatcher:
     _open: dict[_BatchKey, _Batch] = field(default_factory=dict[_BatchKey, _Batch])
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """The vectors of a request, however it was sent."""
+        """Return the vectors of a request, batched or not."""
         if not 0 < len(request.input) < _MAX_TEXTS:
             return await self.ask(request)
         batch = self._batch_for(request)
@@ -102,7 +102,7 @@ class EmbeddingBatcher:
 
 
 def _parts(result: EmbedResult, inputs: Sequence[list[str]]) -> list[EmbedResult]:
-    """Each caller's vectors, and its share of the tokens: by the length of its texts, the sum staying what it was."""
+    """Return each caller's vectors and share of the tokens: by the length of its texts, the sum being the batch's."""
     num_texts = sum(map(len, inputs))
     if len(result.vectors) != num_texts:
         text = f"{len(result.vectors)} vectors came for {num_texts} texts"

@@ -31,7 +31,7 @@ class LinkView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def health_of(backend: Backend) -> Health:
-    """A backend's health within a few seconds, also when a plugin breaks the rule that asking never raises."""
+    """Return a backend's health within a few seconds, also when a plugin's `health` raises."""
     try:
         return await Deadline.after(_HEALTH_SECONDS).bound(backend.health(), backend.name)
     except DeadlineError:
@@ -41,7 +41,7 @@ async def health_of(backend: Backend) -> Health:
 
 
 def view_of(link: Link, health: Health, why_not: str) -> LinkView:
-    """A row of the explanation; `why_not` says why the request may not go there."""
+    """Return a row of the explanation; `why_not` says why the request may not go to the link."""
     state = link.breaker.state
     reason = why_not or _reason(link, health, state)
     return LinkView(
@@ -64,7 +64,7 @@ def _reason(link: Link, health: Health, state: State) -> str:
 
 
 def limits_of(link: Link) -> str:
-    """What bounds a link, in words; empty when nothing does."""
+    """Return a link's limits in words; empty when there are none."""
     settings = link.settings
     said = [f"weight {settings.weight:g}" if settings.weight is not None else ""]
     said.append(f"at most {settings.timeout_seconds:g} s of silence" if settings.timeout_seconds is not None else "")

@@ -179,7 +179,7 @@ class Failover:
             yield delta
 
     def _admit_now(self, *, is_hedge: bool = False) -> Attempt | None:
-        """The next attempt of this round, if a link is left that can be asked now."""
+        """Return the next attempt of this round, if a link is left that can be asked now."""
         while self._index < len(self.links):
             link = self.links[self._index]
             num_left = len(self.links) - self._index
@@ -203,7 +203,7 @@ class Failover:
         return None if is_hedge else self._last_resort()
 
     def _last_resort(self) -> Attempt | None:
-        """An attempt of a link whose breaker is open: no other answered, so it may as well be asked."""
+        """Return an attempt of a link whose breaker is open, as no other link answered."""
         while self._open:
             link = self._open.pop(0)
             admitted = link.admit(self.request, self._spent_usd, is_last_resort=True)
@@ -220,11 +220,11 @@ class Failover:
 
     @property
     def _spent_usd(self) -> float:
-        """What the request's closed attempts cost so far."""
+        """Return what the request's closed attempts cost so far."""
         return sum(attempt.spent_usd for attempt in self._attempts)
 
     def failed(self, attempt: Attempt, error: Exception) -> None:
-        """Note a failed attempt. Raises its error when the next link would not help, or there is no time for it."""
+        """Record a failed attempt. Raise its error when the next link would not help, or no time is left for it."""
         if isinstance(error, ContextOverflowError):
             self._num_tokens = max(self._num_tokens, error.num_tokens, error.limit + 1)
         self.passed(attempt, error)
@@ -232,7 +232,7 @@ class Failover:
             raise error
 
     def passed(self, attempt: Attempt, error: Exception) -> None:
-        """Note a failed attempt, after which the next link is asked whatever it was."""
+        """Record a failed attempt, after which the next link is asked whatever the error."""
         if isinstance(error, FilteredError | EmptyAnswerError) and not self._head:
             self._head = error.head
         self._add(attempt.link, kind_of(error), error)
@@ -242,7 +242,7 @@ class Failover:
         return error_of_all(self.errors, self._all)
 
     def _take_failed(self) -> list[FailedAttempt]:
-        """The attempts the caller has not been told of yet."""
+        """Return the failed attempts that the caller has not been told of yet."""
         failed, self._untold = self._untold, []
         return failed
 
@@ -257,7 +257,7 @@ class Failover:
         self._all.append(attempt)
 
     def _share(self, num_links: int) -> Deadline:
-        """A link's part of the time left: what remains, divided among it and the links that could follow it."""
+        """Return a link's share of the time left, divided among it and the links that could follow it."""
         if not self.deadline.is_set or num_links == 1:
             return self.deadline
         return self.deadline.sooner(self.deadline.remaining_seconds / num_links)

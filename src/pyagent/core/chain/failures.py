@@ -85,7 +85,7 @@ _KINDS: tuple[tuple[type[Exception], Failure], ...] = (
 
 
 def kind_of(error: Exception) -> Failure:
-    """Under which kind a link's error counts."""
+    """Return the kind under which a link's error is counted."""
     if isinstance(error, LinkError):
         return error.kind
     for type_, kind in _KINDS:
@@ -95,13 +95,13 @@ def kind_of(error: Exception) -> Failure:
 
 
 def reason_of(error: Exception) -> str:
-    """An error in words; one that is not ours with its type."""
+    """Return an error's text; that of a foreign error begins with its type."""
     text = str(error) or "no reason given"
     return text if isinstance(error, PyAgentError) else f"{type(error).__name__}: {text}"
 
 
 def public_reason(error: Exception) -> str:
-    """An error for those whose request it was not: its kind, HTTP status and types, never its text."""
+    """Return an error for others than the request's caller: its kind, HTTP status and type, never its text."""
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
@@ -134,7 +134,7 @@ def error_of_all(errors: Sequence[Exception], attempts: Sequence[FailedAttempt])
 
 
 def is_passed_by(error: Exception) -> bool:
-    """Whether the next link should be asked: unless it would find the same fault with the request."""
+    """Return whether to ask the next link: not where it would find the same fault with the request."""
     if isinstance(error, RequestError):
         return isinstance(error, ContextOverflowError | InvalidOutputError) or error.code in _OF_ONE_LINK
     return True

@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 _MILLION = 1e6
 _USUAL_ANSWER_TOKENS = 1024
-"""What an answer without max_tokens is reckoned at, when its price matters."""
+"""Output tokens assumed for an answer without max_tokens, when its price is estimated."""
 _FULL_SECONDS = 1.0
 _MAX_COOLDOWN_SECONDS = 3600.0
 _LEAST_PATIENCE_SECONDS = 0.02
-"""A link whose first tokens come sooner than this is not late after a percentile of that: it is noise."""
+"""The least wait before a hedge by percentile: below it, differences are noise."""
 
 
 @runtime_checkable
 class Absent(Protocol):
-    """A backend that may not be there: a link of the default chain before anybody found it."""
+    """A backend that may be absent: a link of the default chain (`auto`) that was not found."""
 
     def absence(self) -> str:
-        """Why it is not there; empty when it is."""
+        """Return why the backend is absent; empty when it is there."""
         ...
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What one call holds: give all of it back through `Link.leave`, once."""
+    """What one call holds: release all of it by `Link.leave`, once."""
 
     permit: Permit
     slot: Slot
@@ -104,35 +104,35 @@ class Link:
 
     @property
     def name(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return self.backend.name
 
     @property
     def continues(self) -> bool:
-        """Whether it goes on exactly from an answer's beginning."""
+        """Return whether the link continues exactly from an answer's beginning."""
         own = self.settings.continues
         return self.backend.capabilities.assistant_prefix == "continued" if own is None else own
 
     @property
     def counts_prefix(self) -> bool:
-        """Whether it counts an `answer_prefix` as drawn by itself: an engine of ours does."""
+        """Return whether its usage counts the tokens of `answer_prefix` as output: the embedded engine's does."""
         return self.settings.continues is not False and self.backend.capabilities.assistant_prefix == "continued"
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether it knows a request's `answer_prefix`; else a last assistant message says the same."""
+        """Return whether it knows a request's `answer_prefix`; others are given a last assistant message instead."""
         return self.backend.capabilities.assistant_prefix != "ignored"
 
     def absence(self) -> str:
-        """Why it is not there; empty when it is."""
+        """Return why the backend is absent; empty when it is there."""
         return "" if self._absent is None else self._absent.absence()
 
     def embed(self, request: EmbedRequest) -> Awaitable[EmbedResult]:
-        """The link's vectors, asked for together with others' where the settings say so."""
+        """Return the link's vectors, batched with other calls where `batch_ms` says so."""
         return (self.backend if self._batcher is None else self._batcher).embed(request)
 
     def hedge_seconds(self) -> float | None:
-        """How long its first token may take before another link is asked too; None is for ever."""
+        """Return how long its first token may take before a hedge is sent; None is no limit."""
         part = self.settings.hedge_percentile
         if part is None:
             return self.settings.hedge_seconds
@@ -144,7 +144,7 @@ class Link:
     def admit(
         self, request: ChatRequest, spent_usd: float = 0.0, *, is_last_resort: bool = False
     ) -> Admission | Refusal:
-        """Everything a call needs, or why not; then nothing is held. As a last resort an open breaker lets some by."""
+        """Take all that a call needs, or nothing and say why. As a last resort an open breaker lets some calls by."""
         now_not = self._cooling_down() or self._out_of_rate(request.origin.client)
         if now_not is not None:
             return now_not
@@ -168,7 +168,7 @@ class Link:
         return Admission(permit, slot, usd)
 
     def leave(self, admission: Admission, usage: Usage | None) -> float:
-        """Give back what a call held; returns the USD that `usage` cost. No usage, no cost."""
+        """Release what a call held; return the USD that `usage` cost. No usage, no cost."""
         self.breaker.release(admission.permit)
         self.concurrency.leave()
         usd = 0.0
@@ -182,12 +182,12 @@ class Link:
         return usd
 
     def cool_down(self, seconds: float | None) -> None:
-        """The other side said when to come back."""
+        """Start a cooldown: the server said when to come back (Retry-After)."""
         if seconds:
             self.cooldown_until = max(self.cooldown_until, self.clock() + min(seconds, _MAX_COOLDOWN_SECONDS))
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """USD for so many tokens."""
+        """Return the price of so many tokens in USD."""
         price = self.settings.price
         return 0.0 if price is None else (prompt_tokens * price.input + completion_tokens * price.output) / _MILLION
 
@@ -215,7 +215,7 @@ class Link:
         return Refusal("rate", CapacityError(f"the rate of {self.name} is used up", retry_after_seconds=wait))
 
     def open_error(self, *, retryable: bool = False) -> BackendError:
-        """Why it is left alone."""
+        """Return the error that says why the breaker is open."""
         breaker = self.breaker
         when = f"next probe in {breaker.retry_in_seconds:.0f} s" if breaker.state == "open" else "a probe is under way"
         return BackendError(f"left alone after: {breaker.reason} ({when})", backend=self.name, retryable=retryable)
@@ -223,7 +223,7 @@ class Link:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def state(self) -> LinkState:
-        """How it stands."""
+        """Return the link's state and counters."""
         stats, breaker = self.stats, self.breaker
         return LinkState(
             backend=self.name,

@@ -16,7 +16,7 @@ from pyagent.core.messages import ModelInfo
 from pyagent.core.resilience.deadline import Clock, Deadline
 
 WAIT_SECONDS = 2.0
-"""The longest that anybody waits for the lists of links."""
+"""The longest wait for the lists of links."""
 _FRESH_SECONDS = 5.0
 _ASK_SECONDS = 15.0
 _FORGIVEN_SECONDS = 30.0
@@ -40,7 +40,7 @@ class ModelLists:
     _links: dict[str, _Known] = field(default_factory=dict[str, _Known])
 
     def has(self, link: Link, model: str) -> bool | None:
-        """Whether a link listed a model; None when it never said what it has."""
+        """Return whether a link listed a model; None when it never listed any."""
         known = self._links.get(link.name)
         if known is None or known.models is None:
             return None
@@ -74,7 +74,7 @@ class ModelLists:
         await asyncio.gather(*mine, return_exceptions=True)
 
     def _asked(self, link: Link, fresh_seconds: float = _FRESH_SECONDS) -> asyncio.Task[None] | None:
-        """The question to a link that is worth waiting for; asks it where what it said is older than that."""
+        """Return the query to a link that is worth waiting for, started where its list is not fresh."""
         known = self._links.setdefault(link.name, _Known())
         now = self.clock()
         is_under_way = (

@@ -1,4 +1,4 @@
-"""Which links a request may go to, and in what order. Pure but for the turns that weighted neighbours take."""
+"""Which links a request may go to, and in what order. Pure but for the weighted round robin's turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_PRIVATE = "the request is private, this link is not"
 
 
 def why_not(link: Link, request: ChatRequest, private: Sequence[str]) -> str:
-    """Why a link may not see a request; empty when it may."""
+    """Return why a link may not see a request; empty when it may."""
     if absence := link.absence():
         return f"{_NOT_FOUND}: {absence}"
     wants_several = request.n > 1 or request.best_of is not None or request.beam is not None
@@ -59,7 +59,7 @@ class Weights:
     _link_to_owed: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
 
     def order(self, links: Sequence[Link], session: str) -> list[Link]:
-        """The links, each run of neighbours with weights put in the order to ask them."""
+        """Return the links, each run of weighted neighbours in the order to ask them."""
         if not any(link.settings.weight for link in links):
             return list(links)
         ordered: list[Link] = []
@@ -84,7 +84,7 @@ def _key(link: Link) -> tuple[str, int]:
 
 
 def _score(link: Link, session: str) -> float:
-    """Smallest for the link that a session belongs to; each gets sessions in proportion to its weight."""
+    """Return a score, least for the link that a session belongs to; sessions spread in proportion to weight."""
     name = f"{link.name}\0{link.nth}" if link.nth else link.name
     digest = blake2b(f"{session}\0{name}".encode(errors="surrogatepass"), digest_size=8).digest()
     part = (int.from_bytes(digest) + 1) / (2**64 + 1)

@@ -28,7 +28,7 @@ _OWN_HEADERS = (
     *("accept", "accept-encoding", "authorization", "connection", "content-length", "content-type"),
     *("host", "te", "traceparent", "tracestate", "trailer", "transfer-encoding", "upgrade", "user-agent"),
 )
-"""What the client of a link sets itself."""
+"""Headers that a link's HTTP client sets itself."""
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,7 +73,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def read_links(value: object) -> list[str | LinkSettings]:
-    """The links of a chain; raises `ValueError` naming the link and the key at fault."""
+    """Read the links of a chain; raise `ValueError` naming the link and the key at fault."""
     if not isinstance(value, list | tuple):
         raise ValueError("expected a valid list of links, each a text or a table")  # noqa: TRY004 - collected by the loader
     if not value:
@@ -82,12 +82,12 @@ def read_links(value: object) -> list[str | LinkSettings]:
 
 
 def links_of(chain: list[str | LinkSettings]) -> list[LinkSettings]:
-    """Every link as a table."""
+    """Return every link as a table."""
     return [LinkSettings(use=entry) if isinstance(entry, str) else entry for entry in chain]
 
 
 def written(link: LinkSettings) -> dict[str, object]:
-    """A link's table as a user writes it."""
+    """Return a link's table as a user writes it."""
     percentile = None if link.hedge_percentile is None else f"p{link.hedge_percentile * 100:g}"
     price = None if link.price is None else {"input": link.price.input, "output": link.price.output}
     table: dict[str, object] = {
@@ -202,7 +202,7 @@ def _read_key(value: object) -> dict[str, object]:
 
 
 def _read_headers(value: object) -> dict[str, object]:
-    """Values are not echoed: one may be a secret that should not have been written there."""
+    """Read headers. Errors quote no value: it may be a secret written there by mistake."""
     headers: dict[str, str] = {}
     for name, given in read_table(value).items():
         if not re.fullmatch(_HEADER_NAME, name) or name.lower() in headers:

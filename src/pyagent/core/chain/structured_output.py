@@ -15,7 +15,7 @@ from pyagent.core.tool_call_deltas import whole_calls
 
 
 def wants_structured_output(request: ChatRequest) -> bool:
-    """Whether a request asks for anything that `validate_answer` checks."""
+    """Return whether a request asks for anything that `validate_answer` checks."""
     wanted = request.response_format
     return (wanted is not None and wanted.type != "text") or any(tool.function.strict for tool in request.tools)
 

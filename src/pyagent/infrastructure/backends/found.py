@@ -26,7 +26,7 @@ _NOT_HERE = "it is not on this machine; name it in `chain`, or set backends.allo
 _ITSELF = "it is this server itself"
 _NO_GITHUB = f"backends.api_keys names no key for {_GITHUB_HOST}"
 Look = Callable[[], str]
-"""Says why something is not there; empty when it is."""
+"""Returns why something is not there; empty when it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _unless_absent(look: Look, reason: str) -> Look:
 
 
 def _url_of(host: str) -> str:
-    """OLLAMA_HOST as a URL: it may lack a scheme, a port and, as an address to listen on, a host."""
+    """Return OLLAMA_HOST as a URL: it may lack a scheme, a port and, as an address to listen on, a host."""
     if "://" not in host:
         name, _, port = host.rpartition(":") if host.rpartition(":")[2].isdigit() else (host, "", "")
         host = f"http://{name or '127.0.0.1'}:{port or 11434}"
@@ -84,7 +84,7 @@ def _url_of(host: str) -> str:
 
 
 def is_before_native() -> bool:
-    """Whether something runs here that goes before `native`, if a plugin can reach it."""
+    """Return whether something runs here that goes before `native`, if a plugin can reach it."""
     return not _at_port(1234, "")()
 
 
@@ -133,7 +133,7 @@ class FoundLink:
     _look_at: float = field(default=float("-inf"))
 
     def absence(self) -> str:
-        """Why it is not there; empty when it is."""
+        """Return why it is not there; empty when it is."""
         now = self.clock()
         if now >= self._look_at:
             self._absence, self._look_at = self.look(), now + _LOOK_SECONDS
@@ -141,13 +141,13 @@ class FoundLink:
 
     @property
     def backend(self) -> Backend:
-        """The backend itself."""
+        """Return the backend itself, made on first use."""
         self._made = self._made or self.make()
         return self._made
 
     @property
     def capabilities(self) -> Capabilities:
-        """The made backend's; plain while it is not there, or cannot be made, which asking it tells."""
+        """Return the backend's; `PLAIN` while it is absent or cannot be made: a request then gets the error."""
         if self.absence():
             return PLAIN
         try:
@@ -156,19 +156,19 @@ class FoundLink:
             return PLAIN
 
     async def models(self) -> list[ModelInfo]:
-        """Its models."""
+        """Return its models."""
         return await self.backend.models()
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
-        """Its answer."""
+        """Return its answer."""
         return self.backend.chat(request)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """Its vectors."""
+        """Return its vectors."""
         return await self.backend.embed(request)
 
     async def health(self) -> Health:
-        """Its health; not ready while it is not there."""
+        """Return its health; not ready while it is absent."""
         absence = self.absence()
         return Health(is_ready=False, detail=absence) if absence else await self.backend.health()
 
