@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.tiny_model import write_tiny_model
+from support.waiting import until
 
 from pyagent import _rust
 from pyagent.core.backends import Answer, collect
@@ -43,10 +44,7 @@ async def normalized(backend: NativeBackend) -> _rust.PoolStats:
     """The pool's counts once nothing runs."""
     model = await backend.load()
     assert isinstance(model, LoadedModel)
-    for _ in range(1_000):
-        if not model.engine.scheduler.has_work and model.runner.pool.stats().active == 0:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: not model.engine.scheduler.has_work and model.runner.pool.stats().active == 0)
     model.runner.pool.check()
     return model.runner.pool.stats()
 
@@ -175,8 +173,7 @@ def test_engine_whose_loop_ended_is_seen_and_loaded_again(
                     await collect(backend.chat(ask("hello")))
                 if model.engine.fault is not None:
                     break
-            while model.engine.fault is None:  # noqa: ASYNC110 - the loop is a thread
-                await asyncio.sleep(0.01)
+            await until(lambda engine=model.engine: engine.fault is not None)
             if is_asked_first:
                 health = await backend.health()
                 assert (health.is_ready, "division by zero" in health.detail) == (False, True)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.native import engine_of, run
+from support.waiting import until
 
 from pyagent.core.backends import collect
 from pyagent.core.errors import CapacityError, RequestError
@@ -143,17 +144,12 @@ def test_idle_engine_sleeps_by_itself(tiny_model_path: Path, process: bool) -> N
         rest = {"engine.idle_sleep_seconds": 0.2, "engine.idle_sleep_level": 2}
         async with engine_of(tiny_model_path, process=process, **rest) as backend:
             first = await collect(backend.chat(ask()))
-            for _ in range(100):
-                await asyncio.sleep(0.05)
-                if await state(backend) == "deep asleep":
-                    break
+            async with asyncio.timeout(60):
+                while await state(backend) != "deep asleep":  # noqa: ASYNC110 - as `until`, which asks no coroutine
+                    await asyncio.sleep(0.05)
             assert (await backend.engine_state()).models == []
             assert (await collect(backend.chat(ask()))).text == first.text
-        for _ in range(100):
-            if not any(thread.name == "pyagent-idle" for thread in threading.enumerate()):
-                break
-            await asyncio.sleep(0.02)
-        assert not any(thread.name == "pyagent-idle" for thread in threading.enumerate())
+        await until(lambda: not any(thread.name == "pyagent-idle" for thread in threading.enumerate()))
 
     run(work())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.tiny_model import vocabulary as tiny_vocabulary
 from support.tiny_model import write_tiny_model
+from support.waiting import until
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
@@ -194,19 +195,21 @@ def test_model_that_can_never_fit_is_refused_for_good(folder: Path) -> None:
 def test_many_askers_load_a_model_once(folder: Path) -> None:
     """Fifty requests for a model that is not loaded load it once; those cancelled meanwhile do not keep it."""
     located: list[str] = []
+    are_some_gone = threading.Event()
 
     def locate(name: str) -> Path:
         located.append(name)
-        threading.Event().wait(0.1)
+        assert are_some_gone.wait(60)
         return folder / f"{name}.gguf"
 
     async def work() -> None:
         pool = ModelPool(locate, EngineOptions(runner=RunnerOptions(threads=1, kv_bytes=KV_BYTES)), Ledger(1 << 30))
         backend = NativeBackend(["a"], LocalEngine(pool), look=lambda _: "")
         tasks = [asyncio.create_task(collect(backend.chat(ask()))) for _ in range(50)]
-        await asyncio.sleep(0.05)
+        await until(lambda: located == ["a"])
         for task in tasks[::2]:
             task.cancel()
+        are_some_gone.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert len({result.text for result in results if isinstance(result, Answer)}) == 1
         assert sum(isinstance(result, Answer) for result in results) == 25

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.server import HI, Model, fault, post, run, until, words
+from support.server import HI, Model, fault, post, run, words
+from support.waiting import until
 
 from pyagent.core.errors import (
     AgentError,

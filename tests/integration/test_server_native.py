@@ -13,7 +13,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_chunk import Choice
-from support.server import connected, serving, until
+from support.server import connected, serving
+from support.waiting import until
 
 from pyagent._rust import PoolStats
 from pyagent.core.runners.factory import RunnerOptions

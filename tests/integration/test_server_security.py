@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.server import HI, KEY, Model, fault, keys, listening_at, post, words
+from support.waiting import until
 from support.watching import logged
 
 from pyagent.core.chain import Chain
@@ -146,9 +147,7 @@ def test_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> No
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         body = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
         writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
-        async with asyncio.timeout(30):
-            while not model.num_aborted:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.02)
+        await until(lambda: model.num_aborted > 0)
         writer.close()
 
     model = Model(lambda _: (ChatDelta(content="x" * 100_000) for _ in range(10_000)))  # type: ignore[arg-type,return-value]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.tiny_model import vocabulary
+from support.waiting import until
 
 from pyagent import _rust
 from pyagent.assembly import make_chain, make_host
@@ -131,15 +132,10 @@ async def alone(path: Path, requests: list[ChatRequest], kv_type: KvDtype = "bf1
 async def assert_idle(backend: NativeBackend) -> None:
     """No request is left, and no block is held."""
     model = await backend.load()
-    for _ in range(500):
-        stats = model.runner.pool.stats()
-        if not model.engine.scheduler.has_work and stats.active == 0:
-            break
-        await asyncio.sleep(0.01)
-    model.runner.pool.check()
-    assert not model.engine.scheduler.has_work
-    assert stats.active == 0
-    assert stats.free == stats.num_pages
+    pool = model.runner.pool
+    await until(lambda: not model.engine.scheduler.has_work and pool.stats().active == 0)
+    pool.check()
+    assert pool.stats().free == pool.stats().num_pages
 
 
 @contextmanager

@@ -151,12 +151,5 @@ def post(body: Any, backend: Any = None, *, path: str = "/v1/chat/completions", 
     return run(work, backend, **{name: value for name, value in options.items() if name != "headers"})
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it, a minute at most."""
-    async with asyncio.timeout(60):
-        while not is_so():  # noqa: ASYNC110 - the backend under test has no event to wait for
-            await asyncio.sleep(0.005)
-
-
 def fault(response: httpx.Response) -> dict[str, Any]:
     return response.json()["error"]

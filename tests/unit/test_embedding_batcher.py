@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chains import Played, chain_of, request, run, says
 from support.server import run as served
+from support.waiting import until
 
 from pyagent.core.chain.embedding_batcher import EmbeddingBatcher
 from pyagent.core.errors import BackendError, ConfigError, RequestError
@@ -94,16 +95,14 @@ def test_who_leaves_takes_its_texts_along() -> None:
         ]
         await asyncio.sleep(0)
         calls[0].cancel()
-        await asyncio.sleep(0.03)
-        assert embedder.sent == [["bb", "ccc"]]
+        await until(lambda: embedder.sent == [["bb", "ccc"]])
         calls[1].cancel()
         assert (await calls[2]).vectors == [[3.0]]
         assert embedder.num_cancelled == 0
         last = asyncio.create_task(gatherer.embed(EmbedRequest(model="m", input=["d"])))
-        await asyncio.sleep(0.03)
+        await until(lambda: embedder.sent[-1] == ["d"])
         last.cancel()
-        await asyncio.sleep(0.01)
-        assert embedder.num_cancelled == 1
+        await until(lambda: embedder.num_cancelled == 1)
         gone = asyncio.create_task(gatherer.embed(EmbedRequest(model="m", input=["e"])))
         await asyncio.sleep(0)
         gone.cancel()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.chains import Played, ask, chain_of, in_turn, request, run, says
+from support.waiting import until
 
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
@@ -373,8 +374,7 @@ def test_cancelled_caller_aborts_its_request(tmp_path: Path) -> None:
 
     async def work() -> None:
         task = asyncio.create_task(collect(chain.chat(request(sampling=GREEDY))))
-        await asyncio.sleep(0.02)
-        assert a.num_running == 1
+        await until(lambda: a.num_running == 1)
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.counting_runner import Client, CountingRunner, run_to_end
+from support.waiting import wait_until
 
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
@@ -448,10 +448,7 @@ def test_steps_planned_ahead_draw_what_steps_one_by_one_draw(num_stops: int) -> 
     clients = [Client(number, [number] * 20, 60, ends if number < num_stops else frozenset()) for number in range(6)]
     for client in clients:
         engine.submit(client.request)
-    for _ in range(1000):
-        if all(client.request.finish_reason is not None for client in clients):
-            break
-        time.sleep(0.01)
+    wait_until(lambda: all(client.request.finish_reason is not None for client in clients))
     engine.close()
     assert all(client.is_well for client in clients)
     assert runner.pool.stats().active == 0

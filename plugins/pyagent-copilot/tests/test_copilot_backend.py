@@ -127,7 +127,7 @@ def test_leaving_ends_the_program_and_its_children(
 
     asyncio.run(main())
     child = int((tmp_path / "pid").read_text())
-    for _ in range(300):
+    for _ in range(3000):
         if not is_running(child):
             return
         time.sleep(0.01)
