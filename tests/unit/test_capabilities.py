@@ -35,6 +35,10 @@ class Saying(EchoBackend):
         self.capabilities = said  # type: ignore[assignment]
 
 
+async def _take_late(_hint: Hint) -> None:
+    raise AssertionError
+
+
 class Silent:
     """A backend as short as can be."""
 
@@ -74,7 +78,9 @@ def made(backend: object) -> Capabilities:
         (Capabilities(assistant_prefix=True), "is True, expected one of ignored, forwarded, continued"),  # type: ignore[arg-type]
         (Capabilities(assistant_prefix=[]), "`capabilities.assistant_prefix` is []"),  # type: ignore[arg-type]
         (Capabilities(url=None), "`capabilities.url` is None, expected a text"),  # type: ignore[arg-type]
-        (Capabilities(load=True), "`capabilities.load` is True, expected a function, or None"),  # type: ignore[arg-type]
+        (Capabilities(load=True), "`capabilities.load` is True, expected an `async def` function, or None"),  # type: ignore[arg-type]
+        (Capabilities(load=lambda: None), "expected an `async def` function, or None"),  # type: ignore[arg-type,return-value]
+        (Capabilities(hint=_take_late), "expected a plain function, or None"),  # type: ignore[arg-type]
     ],
 )
 def test_nonsense_is_refused_with_plugin_and_field(said: object, fault: str) -> None:
@@ -129,6 +135,7 @@ class Able:
         self.hints: list[Hint] = []
         self.num_loads = 0
         self.fails = False
+        self.error: BaseException = SystemExit(3)
         self.capabilities = Capabilities(
             abilities=frozenset({"tools", "images"}),
             gives_several=True,
@@ -145,7 +152,7 @@ class Able:
 
     def _try(self) -> None:
         if self.fails:
-            raise SystemExit(3)
+            raise self.error
 
     async def abilities_of(self, _model: str) -> Abilities:
         self._try()
@@ -191,9 +198,11 @@ def test_functions_of_a_plugins_backend_are_contained(caplog: pytest.LogCaptureF
     chain.hint(Hint(kind="release", session="s"))
     assert [hint.session for hint in other.hints] == ["s"]
     assert "mine:x failed to take a hint" in caplog.text
-    asyncio.run(chain.load())
+    asyncio.run(chain.load())  # its first request tells what is wrong
     with pytest.raises(BackendError, match="the backend mine:x raised SystemExit"):
         asyncio.run(chain.query_cache(ViewCache()))
+    able.error = KeyError("a bug")
+    asyncio.run(chain.load())
 
 
 def test_link_that_cannot_be_made_is_plain() -> None:

@@ -6,6 +6,7 @@ hands on the value of what it wraps. Knows no backend.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
@@ -92,10 +93,14 @@ def _is_truth(value: object) -> bool:
 
 
 def _is_function(value: object) -> bool:
-    return value is None or callable(value)
+    return value is None or (callable(value) and not inspect.iscoroutinefunction(value))
 
 
-_FUNCTION = (_is_function, "a function, or None")
+def _is_coroutine_function(value: object) -> bool:
+    return value is None or inspect.iscoroutinefunction(value)
+
+
+_ASYNC = (_is_coroutine_function, "an `async def` function, or None")
 _EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "abilities": (_is_names, "a frozenset of names"),
     "gives_several": (_is_truth, "True or False"),
@@ -105,8 +110,8 @@ _EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     ),
     "sends_headers": (_is_truth, "True or False"),
     "url": (lambda value: isinstance(value, str), "a text"),
-    "abilities_of": _FUNCTION,
-    "load": _FUNCTION,
-    "hint": _FUNCTION,
-    "query_cache": _FUNCTION,
+    "abilities_of": _ASYNC,
+    "load": _ASYNC,
+    "hint": (_is_function, "a plain function, or None"),
+    "query_cache": _ASYNC,
 }

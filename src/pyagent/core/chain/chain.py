@@ -35,7 +35,7 @@ from pyagent.core.chain.ordering import Weights, error_of_none, why_not
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
 from pyagent.core.chain.structured_output import wants_structured_output
-from pyagent.core.errors import BackendError, PyAgentError, RequestError
+from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -303,7 +303,7 @@ class Chain:
         """Load the first link's model ahead of its first request; an error is raised by that request instead."""
         for link in self._present()[:1]:
             if (load := link.backend.capabilities.load) is not None:
-                with contextlib.suppress(PyAgentError):
+                with contextlib.suppress(Exception):
                     await load()
 
     async def close(self) -> None:
