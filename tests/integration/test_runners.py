@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +17,19 @@ import pytest
 from support.native import chat, engine_of, run
 from support.tiny_model import write_tiny_model
 
+from pyagent import _rust
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError, ModelError, PluginError
+from pyagent.core.messages import SamplingParams
+from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+from pyagent.infrastructure.engine.sampling.sampler import make_sampler
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
+PARROT = (Path(__file__).parents[2] / "examples/pyagent-parrot/pyagent_parrot.py").read_text()
 Install = Callable[[str, str], None]
 
 COUNTING = """
@@ -98,7 +105,7 @@ async def answer(path: Path, text: str = "ab ab", **settings: object) -> str:
 
 def test_runner_of_a_plugin_answers_over_http(tiny_model_path: Path, install: Install) -> None:
     """`auto` takes the runner that a plugin brings; it answers chats over HTTP, and finds cached prefixes."""
-    install("counting", COUNTING)
+    install("parrot", PARROT)
     settings = load_settings(overrides={"engine.models": [str(tiny_model_path)]}).settings
     chain = make_chain(settings, make_host(settings), ["native"])
     body = {
@@ -121,13 +128,28 @@ def test_runner_of_a_plugin_answers_over_http(tiny_model_path: Path, install: In
 
 def test_runner_of_a_plugin_serves_in_the_engine_process(tiny_model_path: Path, install: Install) -> None:
     """With `engine.process` the engine's own process finds the same runner, and its answers are the same."""
-    install("counting", COUNTING)
+    install("parrot", PARROT)
 
     async def work() -> None:
-        here = await answer(tiny_model_path, engine__runner="counting")
-        there = await answer(tiny_model_path, engine__runner="counting", engine__process=True)
+        here = await answer(tiny_model_path, engine__runner="parrot")
+        there = await answer(tiny_model_path, engine__runner="parrot", engine__process=True)
         cpu = await answer(tiny_model_path, engine__runner="cpu", engine__process=True)
-        assert here == there == cpu
+        assert here == there != cpu
+
+    run(work())
+
+
+def test_sampling_parameters_hold_on_any_runner(tiny_model_path: Path, install: Install) -> None:
+    """Logit bias and log probabilities come from `finish_step`, whichever runner computed the logits."""
+    install("parrot", PARROT)
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, process=False, **{"engine.runner": "parrot"}) as backend:
+            biased = chat("ab", temperature=0, max_tokens=3, logit_bias={70: 100.0}, top_logprobs=2)
+            reply = await collect(backend.chat(biased))
+            [*told] = [one for delta in reply.deltas for one in delta.logprobs]
+            assert len({one.token for one in told}) == 1
+            assert all(one.logprob > -1e-3 for one in told)
 
     run(work())
 
@@ -253,3 +275,39 @@ def test_commands_tell_of_runners(tiny_model_path: Path, install: Install, tmp_p
     assert runner["found"] == "counting, cpu; tpu cannot run here: there is no TPU"
     fits = json.loads(said("models", "show", str(tiny_model_path), "--json"))["fits"]
     assert all(fit["fits"] for fit in fits.values())
+
+
+def test_logits_from_elsewhere_are_sampled_as_the_cpu_runner_samples(tiny_model_path: Path) -> None:
+    """`sample_logits` gives the tokens, log probabilities and faults that `CpuModel.execute` gives for equal logits."""
+    runner = CpuRunner(tiny_model_path, RunnerOptions(threads=1, kv_bytes=1 << 20))
+    prompts = [list(range(40, 40 + length)) for length in (5, 9, 17)]
+    params = [
+        SamplingParams(temperature=0, top_logprobs=3),
+        SamplingParams(temperature=0.9, seed=5, top_p=0.9, top_k=20, logit_bias={70: 2.0}),
+        SamplingParams(temperature=1.2, seed=6, repetition_penalty=1.3, frequency_penalty=0.4),
+    ]
+    masks = {1: bytes([0b10101010] * (-(-runner.vocab_size // 32) * 4)), 2: b""}
+    outputs = []
+    for is_elsewhere in (False, True):
+        samplers = [make_sampler(one, runner.vocab_size, prompt) for one, prompt in zip(params, prompts, strict=True)]
+        lengths, tokens = [len(prompt) for prompt in prompts], [token for prompt in prompts for token in prompt]
+        for sequence, prompt in enumerate(prompts):
+            runner.add(sequence, prompt)
+            runner.reserve(sequence, len(prompt))
+            runner.pool.clear_index()
+        if is_elsewhere:
+            runner.model.execute(runner.pool, [0, 1, 2], lengths, tokens, num_outputs=[1, 1, 1])
+            logits = array("f", runner.model.logits())
+            outputs.append(_rust.sample_logits(logits, samplers, [0, 1, 2], {1: masks[1]}))
+            assert set(_rust.sample_logits(logits, samplers, [0, 1, 2], masks)[2]) == {2}
+        else:
+            outputs.append(
+                runner.model.execute(runner.pool, [0, 1, 2], lengths, tokens, samplers, [0, 1, 2], {1: masks[1]})
+            )
+        for sequence in range(3):
+            runner.release(sequence)
+        runner.pool.clear_index()
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1][0]
+    with pytest.raises(ValueError, match="do not fit 2 samplers"):
+        _rust.sample_logits(array("f", [0.0] * 7), samplers[:2], [0, 0])

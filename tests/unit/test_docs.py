@@ -34,6 +34,7 @@ PLUGIN_EXAMPLES = (
     "pyagent-shortest",
     "pyagent-count",
     "pyagent-toolserver",
+    "pyagent-parrot",
 )
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

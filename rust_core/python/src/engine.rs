@@ -97,6 +97,10 @@ impl SamplerState {
 }
 
 impl SamplerState {
+    pub(crate) fn shared(&self) -> Arc<Mutex<sampling::SamplerState>> {
+        Arc::clone(&self.inner)
+    }
+
     /// A step that has the sampler may wait for the GIL, so nobody waits for the sampler with it.
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, sampling::SamplerState>> {
         self.inner
@@ -164,7 +168,7 @@ impl CpuModel {
 }
 
 /// The tokens sampled; for some segments their likelihoods, and for some what is wrong.
-type StepOutput = (Vec<u32>, HashMap<usize, (f32, Vec<(u32, f32)>)>, HashMap<usize, String>);
+pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, (f32, Vec<(u32, f32)>)>, HashMap<usize, String>);
 
 #[pymethods]
 impl CpuModel {
@@ -229,7 +233,7 @@ impl CpuModel {
             .zip(steps)
             .enumerate()
             .map(|(segment, (sampler, step))| Asked {
-                sampler: Arc::clone(&sampler.get().inner),
+                sampler: sampler.get().shared(),
                 mask: masks.get(&segment).map(|mask| mask_words(mask)),
                 step,
             })
@@ -343,7 +347,7 @@ fn kv_groups(pages: &KvPages) -> Vec<(&'static str, usize, usize)> {
 }
 
 /// The bits of a mask; a rest of less than four bytes is filled up with zeros.
-fn mask_words(bytes: &[u8]) -> Vec<u32> {
+pub(crate) fn mask_words(bytes: &[u8]) -> Vec<u32> {
     let (words, rest) = bytes.as_chunks::<4>();
     let mut last = [0; 4];
     last[..rest.len()].copy_from_slice(rest);

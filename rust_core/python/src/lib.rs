@@ -4,6 +4,7 @@ mod cache;
 mod engine;
 mod memory;
 mod model_files;
+mod sampling;
 mod step;
 mod text;
 mod vocabulary;
@@ -29,6 +30,9 @@ mod _rust {
         CpuModel, ModelFileError, SamplerState, SwapHandle, available_cores, cpu_features, describe_model,
         most_step_bytes,
     };
+
+    #[pymodule_export]
+    use crate::sampling::sample_logits;
 
     #[pymodule_export]
     use crate::memory::trim_memory;

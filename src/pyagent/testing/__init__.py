@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyagent.testing.lmstudio import LMStudioServer, lmstudio_server
     from pyagent.testing.ollama import OllamaServer, ollama_server
     from pyagent.testing.openai import OpenAIServer, openai_server
+    from pyagent.testing.runner_conformance import RunnerConformance
     from pyagent.testing.servers import Fault, serve
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "OllamaServer",
     "OpenAIServer",
     "Reply",
+    "RunnerConformance",
     "ScriptedBackend",
     "Subject",
     "lmstudio_server",
@@ -40,6 +42,7 @@ _HOMES = {
     "OllamaServer": "ollama",
     "OpenAIServer": "openai",
     "Reply": "backends",
+    "RunnerConformance": "runner_conformance",
     "ScriptedBackend": "backends",
     "Subject": "conformance",
     "lmstudio_server": "lmstudio",

@@ -9,14 +9,18 @@ import logging
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pyagent import _rust
-from pyagent.core.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.core.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
 from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.memory.evictions import make_pool
 from pyagent.infrastructure.engine.memory.slabs import KvSlabs
 from pyagent.infrastructure.engine.runners.swap import SwapSpace
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +28,8 @@ logger = logging.getLogger(__name__)
 class PagedRunner:
     """Derive from it, call `__init__` with the model's sizes, and define `execute`.
 
-    `execute` computes a batch's tokens over the pages that `pool.tables` gives for their sequences, and tells the pool
-    (`pool.commit`). Where pages have content, define `copy_pages` too, and where their memory can be given back,
+    `execute` computes a batch's tokens over the pages that `pool.tables` gives for their sequences, and ends with
+    `finish_step`. Where pages have content, define `copy_pages` too, and where their memory can be given back,
     `empty_pages`.
     """
 
@@ -65,6 +69,34 @@ class PagedRunner:
     def close(self) -> None:
         """Free the weights and the KV memory, even while something refers to the runner. Safe to call twice."""
         self._slabs = self._swap = None
+
+    def finish_step(self, batch: Batch, logits: Buffer) -> StepOutput:
+        """Note that a batch's tokens are computed, and sample the segments that ask for it.
+
+        `logits` are their rows, 32-bit floats [len(batch.samplers), vocab_size] in this machine's memory. Raises
+        `ValueError` when they are not.
+        """
+        num_bytes, wanted = memoryview(logits).nbytes, 4 * len(batch.samplers) * self.vocab_size
+        if num_bytes != wanted:
+            raise ValueError(f"the runner gave {num_bytes} bytes of logits, expected {wanted}")
+        faults = self._commit(batch)
+        if not batch.samplers:  # a chunk of prefill; an empty buffer may have no address
+            return StepOutput([], errors=faults)
+        tokens, likelihoods, errors = _rust.sample_logits(logits, batch.samplers, batch.steps, batch.masks)
+        found = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
+        return StepOutput(tokens, likelihoods=found, errors=errors | faults)
+
+    def _commit(self, batch: Batch) -> dict[int, str]:
+        """Tell the pool what was computed; returns the segments of which it does not know, with the reasons."""
+        faults: dict[int, str] = {}
+        start = 0
+        for segment, (sequence_id, length) in enumerate(zip(batch.sequence_ids, batch.lengths, strict=True)):
+            try:
+                self.pool.commit(sequence_id, batch.tokens[start : start + length])
+            except ValueError as error:
+                faults[segment] = str(error)
+            start += length
+        return faults
 
     # -- sizes --------------------------------------------------------------------------------------------------------
 
