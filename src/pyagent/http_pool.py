@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pyagent.core.addresses import is_loopback
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 _MAX_ERROR_BYTES = 64 * 1024
 _LEAST_SECRET = 6
 """A header as short as `on` or `eu` is no secret, and its value may be any word."""
+
+
+async def load_httpx() -> None:
+    """Import httpx, in a thread: it takes 0.1 s and more, in which the event loop of a server answers others."""
+    if "httpx" not in sys.modules:
+        await asyncio.to_thread(import_module, "httpx")
 
 
 class HttpPool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,3 +99,20 @@ def test_plugins_agents_are_held_to_the_same_root(tree: Path) -> None:
             readable_path("link")
     finally:
         grant(FileAccess())
+
+
+def test_a_named_pipe_below_the_root_holds_nobody_up(tree: Path) -> None:
+    """A pipe that nobody writes to, and a device, are told like what is not there; whoever works here may name them."""
+    os.mkfifo(tree / "pipe.py")
+    (answer,) = said(["pipe.py"], tree)
+    assert answer.status_code == 400
+    assert "there is no file or folder 'pipe.py'" in answer.text
+    grant(FileAccess())
+    assert find_path(str(tree / "pipe.py")) is not None
+
+
+def test_a_task_over_http_has_a_bound(tree: Path) -> None:
+    """A task of megabytes is refused before agents' rules search it and the journal has it with every event."""
+    (answer,) = said(["x" * 2_000_001], tree)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "got 2000001" in answer.text

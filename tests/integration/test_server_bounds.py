@@ -12,9 +12,10 @@ import pytest
 from starlette.requests import Request
 from support.server import HI, Model, fault, post
 
+from pyagent.core.messages import ChatRequest
 from pyagent.core.settings import Server
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.server import bounds
+from pyagent.infrastructure.server import bounds, service
 from pyagent.infrastructure.server.service import Service
 
 
@@ -40,7 +41,8 @@ def tools(count: int, **function: Any) -> dict[str, Any]:
         (tools(bounds.MAX_TOOLS + 1), "context_length_exceeded"),
         ({"messages": HI * (bounds.MAX_MESSAGES + 1)}, "context_length_exceeded"),
         ({"messages": HI * 150_000}, "context_length_exceeded"),
-        ({"prediction": [1] * 4_100_000}, "context_length_exceeded"),
+        ({"prediction": [1] * 1_000_001}, "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "\n" * 2_000_001}]}, "context_length_exceeded"),
         ({"response_format": {"type": "choice", "choice": list(map(str, range(100_000)))}}, "invalid_request"),
         (form(nested(150)), "invalid_request"),
         (form({"enum": [str(number) for number in range(30_000)]}), "invalid_request"),
@@ -105,3 +107,32 @@ def test_fields_are_counted_across_slices() -> None:
     """A field whose `":` lies on the border of two counted slices counts once."""
     for start in range(bounds._SLICE_BYTES - 3, bounds._SLICE_BYTES + 2):
         assert bounds._count(b"x" * start + b'":' + b"x" * 9, b'":') == 1
+
+
+def test_long_request_is_checked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schemas of a long body are walked in the thread that read it; those of a short one where it is quicker."""
+    threads: list[str] = []
+
+    def noted(request: ChatRequest) -> None:
+        threads.append(threading.current_thread().name)
+        bounds.check_request(request)
+
+    monkeypatch.setattr(service, "check_request", noted)
+    for count in (1, 5000):
+        parameters = {"properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+        assert post({"messages": HI} | tools(1, parameters=parameters)).status_code == 200
+    assert [name.startswith("pyagent-read") for name in threads] == [False, True]
+
+
+@pytest.mark.parametrize("path", ["/pyagent/cache/explain", "/pyagent/cache/pin"])
+def test_own_routes_take_a_prompt_and_no_more(path: str) -> None:
+    """What the event loop itself reads is short: a body of 3 MB is a 413 there."""
+    refused = post({"messages": [{"role": "user", "content": "x" * 3_000_000}], "name": "x"}, path=path)
+    assert (refused.status_code, fault(refused)["code"]) == (413, "body_too_large")
+
+
+def test_millions_of_token_ids_are_refused_by_their_number(tiny_model_path: Path) -> None:
+    """A prompt of more ids than the model has room for is told as too long, before each is looked at."""
+    backend = NativeBackend.of("tiny", lambda: tiny_model_path)
+    refused = post({"prompt": [-1] * 900_000}, backend, path="/v1/completions")
+    assert (refused.status_code, fault(refused)["code"]) == (400, "context_length_exceeded")

@@ -46,8 +46,8 @@ def find_path(name: str) -> Path | None:
             return None
         else:
             path = (access.root / name).resolve()
-            if not path.is_relative_to(access.root):
-                return None
+            if not path.is_relative_to(access.root) or not (path.is_file() or path.is_dir()):
+                return None  # a named pipe or a device would hold its reader up for ever
         return path if path.exists() else None
     except (OSError, RuntimeError, ValueError):  # too long, links in a circle, a null character
         return None

@@ -23,7 +23,7 @@ from pyagent.core.line_reader import LineTooLongError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
-from pyagent.http_pool import HttpPool, error_body
+from pyagent.http_pool import HttpPool, error_body, load_httpx
 from pyagent.infrastructure.backends.openai_errors import map_error
 from pyagent.infrastructure.backends.openai_wire import (
     ChunkReader,
@@ -234,6 +234,7 @@ class OpenAIBackend:
 
     @asynccontextmanager
     async def _errors_mapped(self) -> AsyncGenerator[None]:
+        await load_httpx()
         import httpx
 
         try:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 AGENT_PREFIX = "agent:"
 """How a model's name says that it is an agent."""
+_MAX_TASK_CHARS = 2_000_000
+"""Of a task and what was said before it: agents' rules search it, and the journal has it with every event."""
 
 
 class AgentBackend:
@@ -120,6 +122,10 @@ def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
         raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)
     if request.n > 1 or request.best_of is not None or request.beam is not None:
         raise RequestError(f"{request.model} is an agent, which gives one answer", param="n")
+    num_chars = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
+    if num_chars > _MAX_TASK_CHARS:
+        text = f"{request.model} takes up to {_MAX_TASK_CHARS} characters, with what was said before; got {num_chars}"
+        raise RequestError(text, param="messages", code="context_length_exceeded")
     asked = [place for place, message in enumerate(request.messages) if message.role == "user"]
     if not asked:
         return Task(text=request.prompt or "")

@@ -12,6 +12,8 @@ from pyagent.core.settings import Server
 from pyagent.infrastructure.server.errors import refusal
 
 _MAX_DROPPED_BYTES = 8_000_000
+_MAX_SMALL_BYTES = 2_000_000
+"""Of the bodies of PyAgent's own routes, which hold one prompt at most."""
 _LINGER_SECONDS = 0.5
 """How long the body of a request that is refused by its length is read on: a client that still sends hears nothing."""
 
@@ -25,25 +27,25 @@ class RefusedError(Exception):
 
 
 async def read_body(request: Request, settings: Server) -> bytes:
-    """The body of a JSON request, never more of it than the settings allow, and no later."""
-    return b"".join(await read_pieces(request, settings))
+    """The body of a JSON request that is read on the event loop: never more of it than that takes, and no later."""
+    return b"".join(await read_pieces(request, settings, _MAX_SMALL_BYTES))
 
 
-async def read_pieces(request: Request, settings: Server) -> list[bytes]:
+async def read_pieces(request: Request, settings: Server, max_bytes: int | None = None) -> list[bytes]:
     """The body as `read_body` has it, as it came: to put a large one together takes its time."""
     _check_encoding(request.headers)
     kind = _content_type(request.headers)
     if kind != "application/json" and not request.url.path.startswith("/api/"):
         raise _wrong_type(kind)
-    too_large = RefusedError(
-        413, f"the body is larger than {settings.max_body_bytes} bytes (server.max_body_bytes)", "body_too_large"
-    )
-    if int(request.headers.get("content-length", "0")) > settings.max_body_bytes:
+    most = min(settings.max_body_bytes, max_bytes or settings.max_body_bytes)
+    which = " (server.max_body_bytes)" if most == settings.max_body_bytes else ""
+    too_large = RefusedError(413, f"the body is larger than {most} bytes{which}", "body_too_large")
+    if int(request.headers.get("content-length", "0")) > most:
         await _linger(request)
         raise too_large
     try:
         async with asyncio.timeout(settings.request_seconds):
-            pieces = await _read(request, settings.max_body_bytes)
+            pieces = await _read(request, most)
     except TimeoutError:
         text = f"the body was not there within {settings.request_seconds:g} s (server.request_seconds)"
         raise RefusedError(408, text, "request_timeout") from None

@@ -68,7 +68,8 @@ class Service:
         """
         pieces = await read_pieces(request, self.settings)
         num_bytes = sum(map(len, pieces))
-        if num_bytes <= _LONG_BYTES:
+        request.state.is_long = num_bytes > _LONG_BYTES
+        if not request.state.is_long:
             return read(b"".join(pieces))
         try:
             return await self._aside(_read_whole, pieces, read)
@@ -110,7 +111,10 @@ class Service:
 
         `others` differ from `asked` in their prompts alone; their answers follow its own by their index.
         """
-        check_request(asked)
+        if getattr(request.state, "is_long", False):
+            await self._aside(check_request, asked)
+        else:
+            check_request(asked)
         backend = await self.backend_of(asked.model)
         if asked.assistant_prefix and backend.capabilities.assistant_prefix != "continued":
             raise RequestError(f"{backend.name} cannot go on from an answer's beginning", param="messages")

@@ -108,7 +108,8 @@ class InputPreprocessor:
         """Raise `ContextOverflowError` for what is far too long, before anything is made of it."""
         limit = self.context.num_tokens
         texts = [request.prompt or "", *(message.text for message in request.messages)]
-        if len(texts) > limit + 1 or self.tokenizer.is_longer_than(limit, texts):
+        num_ids = len(request.prompt_token_ids)
+        if num_ids > limit or len(texts) > limit + 1 or self.tokenizer.is_longer_than(limit, texts):
             raise self.context.overflow(limit, is_more=True)
 
 

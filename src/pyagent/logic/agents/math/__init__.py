@@ -140,8 +140,9 @@ class MathAgent:
 
 def _is_story(text: str) -> bool:
     """Whether the text may be a sum in words: a sentence with two numbers, and no operation an expression lacks."""
-    num_words = len(re.findall(r"[^\W\d_]{2,}", text))
-    if len(text) > _MAX_STORY_CHARACTERS or num_words < _MIN_STORY_WORDS or _BEYOND_EXPRESSIONS.search(text):
+    if len(text) > _MAX_STORY_CHARACTERS or _BEYOND_EXPRESSIONS.search(text):
+        return False
+    if len(re.findall(r"[^\W\d_]{2,}", text)) < _MIN_STORY_WORDS:
         return False
     return 2 <= len(numbers_in(text)) <= _MAX_STORY_NUMBERS
 
