@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
+from json import loads
 from typing import Any
 
 from pyagent.core.messages import FunctionDefinition, Tool
@@ -65,6 +65,6 @@ TOOLS = [WEATHER, NOTE, NOW]
 def arguments_of(text: str) -> Any:
     """Arguments as a value; the text itself where it is no JSON."""
     try:
-        return json.loads(text)
+        return loads(text)
     except ValueError:
         return text

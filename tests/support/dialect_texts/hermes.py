@@ -75,9 +75,8 @@ CASES = [
     ),
     Case("a tag that is spoken of is text", "Use <tool_call> tags.", content="Use <tool_call> tags."),
     Case(
-        "a brace too many is text, the closing tag none",
+        "a brace too many is dropped",
         '<tool_call>{"name": "now", "arguments": {}}}</tool_call>',
-        content="}",
         calls=[("now", {})],
     ),
     Case(

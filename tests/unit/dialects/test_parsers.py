@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dialect_texts import TOOLS, Case, arguments_of
 
@@ -77,6 +77,7 @@ def test_every_dialect_has_recorded_answers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", dialects())
+@settings(max_examples=40)
 @given(data=st.data())
 def test_split_changes_nothing(name: str, data: st.DataObject) -> None:
     """In any split an answer gives the same; a copy made between two pieces goes on by itself."""

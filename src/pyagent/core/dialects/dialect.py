@@ -50,6 +50,11 @@ class Dialect(Protocol):
         """Tags that are control tokens of its models, whose text the parser must see."""
         ...
 
+    @property
+    def spans_reasoning(self) -> bool:
+        """Whether its grammar covers the whole answer; else it begins where reasoning has ended."""
+        ...
+
     def matches(self, template: str) -> bool:
         """Whether a chat template's text shows that its model writes so."""
         ...
@@ -65,7 +70,7 @@ class Dialect(Protocol):
     def grammar(
         self, tools: Sequence[Tool], *, is_required: bool, is_parallel: bool, token_ids: Mapping[str, int] | None = None
     ) -> str:
-        """Return a Lark grammar for an answer, from where its reasoning has ended.
+        """Return a Lark grammar for an answer, from where its reasoning has ended, or whole (`spans_reasoning`).
 
         Its calls follow the tools' schemas; text may stand before them unless a call `is_required`. `token_ids` are
         those `markers` that are control tokens of the model at hand, with their ids; others are plain text.
@@ -121,8 +126,8 @@ def random_id(name: str, index: int) -> str:
 class TagDialect:
     """A dialect described by its tags.
 
-    It is chosen for templates with all of its `clues` and none of its `absent`. A group of calls stands in `section`;
-    `separator` stands between calls.
+    It is chosen for templates with all of its `clues` and none of its `absent`; without clues by name only. The calls
+    of an answer stand in `section`.
     """
 
     name: str
@@ -133,14 +138,15 @@ class TagDialect:
     calls: Calls
     section: tuple[str, str] = ("", "")
     wrappers: tuple[str, ...] = ()
-    separator: str = "\n"
     markers: frozenset[str] = frozenset()
     ends_reasoning: bool = False
+    spans_reasoning: bool = False
     new_id: Callable[[str, int], str] = random_id
 
     def matches(self, template: str) -> bool:
         """Whether the template has the clues."""
-        return all(clue in template for clue in self.clues) and not any(clue in template for clue in self.absent)
+        has_clues = bool(self.clues) and all(clue in template for clue in self.clues)
+        return has_clues and not any(clue in template for clue in self.absent)
 
     def is_open(self, prompt: str) -> bool:
         """Whether the prompt's last tag of reasoning opens it, at the prompt's end."""
@@ -149,31 +155,29 @@ class TagDialect:
     def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False) -> OutputParser:
         """Return a parser for an answer."""
         by_name = {tool.function.name: tool for tool in tools}
-        section = tuple(tag.strip() for tag in self.section if tag.strip()) if tools else ()
-        context = Context(self.reasoning, self.calls, (*section, *self.wrappers), self.ends_reasoning, by_name)
+        begin, end = (tag.strip() if tools else "" for tag in self.section)
+        context = Context(self.reasoning, self.calls, begin, (begin, end, *self.wrappers), self.ends_reasoning, by_name)
         return ModeParser(TextMode(context, is_reasoning and self.reasoning is not None), self.new_id, _is_reasoning)
 
     def grammar(
         self, tools: Sequence[Tool], *, is_required: bool, is_parallel: bool, token_ids: Mapping[str, int] | None = None
     ) -> str:
-        """Return a grammar for an answer, whose reasoning, if there is any, stands first."""
+        """Return a grammar for an answer."""
         lark = Lark(token_ids or {})
-        begin, end = self.section
-        calls = self.calls
-        lark.rule("call", lark.choice([calls.lark(tool, f"call_{at}", lark) for at, tool in enumerate(tools)]))
-        closer = lark.literal(calls.closers[0] if calls.closers else "")
-        more = f"({lark.literal(self.separator + calls.opener)} call {closer})*" if is_parallel else ""
-        opening = begin + calls.opener
-        trigger = (begin or calls.opener).strip()
-        rest = lark.literal(opening.removeprefix(trigger))
-        lark.rule("calls", f"{rest} call {closer} {more} {lark.literal(end)}")
+        begin, between, end = self.calls.group
+        opening, closing = self.section[0] + begin, end + self.section[1]
+        trigger = (self.section[0] or self.calls.opener).strip()
+        calls = [self.calls.lark(tool, f"call_{at}", lark) for at, tool in enumerate(tools)]
+        lark.rule("call", lark.choice(calls))
+        more = f"({lark.literal(between)} call)*" if is_parallel else ""
+        lark.rule("calls", f"{lark.literal(opening.removeprefix(trigger))} call {more} {lark.literal(closing)}")
         if is_required:
             lark.rule("start", rf"/[ \n]{{0,2}}/ {lark.literal(trigger)} calls")
         elif trigger:
             lark.rule("tagged", f"{lark.text_until('head', trigger)} calls")
             lark.rule("start", "tagged* TEXT" if is_parallel else "TEXT | tagged")
         else:
-            first = "".join(map(_in_class, calls.bare_openers))
+            first = "".join(map(_in_class, self.calls.bare_openers))
             lark.rule("start", rf"calls | /([^\s{first}](.|\n)*)?/")
         return str(lark)
 

@@ -16,7 +16,7 @@ from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.output import Output
 from pyagent.core.dialects.source import Source
-from pyagent.core.dialects.text import Calls, Context, Mode, TextMode
+from pyagent.core.dialects.text import Context, Mode, TextMode
 from pyagent.core.messages import JsonObject, Tool
 
 _NAMES = frozenset({"name", "tool_name"})
@@ -32,7 +32,7 @@ class JsonCallsMode:
     """Reads an object or a list of them; `raw` is what becomes text if it is no call."""
 
     context: Context
-    calls: Calls
+    separator: str
     raw: list[str]
     is_bare: bool = False
     is_list: bool = False
@@ -200,9 +200,26 @@ class JsonCallsMode:
             return self._fail(output)
         output.end_call()
         if not self.is_list:
-            return TextMode(self.context, closers=self.context.closers)
+            return self._go("surplus" if self.context.closers else "next")
         self.name, self.has_arguments = "", False
         return self._go("between")
+
+    def _read_next(self, source: Source, output: Output) -> Mode | bool:
+        """Go on with another object where a mark parts them."""
+        mark = self._mark(source)
+        if not mark or mark not in self.separator:
+            return TextMode(self.context) if mark else False
+        self.name, self.has_arguments = "", False
+        self._take(source, 1)
+        return self._go("open")
+
+    def _read_surplus(self, source: Source, output: Output) -> Mode | bool:
+        """Drop braces too many before the closing tag, which small models write."""
+        mark = self._mark(source)
+        if mark and mark in "}]":
+            source.take(1)
+            return True
+        return TextMode(self.context, closers=self.context.closers) if mark else False
 
     def _read_between(self, source: Source, output: Output) -> Mode | bool:
         mark = self._mark(source)
@@ -229,32 +246,42 @@ def _arguments(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """Calls as JSON objects, one in each pair of tags; where `is_bare` they also stand without tags."""
+    """Calls as JSON objects: one in each pair of tags, or a list of them all; where `is_bare` also without tags."""
 
     opener: str = ""
     closers: tuple[str, ...] = ()
-    arguments: str = "arguments"
-    is_bare: bool = False
+    separator: str = ""
     is_list: bool = False
+    is_bare: bool = False
+    name: str = "name"
+    arguments: str = "arguments"
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
         """Braces and brackets, where calls stand without tags."""
         return ("{", "[") if self.is_bare else ()
 
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """The texts around and between calls."""
+        closer = self.closers[0] if self.closers else ""
+        if self.is_list:
+            return f"{self.opener}[", ", ", f"]{closer}"
+        return self.opener, closer + self.separator + self.opener, closer
+
     def open(self, context: Context, tag: str) -> Mode:
         """Return the mode that reads objects."""
         is_bare = tag in self.bare_openers
         if not is_bare:
-            return JsonCallsMode(context, self, [tag])
+            return JsonCallsMode(context, self.separator, [tag])
         is_list = tag == "["
         read_next = "open" if is_list else "key"
-        return JsonCallsMode(context, self, [tag], True, is_list, int(not is_list), read_next=read_next)
+        return JsonCallsMode(context, self.separator, [tag], True, is_list, int(not is_list), read_next=read_next)
 
     def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
         """Return an object with name and arguments."""
         name = json.dumps(tool.function.name, ensure_ascii=False)
-        head = f'{{"name": {name}, "{self.arguments}": '
+        head = f'{{"{self.name}": {name}, "{self.arguments}": '
         return f"{lark.literal(head)} {lark.json(schema_of(tool))} {lark.literal('}')}"
 
 

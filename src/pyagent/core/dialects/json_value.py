@@ -29,15 +29,15 @@ class JsonValue:
     stop: str = ""
     is_done: bool = False
     is_object: bool = False
-    _is_begun: bool = False
+    is_begun: bool = False
     _depth: int = 0
     _is_in_string: bool = False
     _is_escaped: bool = False
 
     def read(self, source: Source) -> str:
         """Read what has come of the value."""
-        if not self._is_begun and source.num_left:
-            self._is_begun, self.is_object = True, source.first == "{"
+        if not self.is_begun and source.num_left:
+            self.is_begun, self.is_object = True, source.first == "{"
         pieces: list[str] = []
         while not self.is_done and source.num_left:
             piece = self._read_string(source) if self._is_in_string else self._read_outside(source)

@@ -51,9 +51,11 @@ class Lark:
 
     def text_until(self, name: str, tag: str) -> str:
         """Return the expression for any text up to and with a tag."""
-        if tag in self._token_ids:
-            return f"TEXT {self.literal(tag)}"
-        return self.rule(f"{name}[lazy]", f"TEXT {self.literal(tag)}").partition("[")[0]
+        before, *rest = self._tokens.split(tag) if self._tokens else [tag]
+        if not rest:
+            return self.rule(f"{name}[lazy]", f"TEXT {self.literal(tag)}").partition("[")[0]
+        text = self.rule(name.upper(), f"TEXT {self.literal(before)}") if before else "TEXT"
+        return f"{text} {self.literal(''.join(rest))}"
 
     def __str__(self) -> str:
         """The grammar's text, `start` first."""

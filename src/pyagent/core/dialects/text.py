@@ -46,6 +46,11 @@ class Calls(Protocol):
         """What begins a call at the beginning of a line, where there is no tag."""
         ...
 
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """What a model writes before, between and after the calls of an answer."""
+        ...
+
     def open(self, context: Context, tag: str) -> Mode:
         """Return the mode that reads a call after its opener, which becomes text if there is none."""
         ...
@@ -69,10 +74,12 @@ class Context:
 
     reasoning: Reasoning | None
     calls: Calls
+    section: str
+    """The tag that begins all calls of an answer."""
     wrappers: tuple[str, ...]
     """Tags around calls or content that mean nothing else; they are dropped wherever they stand."""
     ends_reasoning: bool
-    """Whether a call ends reasoning that was not closed."""
+    """Whether calls end reasoning that was not closed."""
     tools: Mapping[str, Tool]
     opener: str = field(init=False)
     openers: tuple[str, ...] = field(init=False)
@@ -93,7 +100,7 @@ class Context:
         begin, end = (self.reasoning.begin, self.reasoning.end) if self.reasoning else ("", "")
         if not is_reasoning:
             return tags_of(begin, *self.openers, *self.wrappers, *closers)
-        return tags_of(begin, end, self.opener if self.ends_reasoning else "")
+        return tags_of(begin, end, *((self.opener, self.section) if self.ends_reasoning else ()))
 
 
 @dataclass(slots=True)
@@ -123,7 +130,7 @@ class TextMode:
 
     def _in_reasoning(self, tag: str, output: Output) -> Mode | None:
         assert self.context.reasoning
-        if tag == self.context.reasoning.end:
+        if tag in {self.context.reasoning.end, self.context.section}:
             output.pass_tag()
             return TextMode(self.context)
         if tag in self.context.openers:

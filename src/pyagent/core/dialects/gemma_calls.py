@@ -1,0 +1,72 @@
+"""Gemma's calls: `call:get_weather{city:<escape>Oslo<escape>,days:3}`, bare keys, strings between two of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.literals import LiteralValue
+from pyagent.core.dialects.named_calls import NamedCalls, Value
+from pyagent.core.dialects.xml_calls import properties_of, types_of
+from pyagent.core.messages import JsonObject
+
+
+def gemma_calls(opener: str, closer: str, quote: str) -> NamedCalls:
+    """Return calls whose strings stand between two `quote`s."""
+
+    def value(stop: str) -> Value:
+        return LiteralValue(stop, quote)
+
+    writer = _Writer(quote)
+    return NamedCalls(opener, (closer,), ("call:{name}",), value=value, write_arguments=writer.write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes values that follow a schema."""
+
+    quote: str
+
+    def write(self, schema: JsonObject, lark: Lark, rule: str) -> str:
+        """Return the expression for a value."""
+        types = types_of(schema)
+        if "enum" in schema:
+            texts = [self._constant(value, lark) for value in cast("list[object]", schema["enum"])]
+            return lark.choice(texts)
+        kinds: dict[str, Callable[[JsonObject, Lark, str], str]] = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+        }
+        known = sorted(types & kinds.keys()) or ([] if types else ["string"])
+        parts = [kinds[kind](schema, lark, f"{rule}_{kind}") for kind in known]
+        if rest := sorted(types - kinds.keys()):
+            parts.append(lark.json({**schema, "type": rest}))
+        return lark.choice(parts)
+
+    def _constant(self, value: object, lark: Lark) -> str:
+        if isinstance(value, str):
+            return lark.literal(f"{self.quote}{value}{self.quote}")
+        return lark.json({"const": value})
+
+    def _string(self, schema: JsonObject, lark: Lark, rule: str) -> str:
+        return f"{lark.literal(self.quote)} {lark.text_until(rule, self.quote)}"
+
+    def _array(self, schema: JsonObject, lark: Lark, rule: str) -> str:
+        items = schema.get("items")
+        item = self.write(cast("JsonObject", items) if isinstance(items, dict) else {}, lark, rule)
+        return f'"[" ({item} ("," {item})*)? "]"'
+
+    def _object(self, schema: JsonObject, lark: Lark, rule: str) -> str:
+        """The properties in their order; those not required may be left out."""
+        required = cast("list[str]", schema.get("required", []))
+        rest, is_optional = "", True
+        for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):
+            pair = f"{lark.literal(f'{key}:')} {self.write(kind, lark, f'{rule}_{at}v')}"
+            if rest:
+                pair += f' ("," {rest}){"?" if is_optional else ""}'
+            is_optional = is_optional and key not in required
+            rest = lark.rule(f"{rule}_{at}", pair if key in required or not rest else f"{pair} | {rest}")
+        return f'"{{" {rest}{"?" if rest and is_optional else ""} "}}"'

@@ -1,0 +1,204 @@
+"""Calls as Python writes them: `[get_weather(city="Oslo", days=3), now()]`. Arguments become JSON as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from pyagent.core.dialects.json_calls import schema_of
+from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.literals import LiteralValue
+from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.source import Source
+from pyagent.core.dialects.text import Context, Mode, TextMode
+from pyagent.core.dialects.xml_calls import properties_of, types_of
+from pyagent.core.messages import JsonObject, Tool
+
+_MAX_NAME_CHARS = 256
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_KEY = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
+_KEY_BEGUN = re.compile(r"[A-Za-z_]\w*\s*=?")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCalls:
+    """Calls in a list between tags; where `is_bare` without tags, and then only calls of offered functions."""
+
+    opener: str = ""
+    closers: tuple[str, ...] = ()
+    brackets: tuple[str, str] = ("[", "]")
+    separator: str = ", "
+    is_bare: bool = False
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """The list's bracket, where calls stand without tags."""
+        return ("[",) if self.is_bare else ()
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """The texts around and between calls."""
+        begin, end = self.brackets
+        return f"{self.opener}{begin}", self.separator, f"{end}{self.closers[0] if self.closers else ''}"
+
+    def open(self, context: Context, tag: str) -> Mode:
+        """Return the mode that reads a list."""
+        is_bare = tag in self.bare_openers
+        return PythonCallsMode(context, tag, is_bare, is_list=is_bare, read_next="name" if is_bare else "open")
+
+    def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
+        """Return a call with keyword arguments in the order of the schema's properties."""
+        arguments = _keywords(schema_of(tool), rule, lark)
+        return f"{lark.literal(f'{tool.function.name}(')} {arguments} {lark.literal(')')}"
+
+
+def _keywords(schema: JsonObject, rule: str, lark: Lark) -> str:
+    """Return the expression for keyword arguments in the schema's order; those not required may be left out."""
+    required = cast("list[str]", schema.get("required", []))
+    rest, is_optional = "", True
+    for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):
+        pair = f"{lark.literal(f'{key}=')} {python_value(kind, lark)}"
+        if rest:
+            pair += f" ({lark.literal(', ')} {rest}){'?' if is_optional else ''}"
+        is_optional = is_optional and key not in required
+        rest = lark.rule(f"{rule}_{at}", pair if key in required or not rest else f"{pair} | {rest}")
+    return f"{rest}?" if rest and is_optional else rest
+
+
+def python_value(schema: JsonObject, lark: Lark) -> str:
+    """Return the expression for a value: as JSON, whose strings and numbers Python shares, but for its constants."""
+    if types_of(schema) == {"boolean"} and "enum" not in schema and "const" not in schema:
+        return '("True" | "False")'
+    return lark.json(schema)
+
+
+@dataclass(slots=True)
+class PythonCallsMode:
+    """Reads a list of calls, or one that stands alone."""
+
+    context: Context
+    raw: str
+    is_bare: bool
+    is_list: bool = False
+    read_next: str = "open"
+    name: str = ""
+    num_values: int = 0
+    value: LiteralValue | None = None
+    has_call: bool = False
+
+    def step(self, source: Source, output: Output) -> Mode | None:
+        """Read on; each part of a call has a method of its own."""
+        while True:
+            part = cast("Callable[[Source, Output], Mode | bool]", getattr(self, f"_read_{self.read_next}"))
+            mode = part(source, output)
+            if not isinstance(mode, bool):
+                return mode
+            if not mode:
+                return None
+
+    def end(self, source: Source, output: Output) -> None:
+        """End with the answer: a call stays as far as it came, what is none yet is text."""
+        if not self.name:
+            output.content.write(self.raw + source.take_rest())
+
+    def _go(self, part: str) -> bool:
+        self.read_next = part
+        return True
+
+    def _fail(self, output: Output) -> Mode:
+        if not self.name:
+            output.content.write(self.raw)
+        return TextMode(self.context, closers=self.context.closers if self.has_call else ())
+
+    def _read_open(self, source: Source, output: Output) -> Mode | bool:
+        self.raw += source.take_space()
+        if not source.num_left:
+            return False
+        if source.first == "[":
+            self.is_list = True
+            self.raw += source.take(1)
+        return self._go("name")
+
+    def _read_name(self, source: Source, output: Output) -> Mode | bool:
+        self.raw += source.take_space()
+        window = source.text[source.at : source.at + _MAX_NAME_CHARS]
+        match = _NAME.match(window)
+        if match is None:
+            return self._fail(output) if window else False
+        if match.end() == len(window):
+            return self._fail(output) if len(window) == _MAX_NAME_CHARS else False
+        name = match.group()
+        if window[match.end()] != "(" or (self.is_bare and name not in self.context.tools):
+            return self._fail(output)
+        source.take(match.end() + 1)
+        self.name, self.raw, self.num_values, self.has_call = name, "", 0, True
+        output.pass_tag()
+        output.begin_call(name)
+        return self._go("key")
+
+    def _read_key(self, source: Source, output: Output) -> Mode | bool:
+        source.take_space()
+        mark = source.first
+        if not mark:
+            return False
+        if mark in "),":
+            source.take(1)
+            return self._go("key") if mark == "," else self._close(output)
+        window = source.text[source.at : source.at + _MAX_NAME_CHARS]
+        match = _KEY.match(window)
+        if not source.is_last and len(window) < _MAX_NAME_CHARS and (match is None or match.end() == len(window)):
+            begun = _KEY_BEGUN.match(window)
+            if begun is not None and begun.end() == len(window):
+                return False
+        if match is not None:
+            source.take(match.end())
+        self._begin_value(match.group(1) if match else self._positional(), output)
+        return self._go("value")
+
+    def _positional(self) -> str:
+        """The name of an argument that was written without one."""
+        tool = self.context.tools.get(self.name)
+        keys = list(properties_of(schema_of(tool))) if tool else []
+        return keys[self.num_values] if self.num_values < len(keys) else f"arg{self.num_values}"
+
+    def _begin_value(self, key: str, output: Output) -> None:
+        before = ", " if self.num_values else "{"
+        self.num_values += 1
+        self.value = LiteralValue()
+        output.add_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+
+    def _read_value(self, source: Source, output: Output) -> Mode | bool:
+        assert self.value
+        output.add_arguments(self.value.read(source))
+        return self._go("after_value") if self.value.is_done else False
+
+    def _read_after_value(self, source: Source, output: Output) -> Mode | bool:
+        source.take_space()
+        mark = source.first
+        if mark and mark not in "),":
+            return self._fail(output)
+        return self._go("key") if mark else False
+
+    def _close(self, output: Output) -> Mode | bool:
+        output.add_arguments("}" if self.num_values else "")
+        output.end_call()
+        self.name = ""
+        return self._go("after_call")
+
+    def _read_after_call(self, source: Source, output: Output) -> Mode | bool:
+        """Go on with the list, or with a call on the next line where there are no brackets."""
+        source.take_space()
+        mark = source.first
+        if not mark:
+            return False
+        if self.is_list and mark == ",":
+            source.take(1)
+            return self._go("name")
+        if self.is_list and mark == "]":
+            source.take(1)
+        elif not self.is_list and _NAME.match(mark) and self.context.closers:
+            return self._go("name")
+        return TextMode(self.context, closers=self.context.closers)

@@ -1,0 +1,294 @@
+"""Calls as elements, one for each parameter: `<function=add><parameter=a>1</parameter></function>` and its relatives.
+
+The arguments are made into JSON as they come. A parameter's schema says how its text is read: a string streams as it is
+written, the rest is converted when it is whole, and stays a string where it does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast  # Any: schemas are free-form JSON
+
+from pyagent.core.dialects.json_calls import schema_of
+from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.literals import LiteralValue, json_string_part
+from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.source import Source, Tags, tags_of
+from pyagent.core.dialects.text import Context, Mode, TextMode
+from pyagent.core.messages import JsonObject, Tool
+
+_MAX_NAME_CHARS = 256
+_NAME = re.compile(r"""[^\s<>{}"'()]+""")
+_JSON_NAMES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",  # before int, which it is too
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class XmlCalls:
+    """Calls by their tags. `name` and `key` are what stands before and after them, `value` around a value.
+
+    Where `is_trimmed`, a newline at each end of a value belongs to the format. `key_flags` may follow a key and say
+    whether its value is a string.
+    """
+
+    opener: str
+    closers: tuple[str, ...]
+    name: tuple[str, str] = ("<function=", ">\n")
+    key: tuple[str, str] = ("<parameter=", ">\n")
+    value: tuple[str, str] = ("", "\n</parameter>\n")
+    close: str = "</function>"
+    separator: str = "\n"
+    is_trimmed: bool = True
+    is_bare: bool = False
+    has_string_flags: bool = False
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """The function's tag, where models leave out the one around it."""
+        return (self.name[0],) if self.is_bare else ()
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """The texts around and between calls."""
+        closer = self.closers[0] if self.closers else ""
+        return self.opener, closer + self.separator + self.opener, closer
+
+    def open(self, context: Context, tag: str) -> Mode:
+        """Return the mode that reads elements."""
+        return XmlCallMode(context, self, tag, read_next="name" if tag in self.bare_openers else "head")
+
+    def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
+        """Return the elements of a call: the schema's properties in their order, each as its schema says."""
+        schema = schema_of(tool)
+        parts = [lark.literal(self.name[0] + tool.function.name + self.name[1])]
+        required = cast("list[str]", schema.get("required", []))
+        for at, (key, kind) in enumerate(properties_of(schema).items()):
+            part = self._parameter(key, kind, f"{rule}_{at}", lark)
+            parts.append(f"({part})" if key in required else f"({part})?")
+        return " ".join((*parts, lark.literal(self.close)))
+
+    def _parameter(self, key: str, schema: JsonObject, rule: str, lark: Lark) -> str:
+        end = self.value[1]
+        is_text = types_of(schema) == {"string"}
+        flag = f'" string="{"true" if is_text else "false"}' if self.has_string_flags else ""
+        begin = lark.literal(self.key[0] + key + flag + self.key[1] + self.value[0])
+        if is_text and "enum" in schema:
+            texts = [lark.literal(str(value)) for value in cast("list[object]", schema["enum"])]
+            return f"{begin} {lark.choice(texts)} {lark.literal(end)}"
+        if is_text:
+            return f"{begin} {lark.text_until(rule, end)}"
+        return f"{begin} {lark.json(schema)} {lark.literal(end)}"
+
+
+@dataclass(slots=True)
+class XmlCallMode:
+    """Reads one call."""
+
+    context: Context
+    calls: XmlCalls
+    raw: str
+    read_next: str = "head"
+    name: str = ""
+    num_values: int = 0
+    types: set[str] = field(default_factory=set[str])
+    is_streaming: bool = False
+    is_value_begun: bool = False
+    newline: str = ""
+    held: list[str] = field(default_factory=list[str])
+
+    def step(self, source: Source, output: Output) -> Mode | None:
+        """Read on; each part of a call has a method of its own."""
+        while True:
+            part = cast("Callable[[Source, Output], Mode | bool]", getattr(self, f"_read_{self.read_next}"))
+            mode = part(source, output)
+            if not isinstance(mode, bool):
+                return mode
+            if not mode:
+                return None
+
+    def end(self, source: Source, output: Output) -> None:
+        """End with the answer: a call stays as far as it came, what is none yet is text."""
+        if not self.name:
+            output.content.write(self.raw + source.take_rest())
+
+    def _go(self, part: str) -> bool:
+        self.read_next = part
+        return True
+
+    def _read_head(self, source: Source, output: Output) -> Mode | bool:
+        head = self.calls.name[0].strip()
+        self.raw += source.take_space()
+        seen = source.text[source.at : source.at + len(head)]
+        if not source.num_left or (seen != head and head.startswith(seen) and not source.is_last):
+            return False
+        if seen != head:
+            return self._fail(output)
+        self.raw += source.take(len(head))
+        return self._go("name")
+
+    def _read_name(self, source: Source, output: Output) -> Mode | bool:
+        """Read the name up to the end of its tag; where it has none, up to the next tag."""
+        end = self.calls.name[1].strip()
+        ends = (end,) if end else (self.calls.key[0], *self.context.closers)
+        window = source.text[source.at : source.at + _MAX_NAME_CHARS]
+        places = [place for one in ends if (place := window.find(one)) >= 0]
+        if not places:
+            return self._fail(output) if len(window) == _MAX_NAME_CHARS else False
+        name = window[: min(places)].strip()
+        if not _NAME.fullmatch(name):
+            return self._fail(output)
+        source.take(min(places) + len(end))
+        self.name = name
+        output.pass_tag()
+        output.begin_call(name)
+        return self._go("between")
+
+    def _fail(self, output: Output) -> Mode:
+        output.content.write(self.raw)
+        return TextMode(self.context)
+
+    def _read_between(self, source: Source, output: Output) -> Mode | bool:
+        calls = self.calls
+        between, tag = tags_of(calls.key[0].strip(), calls.close, *self.context.closers).read(source)
+        output.content.write(between if between.strip() else "")
+        if not tag:
+            return False
+        if tag == calls.key[0].strip():
+            return self._go("key")
+        output.add_arguments("}" if self.num_values else "")
+        output.end_call()
+        output.pass_tag()
+        return TextMode(self.context, closers=() if tag in self.context.closers else self.context.closers)
+
+    def _read_key(self, source: Source, output: Output) -> Mode | bool:
+        end = _key_end(self.calls.key[1], self.calls.value[0])
+        match = end.search(source.text, source.at, source.at + _MAX_NAME_CHARS)
+        if match is None:
+            is_near = source.num_left < _MAX_NAME_CHARS
+            return False if is_near else TextMode(self.context, closers=self.context.closers)
+        written = source.take(match.start() - source.at)
+        source.take(len(match.group()))
+        self._begin_value(written, output)
+        return self._go("value")
+
+    def _begin_value(self, written: str, output: Output) -> None:
+        key, _, flags = written.strip().strip('"').partition('"')
+        schema = properties_of(schema_of(self.context.tools[self.name])) if self.name in self.context.tools else {}
+        self.types = types_of(schema.get(key, {}))
+        if "string=" in flags:
+            self.types = {"string"} if "true" in flags else self.types - {"string"}
+        self.is_streaming = self.types == {"string"}
+        self.is_value_begun, self.newline, self.held = False, "", []
+        before = ", " if self.num_values else "{"
+        self.num_values += 1
+        quote = '"' if self.is_streaming else ""
+        output.add_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {quote}")
+
+    def _ends(self) -> Tags:
+        """What ends a value; a model that forgets to close it goes on with the next key or the call's end."""
+        calls = self.calls
+        return tags_of(calls.value[1].strip(), *(f"\n{tag.strip()}" for tag in (calls.key[0], calls.close) if tag))
+
+    def _read_value(self, source: Source, output: Output) -> Mode | bool:
+        text, tag = self._ends().read(source)
+        self._add(text, output)
+        if not tag:
+            return False
+        if tag != self.calls.value[1].strip():
+            source.at -= len(tag)
+        self._end_value(output)
+        return self._go("between")
+
+    def _add(self, text: str, output: Output) -> None:
+        if not self.is_streaming:
+            self.held.append(text)
+            return
+        if not text:
+            return
+        if self.calls.is_trimmed:
+            if not self.is_value_begun:
+                text = text.removeprefix("\n")
+            self.is_value_begun = True
+            text = self.newline + text
+            self.newline = "\n" if text.endswith("\n") else ""
+            text = text.removesuffix("\n")
+        output.add_arguments(json_string_part(text))
+
+    def _end_value(self, output: Output) -> None:
+        if self.is_streaming:
+            output.add_arguments('"')
+            return
+        text = "".join(self.held)
+        self.held = []
+        if self.calls.is_trimmed:
+            text = text.removeprefix("\n").removesuffix("\n")
+        output.add_arguments(converted(text, self.types))
+
+
+@lru_cache(maxsize=64)
+def _key_end(end: str, value_begin: str) -> re.Pattern[str]:
+    """What stands between a key and its value, with any white space inside."""
+    return re.compile(r"\s*".join(re.escape(part.strip()) for part in (end, value_begin) if part.strip()))
+
+
+def properties_of(schema: JsonObject) -> dict[str, JsonObject]:
+    """Return the schemas of an object's properties, each with the definitions it may refer to."""
+    properties = cast("dict[str, Any]", schema.get("properties", {}))
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return {key: {**shared, **kind} if isinstance(kind, dict) else shared for key, kind in properties.items()}
+
+
+def types_of(schema: JsonObject) -> set[str]:
+    """Return the JSON types that a schema names; none where it does not say."""
+    said = cast("Any", schema.get("type"))
+    if said is not None:
+        return {said} if isinstance(said, str) else set(said)
+    values = [schema["const"]] if "const" in schema else cast("list[Any]", schema.get("enum", []))
+    if values:
+        return {json_name(value) for value in values}
+    kinds = [kind for name in ("anyOf", "oneOf") for kind in cast("list[Any]", schema.get(name, []))]
+    return {one for kind in kinds if isinstance(kind, dict) for one in types_of(cast("JsonObject", kind))}
+
+
+def converted(text: str, types: set[str]) -> str:
+    """Return a parameter's text as JSON of one of its types; as a string where it is none of them."""
+    for written in (text.strip(), _from_python(text.strip())):
+        try:
+            value = cast("object", json.loads(written, parse_constant=_refuse))
+        except (ValueError, RecursionError):
+            continue
+        kind = json_name(value)
+        fits = kind in types or (kind == "integer" and "number" in types) or (not types and kind != "string")
+        return written if fits else json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_name(value: object) -> str:
+    """Return the name of a value's JSON type."""
+    return next((name for kind, name in _JSON_NAMES.items() if isinstance(value, kind)), "null")
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _from_python(text: str) -> str:
+    """Return a constant, list, tuple or dict of Python as JSON; else the text."""
+    if text.lower() in {"true", "false", "none"}:
+        return text.lower().replace("none", "null")
+    if text[:1] not in set("[{("):
+        return text
+    source = Source()
+    source.extend(text)
+    source.is_last = True
+    return LiteralValue().read(source)
