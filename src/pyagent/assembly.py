@@ -20,6 +20,7 @@ from pyagent.core.nearest import did_you_mean
 from pyagent.core.plugins import PluginHost
 from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.resilience.spend_limit import SpendLimit
+from pyagent.core.secrets import strike_text
 
 if TYPE_CHECKING:
     from pyagent.core.response_cache.cache import ResponseCache
@@ -47,13 +48,24 @@ def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict
             if plugin.state == "quarantined" and plugin.name == link.scheme:
                 raise PluginError(f"the backend {link.scheme!r} is not there: {plugin.reason}", plugin=plugin.name)
         hint = did_you_mean(link.scheme, factories, f"there are {', '.join(sorted(factories)) or 'none'}")
-        raise ConfigError(f"no plugin brings the backend {link.scheme!r} (chain entry {entry!r}); {hint}", key="chain")
+        named = f"no plugin brings the backend {link.scheme!r} (chain entry {strike_text(entry)!r})"
+        raise ConfigError(f"{named}; {hint}", key="chain")
+    if "@" in link.target:
+        _check_password(link)
     if not headers:
         return factories[link.scheme](link, settings)
     backend = factories[link.scheme](msgspec.structs.replace(link, headers=headers), settings)
     if not backend.capabilities.sends_headers:
         raise ConfigError(f"{entry} sends no headers of yours; take `headers` out of its table", key="chain")
     return backend
+
+
+def _check_password(link: LinkSpec) -> None:
+    from pyagent.core.addresses import has_password
+
+    if has_password(link.target):
+        text = f"{link.scheme}: a link's URL may hold no password, as answers and metrics name the link by it"
+        raise ConfigError(f"{text}; send it by `headers` of the link", key="chain")
 
 
 def make_chain(

@@ -138,6 +138,34 @@ def test_openai_backend_refuses_a_bad_url(target: str) -> None:
         make_backend(LinkSpec("openai", target), Settings())
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://host/v1?api_key=my-own-word",
+        "http://host/v1?my-own-word",
+        "https://host/v1?key=my-own-word#model",
+        "http://my-own-word@host/v1",
+        "http://user:my-own-word@host/v1",
+        "ftp://user:my-own-word@host/v1",
+        "host/v1?token=my-own-word",
+    ],
+)
+def test_key_in_a_url_is_refused_and_not_shown(target: str) -> None:
+    """A URL with a key, which each error and metric would show, is refused by an error that does not show it."""
+    for made in (lambda: make_backend(LinkSpec("openai", target), Settings()), lambda: OpenAIBackend(target)):
+        with pytest.raises(ConfigError, match="openai:") as caught:
+            made()
+        assert "my-own-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["openai", "ollama", "lmstudio", "nosuch"])
+def test_password_in_any_links_url_is_refused_and_not_shown(scheme: str) -> None:
+    """A link's name is its URL, which answers, metrics and logs have: one with a password is refused by any scheme."""
+    with pytest.raises(ConfigError) as caught:
+        make_link(LinkSettings(use=f"{scheme}:http://user:my-own-word@host:1/v1"), Settings(), make_host(Settings()))
+    assert "my-own-word" not in str(caught.value)
+
+
 def test_github_models_is_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     """`github:MODEL` needs no URL; without a token it says in one sentence what to set."""
     monkeypatch.delenv("GITHUB_TOKEN", raising=False)

@@ -18,6 +18,12 @@ def is_loopback(url: str) -> bool:
     return _is_loopback(_host(url))
 
 
+def has_password(url: str) -> bool:
+    """Whether an http(s) URL holds a user's name or password before its host."""
+    parts = _split(url)
+    return parts.scheme in {"http", "https"} and bool(parts.username or parts.password)
+
+
 def leads_to(url: str, host: str, port: int) -> bool:
     """Whether a URL leads to a server of this machine that listens on `host` and `port`."""
     parts = _split(url)

@@ -83,7 +83,7 @@ class Transport:
                 async for line in lines:
                     yield self._pool.without_secrets(line) if b'"error"' in line else line
             if (rest := reader.rest()).strip():
-                yield rest
+                yield self._pool.without_secrets(rest) if b'"error"' in rest else rest
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""

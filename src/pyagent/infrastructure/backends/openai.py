@@ -22,6 +22,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.line_reader import LineTooLongError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.secrets import strike_text
 from pyagent.core.trace_context import trace_headers
 from pyagent.http_pool import HttpPool, error_body, load_httpx
 from pyagent.infrastructure.backends.openai_errors import map_error
@@ -83,7 +84,8 @@ class OpenAIBackend:
         parts = _split(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ConfigError(
-                f"openai: takes an http(s) URL such as openai:http://host:8000/v1, got {url!r}", key="chain"
+                f"openai: takes an http(s) URL such as openai:http://host:8000/v1, got {strike_text(url)!r}",
+                key="chain",
             )
         if parts.username or parts.password:
             raise ConfigError("openai: the URL may hold no password; name it in backends.api_keys", key="chain")

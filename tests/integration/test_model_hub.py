@@ -1,0 +1,200 @@
+"""`hf:` models from a hub on loopback, by `pyagent models pull`: whole, of one commit, and checked by checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from support.tiny_model import write_tiny_model
+
+from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.store import ModelStore
+
+pytest.importorskip("huggingface_hub")
+
+COMMIT = "c0ffee" * 6 + "c0ff"
+REPOSITORY = "owner/tiny"
+
+
+def blob_id(data: bytes) -> str:
+    return hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
+
+
+@dataclass
+class Hub:
+    """A hub with one repository: files as they are served, and the digests that its API gives."""
+
+    files: dict[str, bytes]
+    digests: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    paths: list[str] = field(default_factory=list[str])
+    url: str = ""
+
+    def entry(self, name: str) -> dict[str, object]:
+        data = self.files[name]
+        entry: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": blob_id(data)}
+        if name.endswith((".gguf", ".safetensors")):
+            digest = self.digests.get(name, hashlib.sha256(data).hexdigest())
+            entry |= {"lfs": {"sha256": digest, "size": len(data), "pointerSize": 130}} if digest else {"blobId": None}
+        elif name in self.digests:
+            entry["blobId"] = self.digests[name]
+        return entry
+
+    def info(self) -> bytes:
+        siblings = [self.entry(name) for name in self.files]
+        return json.dumps({"id": REPOSITORY, "modelId": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
+
+    def tree(self) -> bytes:
+        entries = [{"type": "file", "path": name, "oid": "0", "size": len(data)} for name, data in self.files.items()]
+        return json.dumps(entries).encode()
+
+
+def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            hub.paths.append(path)
+            status, body = 404, b"{}"
+            if re.fullmatch(rf"/api/models/{REPOSITORY}/tree/.+", path):
+                status, body = 200, hub.tree()
+            elif path.startswith(f"/api/models/{REPOSITORY}"):
+                status, body = 200, hub.info()
+            elif path.startswith(start := f"/{REPOSITORY}/resolve/{COMMIT}/") and path.removeprefix(start) in hub.files:
+                status, body = 200, hub.files[path.removeprefix(start)]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Type", "application/json" if path.startswith("/api") else "binary/octet-stream")
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """A GGUF file, and a folder of safetensors with its configuration."""
+    gguf = write_tiny_model(tmp_path / "tiny.gguf").read_bytes()
+    made = Hub({"tiny.gguf": gguf, "config.json": b'{"a": 1}', "model.safetensors": b"weights" * 100, "x.bin": b"x"})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(made))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    yield made
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def pull(hub: Hub, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """`pyagent models pull NAME`, with this hub and a store of its own."""
+    own = {name: value for name, value in os.environ.items() if name in {"PATH", "PYTHONPATH"}}
+    places = {name: str(folder / name.lower()) for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME")}
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pyagent.cli.main import main; sys.exit(main())",
+            "models",
+            "pull",
+            name,
+        ],
+        env=own
+        | places
+        | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "PYAGENT_PATHS__MODELS": str(folder / "models")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def stored(folder: Path) -> list[str]:
+    """The models in the store, what was begun included."""
+    entries = (folder / "models").iterdir() if (folder / "models").is_dir() else ()
+    return [entry.name for entry in entries if not entry.name.startswith(".lock")]
+
+
+def test_file_of_the_hub_is_stored_with_its_checksum(hub: Hub, tmp_path: Path) -> None:
+    """A GGUF file comes from the commit that the API named, and damage later is found by its checksum."""
+    done = pull(hub, tmp_path, "hf:owner/tiny/tiny.gguf")
+    assert done.returncode == 0, done.stderr
+    assert f"/owner/tiny/resolve/{COMMIT}/tiny.gguf" in hub.paths
+    store = ModelStore(tmp_path / "models")
+    (model,) = store.list()
+    assert model.manifest.sha256 == hashlib.sha256(hub.files["tiny.gguf"]).hexdigest()
+    assert sorted(file.name for file in model.path.parent.iterdir()) == ["model.json", "tiny.gguf"]
+    store.check(model.manifest.name)
+    model.path.write_bytes(model.path.read_bytes()[:-1] + b"?")
+    with pytest.raises(ModelError, match="is damaged"):
+        store.check(model.manifest.name)
+
+
+def test_folder_of_the_hub_is_stored_with_the_checksum_of_each_file(hub: Hub, tmp_path: Path) -> None:
+    """Of a repository come configuration and weights, each compared; a file that is gone or changed is named later."""
+    done = pull(hub, tmp_path, "hf:owner/tiny")
+    assert done.returncode == 0, done.stderr
+    store = ModelStore(tmp_path / "models")
+    (model,) = store.list()
+    assert model.manifest.files == {
+        name: hashlib.sha256(hub.files[name]).hexdigest() for name in ("config.json", "model.safetensors")
+    }
+    store.check("hf:owner/tiny")
+    (model.path / "config.json").write_bytes(b"{}")
+    with pytest.raises(ModelError, match=r"config\.json is damaged"):
+        store.check("hf:owner/tiny")
+    (model.path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"config\.json is gone"):
+        store.check("hf:owner/tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "digest"),
+    [
+        ("hf:owner/tiny/tiny.gguf", "tiny.gguf", "0" * 64),
+        ("hf:owner/tiny", "model.safetensors", "0" * 64),
+        ("hf:owner/tiny", "config.json", "0" * 40),
+    ],
+)
+def test_file_that_is_not_what_the_hub_says_is_thrown_away(
+    hub: Hub, tmp_path: Path, name: str, file: str, digest: str
+) -> None:
+    """A file whose digest is not the API's, large (SHA-256) or small (git's), fails by name and leaves nothing."""
+    hub.digests[file] = digest
+    done = pull(hub, tmp_path, name)
+    assert done.returncode == 1
+    assert f"{file} of {name} has checksum" in done.stderr
+    assert stored(tmp_path) == []
+
+
+def test_hub_without_digests_is_believed(hub: Hub, tmp_path: Path) -> None:
+    """Where a mirror's API gives no digest, the file's own is recorded for later checks."""
+    hub.digests["tiny.gguf"] = None
+    assert pull(hub, tmp_path, "hf:owner/tiny/tiny.gguf").returncode == 0
+    ModelStore(tmp_path / "models").check("hf:owner/tiny/tiny.gguf")
+
+
+@pytest.mark.parametrize("name", ["hf:owner", "hf:owner/../x.gguf", "hf:owner/tiny/../../x.gguf", "hf:owner//x"])
+def test_name_that_is_no_repository_is_refused_unasked(hub: Hub, tmp_path: Path, name: str) -> None:
+    """Names that lack a part, or lead elsewhere, reach no server."""
+    done = pull(hub, tmp_path, name)
+    assert done.returncode == 1
+    assert "expected hf:OWNER/NAME" in done.stderr
+    assert hub.paths == []
+    assert stored(tmp_path) == []
