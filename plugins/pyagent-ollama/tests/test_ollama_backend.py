@@ -199,6 +199,25 @@ def test_other_model_than_the_links_is_passed_by() -> None:
         assert ask(server, ChatRequest(model="llama3.2:latest", messages=HELLO.messages)).text
 
 
+def test_bare_link_passes_by_models_that_cannot_what_is_asked() -> None:
+    """Chat goes to the first model that chats, embeddings to the first that embeds, whichever was pulled last."""
+
+    async def embed(backend: OllamaBackend) -> str:
+        return (await backend.embed(EmbedRequest(model="", input=["one"]))).model
+
+    models, embedding = ("nomic-embed-text:latest", "llama3.2:latest"), ("nomic-embed-text:latest",)
+    with ollama_server(models=models, embedding_models=embedding, capabilities=("completion",)) as server:
+        assert ask(server, model="").last.model == "llama3.2:latest"
+        assert run(server, embed) == "nomic-embed-text:latest"
+    with ollama_server(models=embedding, embedding_models=embedding) as server:
+        with pytest.raises(BackendError, match="has no model that chats; try: ollama pull"):
+            ask(server, model="")
+    with ollama_server(capabilities=("completion",)) as server:
+        with pytest.raises(RequestError, match="has no embedding model; try: ollama pull nomic-embed-text") as caught:
+            run(server, embed)
+    assert caught.value.code == "model_not_found"
+
+
 def test_first_listed_model_serves_a_bare_link() -> None:
     """Without a model in link and request the first of the list answers; an empty list says what to do."""
     with ollama_server(models=("a:1b", "b:latest")) as server:

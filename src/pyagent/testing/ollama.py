@@ -39,6 +39,8 @@ class OllamaServer:
     """
 
     models: tuple[str, ...] = ("llama3.2:latest",)
+    embedding_models: tuple[str, ...] = ()
+    """Those of `models` that embed and do nothing else."""
     answer: str | None = None
     thinking: str = ""
     tool_calls: Sequence[dict[str, object]] = ()
@@ -107,9 +109,12 @@ class OllamaServer:
                 "template": "{{ .Prompt }}",
                 "details": _DETAILS,
                 "model_info": info,
-                "capabilities": self.capabilities,
+                "capabilities": self._abilities(body.get("model")),
             }
         )
+
+    def _abilities(self, model: object) -> tuple[str, ...]:
+        return ("embedding",) if self._resolve(model) in self.embedding_models else self.capabilities
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -120,6 +125,8 @@ class OllamaServer:
         refusal = self._unauthorised(request) or self._refusal(body)
         if refusal:
             return refusal
+        if "completion" not in self._abilities(body.get("model")):
+            return JSONResponse({"error": f'"{body["model"]}" does not support chat'}, status_code=400)
         said = _Completion(self, body, is_chat=request.url.path.endswith("chat"))
         if not (body.get("messages") if said.is_chat else body.get("prompt")):
             return JSONResponse(self._loading(said))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from typing import Literal
 
 import msgspec
 
@@ -173,7 +174,7 @@ class OllamaBackend:
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """One vector a text; a text that is too long is refused, not cut."""
-        model = await self._pick_model(request.model)
+        model = await self._pick_model(request.model, "embedding")
         if not request.input:
             return EmbedResult(vectors=[], model=model)
         shown = await self._show(model)
@@ -190,7 +191,7 @@ class OllamaBackend:
 
     async def models(self) -> list[ModelInfo]:
         """What Ollama has on disk, and whether it is loaded."""
-        listed = decode_tags(await self._wire.get("/api/tags"), self.name)
+        listed = await self._listed()
         running = {model.name for model in await self._running()}
         return [msgspec.structs.replace(model, is_loaded=model.id in running) for model in listed]
 
@@ -221,6 +222,9 @@ class OllamaBackend:
         """Close the connections."""
         await self._wire.close()
 
+    async def _listed(self) -> list[ModelInfo]:
+        return decode_tags(await self._wire.get("/api/tags"), self.name)
+
     async def _running(self) -> list[RunningModel]:
         return decode_running(await self._wire.get("/api/ps"), self.name)
 
@@ -240,19 +244,22 @@ class OllamaBackend:
         self._shown[model] = decode_shown(answer, self.name)
         return self._shown[model]
 
-    async def _pick_model(self, asked: str) -> str:
-        """The model to ask for: the request's, the link's, or the first that Ollama lists."""
+    async def _pick_model(self, asked: str, ability: Literal["completion", "embedding"] = "completion") -> str:
+        """The model to ask for: the request's, the link's, or the first of Ollama's list that has the ability."""
         if asked and self._model and _full(asked) != _full(self._model):
             raise RequestError(
                 f"{self.name} serves {self._model!r}, not {asked!r}", param="model", code="model_not_found"
             )
         if asked or self._model:
             return asked or self._model
-        found = await self.models()
-        if not found:
-            text = f"{self.name} has no model; try: ollama pull llama3.2"
-            raise BackendError(text, backend=self.name, retryable=False)
-        return found[0].id
+        for model in await self._listed():
+            if (await self._show(model.id)).can(ability):
+                return model.id
+        if ability == "embedding":
+            text = f"{self.name} does not embed: it has no embedding model; try: ollama pull nomic-embed-text"
+            raise RequestError(text, param="model", code="model_not_found")
+        text = f"{self.name} has no model that chats; try: ollama pull llama3.2"
+        raise BackendError(text, backend=self.name, retryable=False)
 
 
 def _full(model: str) -> str:
