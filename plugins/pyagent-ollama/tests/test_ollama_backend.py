@@ -209,10 +209,10 @@ def test_bare_link_passes_by_models_that_cannot_what_is_asked() -> None:
     with ollama_server(models=models, embedding_models=embedding, capabilities=("completion",)) as server:
         assert ask(server, model="").last.model == "llama3.2:latest"
         assert run(server, embed) == "nomic-embed-text:latest"
-    with ollama_server(models=embedding, embedding_models=embedding) as server:
+        server.models = embedding
         with pytest.raises(BackendError, match="has no model that chats; try: ollama pull"):
             ask(server, model="")
-    with ollama_server(capabilities=("completion",)) as server:
+        server.models, server.embedding_models = models[1:], ()
         with pytest.raises(RequestError, match="has no embedding model; try: ollama pull nomic-embed-text") as caught:
             run(server, embed)
     assert caught.value.code == "model_not_found"

@@ -125,8 +125,6 @@ class OllamaServer:
         refusal = self._unauthorised(request) or self._refusal(body)
         if refusal:
             return refusal
-        if "completion" not in self._abilities(body.get("model")):
-            return JSONResponse({"error": f'"{body["model"]}" does not support chat'}, status_code=400)
         said = _Completion(self, body, is_chat=request.url.path.endswith("chat"))
         if not (body.get("messages") if said.is_chat else body.get("prompt")):
             return JSONResponse(self._loading(said))
@@ -152,13 +150,16 @@ class OllamaServer:
 
     def _refusal(self, body: Json) -> Response | None:
         """What is answered with a status, before any stream."""
-        model, lacks = body.get("model"), set(_needed(body)) - set(self.capabilities)
+        model, known = body.get("model"), self._abilities(body.get("model"))
+        lacks = [ability for ability in _needed(body) if ability not in known]
         if not model:
             return JSONResponse({"error": "model is required"}, status_code=400)
         if self._resolve(model) is None:
             return _not_found(model)
         if lacks:
-            return JSONResponse({"error": f'"{model}" does not support {lacks.pop()}'}, status_code=400)
+            asked = "chat" if "messages" in body else "generate"
+            wanted = asked if lacks[0] == "completion" else lacks[0]
+            return JSONResponse({"error": f'"{model}" does not support {wanted}'}, status_code=400)
         if self.fault is not None and self.fault.kind == "error" and self.fault.at == 0:
             return JSONResponse({"error": self.fault.text}, status_code=500)
         return None
@@ -329,6 +330,8 @@ async def _break(fault: Fault) -> None:
 def _needed(body: Json) -> Iterator[str]:
     if "input" in body:
         yield "embedding"
+    else:
+        yield "completion"
     if body.get("tools"):
         yield "tools"
     if body.get("think"):
