@@ -10,6 +10,7 @@ import pytest
 
 from pyagent.core.messages import BeamSearch, SamplingParams
 from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Request
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
@@ -110,7 +111,7 @@ def ours(folder: Path, beam: BeamSearch, end_ids: list[int], stop: str = "") -> 
             max_tokens=MAX_TOKENS,
             sampler=make_sampler(SamplingParams(temperature=0, top_logprobs=num_offered(beam, len(end_ids))), 250),
             tokenizer=Spelled(end_ids),  # type: ignore[arg-type]
-            detokenizer=Spelled(end_ids),  # type: ignore[arg-type]
+            text=AnswerText(Spelled(end_ids), (stop,) if stop else ()),  # type: ignore[arg-type]
             grammar=None,
             on_output=told.append,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
 from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output, Request
 
@@ -135,6 +136,9 @@ class Numbers:
     def flush(self) -> str:
         return ""
 
+    def copy(self) -> Numbers:
+        return self
+
 
 class Client:
     """A request and all that was said of it."""
@@ -156,7 +160,7 @@ class Client:
             max_tokens=max_tokens,
             sampler=_rust.SamplerState(),
             tokenizer=Ends(end_ids),  # type: ignore[arg-type]
-            detokenizer=Numbers(),  # type: ignore[arg-type]
+            text=AnswerText(Numbers()),  # type: ignore[arg-type]
             grammar=None,
             on_output=self.news.append,
         )

@@ -44,6 +44,7 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "choice": _needs_form("choice"),
     # not to reason is a wish, told to those that know it
     "reasoning_effort": lambda request: request.reasoning_effort not in (None, "none"),
+    "chat_template_kwargs": lambda request: bool(request.chat_template_kwargs),
     "n": lambda request: request.n > 1,
     "best_of": lambda request: request.best_of is not None,
     "beam": lambda request: request.beam is not None,

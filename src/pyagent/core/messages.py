@@ -68,13 +68,14 @@ class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of a conversation."""
+    """One message of a conversation. `reasoning_content` is what led to it, which a chat template may show again."""
 
     role: Role
     content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     @property
     def text(self) -> str:
@@ -227,7 +228,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     These fields are ours: `timeout_seconds` is the time left to the caller's deadline, `private` keeps the text on
     this machine, `session` names a conversation whose requests continue one token log. `origin`, `priority` (lower goes
     first, as in vLLM) and `request_class` (a queue of the settings) decide the order in which the engine works.
-    `reasoning_effort` is a hint to reasoning models; None leaves it to the model. `unsupported` decides about fields
+    `reasoning_effort` is a hint to reasoning models; None leaves it to the model. `chat_template_kwargs` (vLLM's) are
+    variables for the model's chat template, as `enable_thinking`. `unsupported` decides about fields
     that the backend lacks: emulate them where that is sound, or refuse; None leaves it to the settings.
 
     With `assistant_prefix` the answer begins with that text, which the caller wrote, as a part of the prompt; with
@@ -246,6 +248,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: JsonObject = {}
     sampling: SamplingParams = SamplingParams()
     timeout_seconds: float | None = None
     private: bool = False
@@ -405,7 +408,10 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A model that a backend offers. `reads_images` is None where that is unknown before an image is sent."""
+    """A model that a backend offers. `reads_images` is None where that is unknown before an image is sent.
+
+    `takes_effort` (ours): whether it can be told how much to reason; None where that is unknown.
+    """
 
     id: str
     backend: str = ""
@@ -415,6 +421,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     size_bytes: int | None = None
     is_loaded: bool | None = None
     reads_images: bool | None = None
+    takes_effort: bool | None = None
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

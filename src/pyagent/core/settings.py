@@ -314,6 +314,14 @@ class Engine(Section, frozen=True):
             "the end, so that prompts keep a common prefix.",
         ),
     ] = True
+    dialect: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "How models write reasoning and tool calls: `auto` (as their chat templates show), `none` (answers are not "
+            "parsed), or the name of a dialect, such as `hermes`.",
+        ),
+    ] = "auto"
     isa: Annotated[
         Literal["auto", "scalar", "avx2", "avx512", "amx"],
         Setting(choice("auto", "scalar", "avx2", "avx512", "amx"), "Widest CPU instruction set to use, for debugging."),

@@ -366,6 +366,7 @@ _REQUESTS: dict[str, ChatRequest] = {
     "tool_choice": _chat(tools=[_TOOL], tool_choice="none"),
     "parallel_tool_calls": _chat(tools=[_TOOL], parallel_tool_calls=False),
     "reasoning_effort": _chat(reasoning_effort="low"),
+    "chat_template_kwargs": _chat(chat_template_kwargs={"enable_thinking": False}),
     "best_of": _chat(best_of=2),
     "beam": _chat(beam=BeamSearch(width=2)),
     "max_tokens": _sampled(max_tokens=5),

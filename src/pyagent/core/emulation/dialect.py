@@ -38,20 +38,29 @@ def instruction(tools: Sequence[Tool], *, is_parallel: bool = True) -> str:
 def told_plainly(request: ChatRequest) -> ChatRequest:
     """The request without tools, earlier calls and their results written into its messages."""
     names = {call.id: call.function.name for message in request.messages for call in message.tool_calls or []}
-    messages = [_told(message, names) for message in request.messages]
+    messages = [told_message(message, names) for message in request.messages]
     return msgspec.structs.replace(request, messages=messages, tools=[], tool_choice=None)
 
 
-def _told(message: Message, names: dict[str, str]) -> Message:
+def told_message(message: Message, names: dict[str, str]) -> Message:
+    """Return a message with its calls, or as the result of a call, in words; `names` are those of calls by id."""
     if message.role == "tool":
         name = message.name or names.get(message.tool_call_id or "", "")
         told = json.dumps({"name": name, "content": message.text}, ensure_ascii=False)
         return Message("user", f"<tool_response>{told}</tool_response>")
     if not message.tool_calls:
         return message
-    written = [(json.dumps(call.function.name), call.function.arguments or "{}") for call in message.tool_calls]
+    written = [(json.dumps(call.function.name), _compact(call.function.arguments)) for call in message.tool_calls]
     calls = [f'{OPEN}{{"name": {name}, "arguments": {arguments}}}{CLOSE}' for name, arguments in written]
     return Message(message.role, "\n".join(filter(None, [message.text, *calls])))
+
+
+def _compact(arguments: str) -> str:
+    """Arguments as they are always written, however the client that sends them back does."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def read(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:

@@ -192,10 +192,10 @@ def encode_request(
     """
     body: JsonObject = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     is_chat = bool(request.messages)
-    body |= {"messages": msgspec.to_builtins(request.messages)} if is_chat else {"prompt": request.prompt or ""}
+    body |= {"messages": _messages(request)} if is_chat else {"prompt": request.prompt or ""}
     if begun_with := request.assistant_prefix + request.answer_prefix:
         begun = {"role": "assistant", "content": begun_with}
-        body["messages"] = [*msgspec.to_builtins(request.messages), begun]
+        body["messages"] = [*_messages(request), begun]
         body |= {"continue_final_message": True, "add_generation_prompt": False}  # vLLM's; llama.cpp needs neither
     body |= _sampling(request.sampling, is_chat=is_chat)
     if is_chat and "max_tokens" in body and (is_openai or "max_tokens" in refused):
@@ -212,9 +212,17 @@ def encode_request(
             body["parallel_tool_calls"] = False
     if request.reasoning_effort is not None:
         body["reasoning_effort"] = request.reasoning_effort
+    if request.chat_template_kwargs:
+        body["chat_template_kwargs"] = request.chat_template_kwargs
     if request.response_format and request.response_format.type != "text":
         body["response_format"] = _response_format(request.response_format)
     return "chat/completions" if is_chat else "completions", msgspec.json.encode(body)
+
+
+def _messages(request: ChatRequest) -> list[JsonObject]:
+    """The messages, without thoughts: not all servers take those back."""
+    plain = [msgspec.structs.replace(message, reasoning_content=None) for message in request.messages]
+    return msgspec.to_builtins(plain)
 
 
 def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:

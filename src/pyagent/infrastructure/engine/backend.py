@@ -39,10 +39,7 @@ from pyagent.infrastructure.engine.options import EngineOptions
 
 _SCHEME = "native:"
 logger = logging.getLogger(__name__)
-_ABILITIES: Abilities = ABILITIES - {
-    *("tools", "tool_choice", "parallel_tool_calls", "strict"),
-    *("images", "reasoning_effort"),
-}
+_ABILITIES: Abilities = ABILITIES - {"images"}
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
 
 
@@ -65,6 +62,7 @@ class NativeBackend:
         self.name = f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native"
         self.capabilities = Capabilities(
             abilities=_ABILITIES,
+            abilities_of=self.abilities_of,
             gives_several=True,
             assistant_prefix="continued",
             load=self.load,
@@ -98,7 +96,8 @@ class NativeBackend:
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer as a stream; closing the iterator aborts the request."""
-        request = msgspec.structs.replace(request, model=self._chosen(request.model))
+        unsupported = request.unsupported or self._unsupported
+        request = msgspec.structs.replace(request, model=self._chosen(request.model), unsupported=unsupported)
         if needs(request) <= _ABILITIES:
             return self.engine.stream(request)
         return fulfil(request, self._answer, _ABILITIES, backend=self.name, unsupported=self._unsupported)
@@ -127,6 +126,12 @@ class NativeBackend:
         return [
             loaded.get(name) or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False) for name in self.model_names
         ]
+
+    async def abilities_of(self, model: str) -> Abilities:
+        """What a model can be asked for: effort where it is loaded, and its chat template has a variable for that."""
+        loaded = {info.id: info for info in (await self.engine.state()).models}
+        takes_effort = model in loaded and loaded[model].takes_effort
+        return _ABILITIES if takes_effort else _ABILITIES - {"reasoning_effort"}
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Refused: this engine runs no embedding models yet."""

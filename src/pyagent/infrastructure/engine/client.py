@@ -203,6 +203,7 @@ class LocalEngine(Shared):
         is_structured = request.response_format is not None and request.response_format.type != "text"
         if past is not None:
             await self.in_thread(model.remember, request, past)
+        is_structured = is_structured or bool(request.tools)
         if (
             length > _LONG_TEXT or is_structured or log is not None
         ):  # a schema may take long to compile, a log to replay
@@ -261,6 +262,7 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
         architecture=model.runner.info.architecture,
         size_bytes=model.runner.info.weight_bytes,
         is_loaded=True,
+        takes_effort=model.takes_effort,
     )
 
 
@@ -286,6 +288,8 @@ def _delta(output: Output, request: Request, name: str) -> ChatDelta:
     return ChatDelta(
         index=output.index,
         content=output.text,
+        reasoning=output.reasoning,
+        tool_calls=list(output.tool_calls),
         logprobs=list(output.logprobs),
         finish_reason=output.finish_reason,
         usage=usage_of(request) if output.is_last else None,

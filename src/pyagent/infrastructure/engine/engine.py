@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from pyagent.core.errors import CapacityError
 from pyagent.core.moving_average import moving_average
 from pyagent.core.runners.batch import Likelihood, StepOutput
@@ -292,7 +294,12 @@ class Engine:
         self.counts.note_end(lead)
         for index, answer in enumerate(answers):
             is_last = index == len(answers) - 1
-            self._emit(lead, Output(search.text(answer), (), answer.reason, None, answer.tokens, index, is_last))
+            text = search.text(answer)
+            parsed = lead.text.parsed(text)
+            reason = "tool_calls" if parsed.tool_calls and answer.reason == "stop" else answer.reason
+            output = Output(parsed.content, (), reason, None, answer.tokens, index, is_last, parsed.reasoning)
+            written = text if lead.text.is_parsed else None
+            self._emit(lead, replace(output, tool_calls=parsed.tool_calls, written=written))
 
     def _end_search(self, search: Search, request: Request, output: Output) -> Request:
         """End the search of a beam that was ended from outside; return the request that stands for the search."""

@@ -41,7 +41,8 @@ class EngineOptions:
 
     `max_model_len` shortens the model's own context, in tokens. `session_scope` says which conversations continue their
     token logs: all, those with a name, or none. `normalizes_prompts` takes known volatile spans out of system prompts;
-    `takes_hints` lets the fleet say what is worth keeping.
+    `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
+    `none`, or as their chat templates show (`auto`).
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -52,6 +53,7 @@ class EngineOptions:
     session_scope: SessionScope = "auto"
     normalizes_prompts: bool = True
     takes_hints: bool = True
+    dialect: str = "auto"
     runners: RunnerChoice = field(default_factory=RunnerChoice)
 
     @property

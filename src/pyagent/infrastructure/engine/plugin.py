@@ -15,6 +15,7 @@ import msgspec
 from pyagent.core.backends import Backend, BackendFactory, LinkSpec
 from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import Parts, hookimpl
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -106,9 +107,20 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         async_scheduling=engine.async_scheduling,
         session_scope=engine.sessions,
         takes_hints=engine.hints,
+        dialect=_checked_dialect(engine.dialect),
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
     )
+
+
+def _checked_dialect(name: str) -> str:
+    from pyagent.core.dialects.registry import dialects
+
+    known = ["auto", "none", *dialects()]
+    if name not in known:
+        hint = did_you_mean(name, known, f"there are {', '.join(known)}")
+        raise ConfigError(f"engine.dialect: there is no dialect {name!r}; {hint}", key="engine.dialect")
+    return name
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """One generation request inside the engine, from its arrival to its last token.
 
 The request owns its token log (append-only: prompt, then output tokens) and everything that makes its text depend on
-nothing but itself: its sampler, grammar, detokenizer and stop strings. Its states and their transitions are a
+nothing but itself: its sampler, grammar and answer text. Its states and their transitions are a
 table; it ends once, with one reason.
 """
 
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob
+from pyagent.core.dialects.output import Parsed
+from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob, ToolCallDelta
 from pyagent.core.runners.batch import PLAIN_KEY, Likelihood, PrefixKey
-from pyagent.core.stop_strings import StopStrings
+from pyagent.infrastructure.engine.answer_text import AnswerText, joined
 from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
@@ -25,10 +26,21 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.sampling.beam_search import Search
     from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples
-    from pyagent.infrastructure.engine.tokens import Detokenizer, ModelTokenizer
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
 NOBODY = Origin()
+NOTHING = Parsed()
+
+
+def with_tokens(mask: bytes, tokens: frozenset[int]) -> bytes:
+    """Return a mask of the whole vocabulary with these tokens allowed too."""
+    if not tokens:
+        return mask
+    changed = bytearray(mask)
+    for token in tokens:
+        changed[token // 8] |= 1 << token % 8
+    return bytes(changed)
 
 
 def without_tokens(mask: bytes | None, tokens: frozenset[int], vocab_size: int) -> bytes:
@@ -107,7 +119,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """An output of a request: more text, and at its end the finish reason. `error` goes with finish reason "error".
 
     `tokens` are the ids sampled since the last output, in order: with the prompt, a client's own token log. `index`
-    says which of several answers it belongs to, `is_last` that no output of any of them follows.
+    says which of several answers it belongs to, `is_last` that no output of any of them follows. Of an answer that is
+    parsed, `text` is the content; the last output has all of it as the model wrote it in `written`.
     """
 
     text: str = ""
@@ -117,6 +130,9 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: tuple[int, ...] = ()
     index: int = 0
     is_last: bool = False
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    written: str | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -138,8 +154,9 @@ class Request:
     max_tokens: int
     sampler: SamplerState
     tokenizer: ModelTokenizer
-    detokenizer: Detokenizer
+    text: AnswerText
     grammar: Grammar | None
+    reasoning_ids: frozenset[int] = frozenset()
     on_output: Callable[[Output], None]
     origin: Origin = NOBODY
     priority: int = 0
@@ -172,13 +189,11 @@ class Request:
     last_token: float | None = None
     finished: float | None = None
     finish_reason: FinishReason | None = None
-    stops: StopStrings = field(init=False)
     end_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
         self.num_told = len(self.tokens)
-        self.stops = StopStrings(self.params.stop)
         ends = frozenset[int]() if self.params.ignore_eos else self.tokenizer.end_ids
         self.end_ids = ends | frozenset(self.params.stop_token_ids)
 
@@ -204,11 +219,28 @@ class Request:
 
     def mask(self) -> bytes | None:
         """The tokens that may be drawn next, one bit each; None when all may."""
-        allowed = None if self.grammar is None else self.grammar.mask()
+        allowed = self._grammar_mask()
         if self.num_output_tokens >= self.params.min_tokens or not self.end_ids:
             return allowed
         going_on = without_tokens(allowed, self.end_ids, self.tokenizer.vocab_size)
         return going_on if any(going_on) else allowed  # where the form is at its end, nothing else may follow
+
+    def _grammar_mask(self) -> bytes | None:
+        """The tokens that the grammar allows; it begins where the model has stopped thinking, which it may do first."""
+        if self.grammar is None:
+            return None
+        if self.text.is_reasoning:  # an answer that ended now would not follow the grammar
+            return without_tokens(None, self.end_ids, self.tokenizer.vocab_size) if self.end_ids else None
+        allowed = self.grammar.mask()
+        return allowed if self.num_output_tokens else with_tokens(allowed, self.reasoning_ids)
+
+    def _read(self, token: int) -> tuple[Parsed, bool]:
+        """Take a token into the text, and into the grammar unless the model is thinking or begins to."""
+        was_reasoning = self.text.is_reasoning
+        parsed, is_stopped = self.text.push(token)
+        if self.grammar is not None and not was_reasoning and not self.text.is_reasoning:
+            self.grammar.accept(token)
+        return parsed, is_stopped
 
     def resume(self, log: TokenLog) -> Output:
         """Go on after tokens sampled and delivered elsewhere, in the state that sampling them here would have led to.
@@ -218,11 +250,7 @@ class Request:
         self.tokens += log.tokens
         self.num_told = len(self.tokens)
         self.sampler.observe(log.tokens)
-        told = ""
-        for token in log.tokens:
-            if self.grammar is not None:
-                self.grammar.accept(token)
-            told += self.stops.push(self.detokenizer.push(token))[0]
+        told = "".join(self._read(token)[0].content for token in log.tokens)
         self.arrived -= log.asked_seconds
         if log.first_token_seconds is not None:
             self.scheduled = self.first_token = self.arrived + log.first_token_seconds
@@ -257,44 +285,41 @@ class Request:
         self.last_token = now
         if self.first_token is None:
             self.first_token = now
-        if self.grammar is not None:
-            self.grammar.accept(token)
-        text = self.detokenizer.push(token)
-        is_stopped = False
-        if self.params.stop:
-            text, is_stopped = self.stops.push(text)
+        parsed, is_stopped = self._read(token)
         logprobs = () if likelihood is None else self._logprobs(token, likelihood)
         if is_stopped or (self.grammar is not None and self.grammar.is_finished):
             if num_after:
                 del self.tokens[-num_after:]
-            tail = "" if is_stopped else self.stops.flush(self.detokenizer.flush())
-            return self.finish("stop", text + tail, logprobs)
+            return self.finish("stop", parsed if is_stopped else joined(parsed, self.text.flush()), logprobs)
         if self.num_output_tokens - num_after >= self.max_tokens:
-            return self.finish("length", text + self.stops.flush(self.detokenizer.flush()), logprobs)
-        return self._output(text, logprobs, num_after=num_after) if text or logprobs else None
+            return self.finish("length", joined(parsed, self.text.flush()), logprobs)
+        has_news = parsed.content or parsed.reasoning or parsed.tool_calls or logprobs
+        return self._output(parsed, logprobs, num_after=num_after) if has_news else None
 
     def stop(self, now: float) -> Output:
         """Finish on an end-of-sequence token, which is no part of the log."""
         self.last_token = now
         self.first_token = self.first_token or now
-        return self.finish("stop", self.stops.flush(self.detokenizer.flush()))
+        return self.finish("stop", self.text.flush())
 
     def finish(
         self,
         reason: FinishReason,
-        text: str = "",
+        parsed: Parsed = NOTHING,
         logprobs: tuple[TokenLogprob, ...] = (),
         error: str | None = None,
     ) -> Output:
         """Finish the request; return its last output. Raises `TransitionError` when it has ended."""
         self.become(Status.FINISHED)
+        if reason == "stop" and self.text.num_calls:
+            reason = "tool_calls"
         self.finish_reason = reason
         self.finished = time.perf_counter()
-        return self._output(text, logprobs, reason, error)
+        return self._output(parsed, logprobs, reason, error)
 
     def _output(
         self,
-        text: str,
+        parsed: Parsed,
         logprobs: tuple[TokenLogprob, ...],
         reason: FinishReason | None = None,
         error: str | None = None,
@@ -303,7 +328,11 @@ class Request:
         end = len(self.tokens) - num_after
         tokens = tuple(self.tokens[self.num_told : end])
         self.num_told = end
-        return Output(text, logprobs, reason, error, tokens, self.index, reason is not None)
+        is_last = reason is not None
+        text, written = parsed.content, self.text.written if is_last and self.text.is_parsed else None
+        return Output(
+            text, logprobs, reason, error, tokens, self.index, is_last, parsed.reasoning, parsed.tool_calls, written
+        )
 
     def _logprobs(self, token: int, likelihood: Likelihood) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None:

@@ -1,4 +1,4 @@
-"""Structured output: JSON schema, any JSON, or one of some texts. Masks come from llguidance."""
+"""Structured output: JSON schema, any JSON, one of some texts, or calls of tools. Masks come from llguidance."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import JsonObject, ResponseFormat
+from pyagent.core.messages import JsonObject, ResponseFormat, Tool
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema, place_of
 
 if TYPE_CHECKING:
@@ -117,13 +118,32 @@ class GrammarCompiler:
 
         What was compiled for another tenant (`Origin.tenant`) is compiled again: the time would tell of it.
         """
-        source = _source(wanted)
+        schema = wanted.json_schema.schema if wanted.json_schema else {}
+        return self._compile(_source(wanted), tenant, schema)
+
+    def compile_calls(
+        self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
+    ) -> Grammar:
+        """Likewise for a Lark grammar of calls; with `other`, an answer that follows that will do instead of a call."""
+        from llguidance import LLMatcher
+
+        lark = calls if other is None else _either(calls, other)
+        _check_length("tools have", lark)
+        try:
+            for tool in tools:
+                check_schema(tool.function.parameters)
+            return self._compile(LLMatcher.grammar_from_lark(lark), tenant, {})
+        except (ValueError, RecursionError, RequestError) as error:
+            text = str(error) if isinstance(error, RequestError) else told_briefly(error)
+            raise RequestError(text.replace("response_format", "tools", 1), param="tools") from error
+
+    def _compile(self, source: str, tenant: str, schema: JsonObject) -> Grammar:
         key = tenant, source
         with self._lock:
             matcher = self._compiled.get(key)
             if matcher is None:
                 self._make_room(source)
-                matcher = self._match(source, wanted)
+                matcher = self._match(source, schema)
                 self._compiled[key] = matcher
                 if len(self._compiled) > _MAX_CACHED:
                     self._compiled.popitem(last=False)
@@ -152,10 +172,9 @@ class GrammarCompiler:
         sources = sum(map(len, (*(source for _, source in self._compiled), *more)))
         return self._library_bytes + _BYTES_A_TOKEN * self._tokenizer.vocab_size + _BYTES_A_LETTER * sources
 
-    def _match(self, source: str, wanted: ResponseFormat) -> LLMatcher:
+    def _match(self, source: str, schema: JsonObject) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        schema = wanted.json_schema.schema if wanted.json_schema else {}
         check_schema(schema)
         limits = LLParserLimits(
             step_max_items=_MAX_STEP_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
@@ -211,6 +230,19 @@ def _refusal(error: str, schema: JsonObject) -> RequestError:
     unknown = _UNKNOWN_KEYWORD.search(error)
     place = place_of(schema, unknown[1]) if unknown else ""
     return RequestError(told_briefly(error) + (f" ({place})" if place else ""), param="response_format")
+
+
+_SPACING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def _either(calls: str, other: ResponseFormat) -> str:
+    """A grammar of calls with a response format as the other choice."""
+    if other.type == "choice":
+        answer = " | ".join(json.dumps(text, ensure_ascii=False) for text in other.choice or ())
+    else:
+        schema = other.json_schema.schema if other.json_schema else {"type": "object"}
+        answer = f"%json {json.dumps({**schema, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+    return f"{calls.replace('start:', 'called:', 1)}\nstart: called | answer\nanswer: {answer}"
 
 
 def _check_length(what: str, text: str) -> None:

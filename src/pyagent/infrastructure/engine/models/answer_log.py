@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from pyagent.core.messages import Message
+from pyagent.core.tool_call_deltas import ToolCallJoiner
+
 if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.models.preprocessor import PromptTokens
     from pyagent.infrastructure.engine.request import Output
-    from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
+    from pyagent.infrastructure.engine.sessions.sessions import Sessions
 
 
 def record_answers(
     sessions: Sessions,
-    prompt: Prompt,
+    asked: PromptTokens,
     on_output: Callable[[Output], None],
-    assistant_prefix: Output,
     resumed: Output | None,
 ) -> Callable[[Output], None]:
     """Return `on_output` that records each whole answer in its conversation's log before its last output goes out.
 
-    Every answer begins with `assistant_prefix`, the first one then with what was `resumed` of it.
+    Every answer begins with its assistant prefix, the first one then with what was `resumed` of it.
     """
+    prompt, assistant_prefix = asked.prompt, asked.assistant_prefix.told
     outputs = defaultdict[int, list["Output"]](lambda: [assistant_prefix])
     if resumed is not None:
         outputs[0].append(resumed)
@@ -31,14 +35,26 @@ def record_answers(
     def emit(output: Output) -> None:
         outputs[output.index].append(output)
         try:
-            if output.finish_reason in {"stop", "length"}:
+            if output.finish_reason in {"stop", "length", "tool_calls"}:
                 answer = outputs.pop(output.index)
                 tokens = [token for output in answer for token in output.tokens]
-                sessions.record(prompt, "".join(output.text for output in answer), tokens)
+                text = "".join(output.text for output in answer)
+                if output.written is None:
+                    sessions.record(prompt, text, tokens)
+                else:
+                    message = asked.format.as_rendered(_message(text, answer))
+                    sessions.record(prompt, assistant_prefix.text + output.written, tokens, message)
         finally:
             on_output(output)
 
     return emit
+
+
+def _message(text: str, answer: list[Output]) -> Message:
+    """The answer as its client sends it back."""
+    joiner = ToolCallJoiner()
+    calls = [*joiner.push(piece for output in answer for piece in output.tool_calls), *joiner.finish()]
+    return Message("assistant", text or None, tool_calls=calls or None)
 
 
 def without_prefix(on_output: Callable[[Output], None], num_chars: int) -> Callable[[Output], None]:

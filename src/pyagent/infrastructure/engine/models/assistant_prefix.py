@@ -37,9 +37,11 @@ class AssistantPrefix:
         """What the client has before the answer's first news."""
         return Output(self.text, tokens=self.tokens)
 
-    def detokenizer(self, tokenizer: ModelTokenizer, *, shows_special: bool = False) -> Detokenizer:
+    def detokenizer(
+        self, tokenizer: ModelTokenizer, *, shows_special: bool = False, shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
         """A stream of text that goes on after it."""
-        stream = tokenizer.detokenizer(shows_special=shows_special)
+        stream = tokenizer.detokenizer(shows_special=shows_special, shown=shown)
         for token in self.tokens:
             stream.push(token)
         return stream

@@ -14,8 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ChatRequest
+from pyagent.core.messages import ChatRequest, SamplingParams
 from pyagent.core.runners.batch import PrefixKey
+from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.models.answer_log import record_answers, without_prefix
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.models.preprocessor import InputPreprocessor, PromptTokens
@@ -26,6 +27,7 @@ from pyagent.infrastructure.engine.sampling.sampler import answer_params, make_s
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+    from pyagent.infrastructure.engine.models.chat_format import AnswerFormat
     from pyagent.infrastructure.engine.sessions.sessions import Sessions
 
 
@@ -82,14 +84,16 @@ class InputProcessor:
         resumed = None if common.log is None else _resume(lead, common.log)
         if resumed is not None and request.answer_prefix:
             on_output = without_prefix(on_output, len(request.answer_prefix) - len(resumed.text))
-        prefix = common.prompt.assistant_prefix.told
-        lead.on_output = record_answers(self._sessions, common.prompt.prompt, on_output, prefix, resumed)
+        lead.on_output = record_answers(self._sessions, common.prompt, on_output, resumed)
         if num_answers > 1:
             Samples(answers, request.n, lead.on_output)
         return lead
 
     def _process(self, request: ChatRequest, log: TokenLog | None) -> ProcessedInput:
         prompt = self._preprocessor.tokenize(request, log)
+        if request.beam is not None and (prompt.format.must_call or prompt.format.has_strict):
+            text = "beam search cannot be combined with forced or strict calls; leave one of them out"
+            raise RequestError(text, param="tool_choice")
         answer_prefix = AssistantPrefix.of(request.answer_prefix, self._tokenizer).tokens
         tokens = prompt.tokens
         context = self._preprocessor.context
@@ -118,6 +122,8 @@ class InputProcessor:
         request, prefix, tokenizer = common.request, common.prompt.assistant_prefix, self._tokenizer
         params = request.sampling
         sampled = answer_params(request, index, len(tokenizer.end_ids))
+        grammar = prefix.accepted(self._grammar(common.prompt.format))
+        may_think = grammar is not None and common.prompt.format.thinks and not prefix.tokens
         return Request(
             id=next(self._ids),
             tokens=[*common.tokens, *output_tokens],
@@ -126,8 +132,9 @@ class InputProcessor:
             max_tokens=min(params.max_tokens or common.max_new_tokens, common.max_new_tokens),
             sampler=make_sampler(sampled, tokenizer.vocab_size, common.tokens),
             tokenizer=tokenizer,
-            detokenizer=prefix.detokenizer(tokenizer, shows_special=not params.skip_special_tokens),
-            grammar=prefix.accepted(self._grammar(request)),
+            text=self._text(common.prompt, params),
+            grammar=grammar,
+            reasoning_ids=self._preprocessor.chat_format.reasoning_ids if may_think else frozenset(),
             on_output=on_output,
             origin=request.origin,
             priority=request.priority,
@@ -139,11 +146,35 @@ class InputProcessor:
             status=Status.FOLLOWING if index else Status.WAITING,
         )
 
-    def _grammar(self, request: ChatRequest) -> Grammar | None:
-        wanted = request.response_format
-        if wanted is None or wanted.type == "text":
+    def _text(self, prompt: PromptTokens, params: SamplingParams) -> AnswerText:
+        """Return the text of an answer that goes on after the prompt."""
+        chat_format, answer_format = self._preprocessor.chat_format, prompt.format
+        is_reasoning = not prompt.assistant_prefix.tokens and chat_format.is_open(prompt.prompt.tokens)
+        parser = answer_format.parser(is_reasoning=is_reasoning)
+        dialect = answer_format.dialect
+        shown = frozenset[int]() if dialect is None else chat_format.shown_ids(dialect)
+        stream = prompt.assistant_prefix.detokenizer(
+            self._tokenizer, shows_special=not params.skip_special_tokens, shown=shown
+        )
+        return AnswerText(stream, params.stop, parser)
+
+    def _grammar(self, answer_format: AnswerFormat) -> Grammar | None:
+        request = answer_format.request
+        wanted, tenant = request.response_format, request.origin.tenant
+        form = wanted if answer_format.is_structured else None
+        if request.beam is not None:
             return None
-        return self._grammars.compile(wanted, request.origin.tenant)
+        if answer_format.dialect is None or not answer_format.needs_grammar:
+            return None if form is None else self._grammars.compile(form, tenant)
+        token_ids = self._preprocessor.chat_format.tag_ids(answer_format.dialect)
+        other = None if answer_format.must_call else form
+        tools = answer_format.callable_tools
+        try:
+            return self._grammars.compile_calls(answer_format.grammar(token_ids), tools, tenant, other)
+        except RequestError:
+            if answer_format.has_strict:
+                raise
+        return self._grammars.compile_calls(answer_format.grammar(token_ids, is_loose=True), (), tenant, other)
 
 
 def _check(request: ChatRequest) -> int:

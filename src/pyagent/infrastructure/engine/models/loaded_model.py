@@ -6,7 +6,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from pyagent import _rust
+from pyagent.core.dialects.dialect import Dialect
+from pyagent.core.dialects.registry import dialect_for, dialects
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import CacheReport, ChatRequest, Hint
 from pyagent.core.runners.runner import ModelRunner
@@ -15,6 +19,7 @@ from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.memory.ledger import Reservation
 from pyagent.infrastructure.engine.memory.process import heap_bytes
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
+from pyagent.infrastructure.engine.models.chat_format import ChatFormat
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
 from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
 from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor, logged_prompt
@@ -57,7 +62,8 @@ class LoadedModel:
         self.prompts = ModelPrompts(
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
         )
-        self.preprocessor = InputPreprocessor(self.tokenizer, self.sessions, self._context, normalized)
+        chat_format = ChatFormat(self.tokenizer, self._dialect(options))
+        self.preprocessor = InputPreprocessor(self.tokenizer, self.sessions, self._context, normalized, chat_format)
         self.input_processor = InputProcessor(
             self.preprocessor, self.sessions, self.grammars, self.engine.scheduler.queues.check
         )
@@ -71,6 +77,19 @@ class LoadedModel:
         if before is not None and after is not None and after > before:
             memory.resize(after - before)
         return tokenizer
+
+    def _dialect(self, options: EngineOptions) -> Dialect | None:
+        """How the model writes calls and reasoning: as the settings say, or as its chat template shows."""
+        if options.dialect == "none":
+            return None
+        if options.dialect != "auto":
+            return dialects()[options.dialect]
+        return dialect_for(self.tokenizer.template.source if self.tokenizer.template else "")
+
+    @property
+    def takes_effort(self) -> bool:
+        """Whether its chat template has a variable for whether, or how much, it thinks."""
+        return bool(self.tokenizer.template and self.tokenizer.template.switches)
 
     def drop_kv(self) -> None:
         """Forget what is cached and give its memory back; what runs goes on. Blocks for a moment."""
@@ -94,7 +113,8 @@ class LoadedModel:
     def remember(self, request: ChatRequest, past: PastTurn) -> None:
         """Take over a turn of the request's conversation that another engine computed."""
         try:
-            prompt = self.preprocessor.conversation(request, request.messages[: past.num_messages - 1])
+            before = replace_fields(request, messages=request.messages[: past.num_messages - 1])
+            prompt = self.preprocessor.conversation(self.preprocessor.chat_format.of(before))
         except RequestError:
             return  # the request itself says so
         assistant_prefix = AssistantPrefix.of(past.assistant_prefix, self.tokenizer)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyagent.core.errors import ContextOverflowError, RequestError
 from pyagent.core.messages import ChatRequest, ImagePart, Message
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
+from pyagent.infrastructure.engine.models.chat_format import AnswerFormat, ChatFormat
 from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class PromptTokens:
 
     prompt: Prompt
     assistant_prefix: AssistantPrefix
+    format: AnswerFormat
 
     @property
     def tokens(self) -> list[int]:
@@ -57,9 +59,11 @@ class InputPreprocessor:
         sessions: Sessions,
         context: ContextLimit,
         normalize: Callable[[Sequence[Message]], NormalizedPrompt],
+        chat_format: ChatFormat,
     ) -> None:
         """`normalize` is what becomes of a conversation before it is rendered."""
         self.tokenizer = tokenizer
+        self.chat_format = chat_format
         self.context = context
         self._sessions = sessions
         self._normalize = normalize
@@ -69,23 +73,25 @@ class InputPreprocessor:
 
         Raises `RequestError`.
         """
-        prompt = self._prompt(request)
+        answer_format = self.chat_format.of(request)
+        prompt = self._prompt(request, answer_format)
         assistant_prefix = AssistantPrefix.of(request.assistant_prefix, self.tokenizer)
         if log is not None:  # the conversation it continued may be lost, or have gone on
             prompt = logged_prompt(prompt, log.prompt, assistant_prefix)
-        return PromptTokens(prompt, assistant_prefix)
+        return PromptTokens(prompt, assistant_prefix, answer_format)
 
-    def conversation(self, request: ChatRequest, messages: Sequence[Message]) -> Prompt:
-        """Return the prompt of the request's conversation with these of its messages. Raises `RequestError`."""
-        normalized = self._normalize(messages)
-        return self._sessions.prompt(normalized, request.tools, request.session or "", request.origin.tenant)
+    def conversation(self, asked: AnswerFormat) -> Prompt:
+        """Return the prompt of a request's conversation. Raises `RequestError`."""
+        request, normalized = asked.request, self._normalize(asked.messages)
+        session, tenant = request.session or "", request.origin.tenant
+        return self._sessions.prompt(normalized, asked.tools, session, tenant, asked.template_kwargs)
 
-    def _prompt(self, request: ChatRequest) -> Prompt:
+    def _prompt(self, request: ChatRequest, answer_format: AnswerFormat) -> Prompt:
         self._check_length(request)
         if request.messages:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")
-            return self.conversation(request, request.messages)
+            return self.conversation(answer_format)
         if request.assistant_prefix:
             raise RequestError("an answer is begun for a conversation; write it into the prompt", param="prompt")
         tokens = self._plain_tokens(request)

@@ -199,7 +199,7 @@ class Search:
         return bool(self.lead.params.stop)
 
     def _no_text(self) -> BeamText:
-        return BeamText(self.lead.tokenizer.detokenizer(), StopStrings(self.lead.params.stop))
+        return BeamText(self.lead.text.detokenizer(), StopStrings(self.lead.params.stop))
 
     def _stops_after(self, beam: int, token: int) -> bool:
         return self._texts[self.live[beam].id].after(token)[2]

@@ -72,6 +72,8 @@ class Samples:
                 text="".join(output.text for output in outputs),
                 tokens=tuple(token for output in outputs for token in output.tokens),
                 logprobs=tuple(logprobs),
+                reasoning="".join(output.reasoning for output in outputs),
+                tool_calls=tuple(piece for output in outputs for piece in output.tool_calls),
                 index=index,
                 is_last=index == self._num_told - 1,
             )

@@ -123,7 +123,7 @@ class Scheduler:
         was_running = self._stop_running(request)
         self._let_wait(request)
         self._forget_swapped(request)
-        if request.finish_reason in {"stop", "length"}:
+        if request.finish_reason in {"stop", "length", "tool_calls"}:
             self.admission.lengths.note(request)
         self.queues.remove(request, self._clock())
         self._shut_at = None

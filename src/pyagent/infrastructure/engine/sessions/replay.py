@@ -64,7 +64,7 @@ class ReplayStore:
 
 
 def _keys(request: ChatRequest) -> list[bytes]:
-    return conversation_keys(request.messages, request.tools, request.origin.tenant)
+    return conversation_keys(request.messages, request.tools, request.origin.tenant, request.chat_template_kwargs)
 
 
 def _key(request: ChatRequest, key: bytes) -> bytes:

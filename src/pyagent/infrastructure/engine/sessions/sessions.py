@@ -19,8 +19,9 @@ import json
 import threading
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyagent.core.errors import ModelError, RequestError
@@ -39,6 +40,8 @@ _NUM_RECENT = 32
 _ANSWER = "\ue100\ue101"
 """The answer of the stand-in conversation: private-use characters that texts do not have."""
 _UNSOUND = "the template does not render new messages apart from the conversation"
+_Render = Callable[[Sequence[Message]], str]
+"""Writes a conversation as the chat template does, with the request's tools."""
 _SHORTENED = "the conversation's log comes near the model's context, and its text anew is shorter"
 
 
@@ -97,10 +100,16 @@ class Sessions:
         self.num_bytes = 0
 
     def prompt(
-        self, normalized: NormalizedPrompt, tools: Sequence[Tool] = (), session: str = "", tenant: str = ""
+        self,
+        normalized: NormalizedPrompt,
+        tools: Sequence[Tool] = (),
+        session: str = "",
+        tenant: str = "",
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> Prompt:
         """Return the prompt of a tenant's request. Raises `RequestError` when the template refuses the conversation."""
-        keys = conversation_keys(normalized.messages, tools, tenant)
+        keys = conversation_keys(normalized.messages, tools, tenant, template_kwargs)
+        render = partial(self._tokenizer.render_chat, tools=tools, template_kwargs=template_kwargs)
         turn, own, recent = self._look_up(keys, session, tenant)
         empty = Prompt(
             [],
@@ -114,26 +123,29 @@ class Sessions:
         )
         messages = with_moved(normalized)
         if turn is None:
-            return self._rendered_whole(messages, tools, empty)
-        continued = self._continued(turn, messages, tools, empty)
+            return self._rendered_whole(render, messages, empty)
+        continued = self._continued(render, turn, messages, empty)
         if continued is None:
-            return self._rendered_whole(messages, tools, replace(empty, note=_UNSOUND))
+            return self._rendered_whole(render, messages, replace(empty, note=_UNSOUND))
         limit, num_tokens = self._context_length, len(continued.tokens)
         if num_tokens <= limit * 3 // 4 or (continued.text is not None and continued.text.is_whole):
             return continued
-        shorter = self._rendered_whole(messages, tools, replace(empty, note=_SHORTENED))
+        shorter = self._rendered_whole(render, messages, replace(empty, note=_SHORTENED))
         is_needed = len(shorter.tokens) < limit <= num_tokens
         return shorter if is_needed or num_tokens - len(shorter.tokens) >= limit // 8 else continued
 
-    def record(self, prompt: Prompt, answer: str, sampled: Sequence[int]) -> None:
-        """Record an answer: its text as the client got it, and all tokens sampled for it but the end token."""
+    def record(self, prompt: Prompt, answer: str, sampled: Sequence[int], message: Message | None = None) -> None:
+        """Record an answer: its text as the client got it, and all tokens sampled for it but the end token.
+
+        `message` is what the client sends back of an answer that was parsed; `answer` then is as the model wrote it.
+        """
         if prompt.text is None or self._scope == "off" or (self._scope == "named" and not prompt.session):
             return
         whole, rest = self._as_sent(answer, sampled)
         tokens = array("I", [*prompt.tokens[prompt.num_log_tokens :], *whole])
         tokens.extend(self._tokenizer.encode_continuation(rest) if rest else ())
-        key = next_key(prompt.key, Message("assistant", answer))
-        text = prompt.text.plus(self._tokenizer.markers.parted_answer(answer))
+        key = next_key(prompt.key, message or Message("assistant", answer))
+        text = prompt.text.plus(self._tokenizer.markers.parted_answer(answer) if message is None else answer)
         turn = Turn(
             key, prompt.turn, tokens, len(prompt.normalized.messages) + 1, prompt.tools_key, text, prompt.tenant
         )
@@ -159,20 +171,18 @@ class Sessions:
 
     # -- rendering ----------------------------------------------------------------------------------------------------
 
-    def _rendered_whole(self, messages: Sequence[Message], tools: Sequence[Tool], empty: Prompt) -> Prompt:
-        text = self._tokenizer.render_chat(messages, tools)
+    def _rendered_whole(self, render: _Render, messages: Sequence[Message], empty: Prompt) -> Prompt:
+        text = render(messages)
         tokens = self._tokenizer.encode_rendered(text, empty.tenant)
         return replace(empty, tokens=tokens, text=RenderedText.of(text))
 
-    def _continued(
-        self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool], empty: Prompt
-    ) -> Prompt | None:
+    def _continued(self, render: _Render, turn: Turn, messages: Sequence[Message], empty: Prompt) -> Prompt | None:
         """Return the turn's tokens and those of the new messages; None when neither way to render them is sound."""
-        whole = self._tokenizer.render_chat(messages, tools) if turn.text.is_whole else ""
+        whole = render(messages) if turn.text.is_whole else ""
         if whole and turn.text.begins(whole):
             added, text = whole[turn.text.num_chars :], RenderedText.of(whole)
         else:
-            added = self._after_stand_in(messages[turn.num_messages :], tools)
+            added = self._after_stand_in(render, messages[turn.num_messages :])
             text = turn.text.plus(added, is_whole=False)
         if not added:
             return None
@@ -180,11 +190,11 @@ class Sessions:
         tokens = log + self._tokenizer.encode_continuation(added)
         return replace(empty, tokens=tokens, num_log_tokens=len(log), turn=turn, text=text)
 
-    def _after_stand_in(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+    def _after_stand_in(self, render: _Render, messages: Sequence[Message]) -> str:
         """Return what the template renders for messages after an answer; nothing when that cannot be found out."""
         stand_in = [Message("user", "."), Message("assistant", _ANSWER)]
         try:
-            text = self._tokenizer.render_chat([*stand_in, *messages], tools)
+            text = render([*stand_in, *messages])
         except (RequestError, ModelError):
             return ""
         _, _, added = text.partition(_ANSWER)

@@ -7,9 +7,10 @@ stores and evicts turns.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import cast
 
 import msgspec
 
@@ -89,9 +90,14 @@ class Turn:
         return [token for turn in reversed([*self.lineage()]) for token in turn.tokens]
 
 
-def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool], tenant: str = "") -> list[bytes]:
+def conversation_keys(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    tenant: str = "",
+    template_kwargs: Mapping[str, object] | None = None,
+) -> list[bytes]:
     """Return the key of each prefix of a tenant's conversation, from none of its messages to all."""
-    keys = [blake2b(msgspec.json.encode((tenant, tools)), digest_size=16).digest()]
+    keys = [blake2b(msgspec.json.encode((tenant, tools, template_kwargs or None)), digest_size=16).digest()]
     for message in messages:
         keys.append(next_key(keys[-1], message))
     return keys
@@ -100,5 +106,17 @@ def conversation_keys(messages: Sequence[Message], tools: Sequence[Tool], tenant
 def next_key(key: bytes, message: Message) -> bytes:
     """Return the key of a conversation with one more message."""
     text = message.text.strip() if message.role == "assistant" else message.text  # clients trim answers
-    fields = (message.role, text, message.name, message.tool_calls, message.tool_call_id)
+    fields = (message.role, text, message.name, _calls(message), message.tool_call_id)
     return blake2b(key + msgspec.json.encode(fields), digest_size=16).digest()
+
+
+def _calls(message: Message) -> list[tuple[str, object]]:
+    """A message's calls as all APIs send them back: some write the arguments anew, and not all keep the ids."""
+    return [(call.function.name, _value(call.function.arguments)) for call in message.tool_calls or ()]
+
+
+def _value(arguments: str) -> object:
+    try:
+        return cast("object", msgspec.json.decode(arguments or "{}"))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return arguments

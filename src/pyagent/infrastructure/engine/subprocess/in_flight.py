@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from pyagent.core.errors import PyAgentError
-from pyagent.core.messages import ChatDelta, ChatRequest
+from pyagent.core.messages import ChatDelta, ChatRequest, ToolCallDelta
 from pyagent.infrastructure.engine.request import PastTurn, TokenLog
 from pyagent.infrastructure.engine.subprocess.protocol import Outputs, Submit
 
@@ -28,6 +28,47 @@ MAX_DEATHS = 5
 """Processes that may die with a request among others."""
 TRIAL_OUTPUTS = 8
 """Outputs of a request that end its first trial; each later one lasts four times as long."""
+
+
+@dataclass(slots=True)
+class _Amount:
+    """How much of an answer: characters of content, reasoning and arguments, calls and log probabilities."""
+
+    content: int = 0
+    reasoning: int = 0
+    calls: int = 0
+    arguments: int = 0
+    logprobs: int = 0
+
+    def add(self, delta: ChatDelta) -> None:
+        """Count a delta."""
+        self.content += len(delta.content)
+        self.reasoning += len(delta.reasoning)
+        self.calls += sum(bool(piece.id) for piece in delta.tool_calls)
+        self.arguments += sum(len(piece.arguments) for piece in delta.tool_calls)
+        self.logprobs += len(delta.logprobs)
+
+    def rest_of(self, delta: ChatDelta) -> ChatDelta:
+        """Take a delta off; return what goes beyond the amount."""
+        pieces = [self._rest_of_piece(piece) for piece in delta.tool_calls]
+        return msgspec.structs.replace(
+            delta,
+            content=delta.content[self._taken("content", len(delta.content)) :],
+            reasoning=delta.reasoning[self._taken("reasoning", len(delta.reasoning)) :],
+            tool_calls=[piece for piece in pieces if piece.id or piece.arguments],
+            logprobs=delta.logprobs[self._taken("logprobs", len(delta.logprobs)) :],
+        )
+
+    def _rest_of_piece(self, piece: ToolCallDelta) -> ToolCallDelta:
+        arguments = piece.arguments[self._taken("arguments", len(piece.arguments)) :]
+        if piece.id and self._taken("calls", 1):
+            return ToolCallDelta(index=piece.index, arguments=arguments)
+        return msgspec.structs.replace(piece, arguments=arguments)
+
+    def _taken(self, name: str, num_there: int) -> int:
+        taken = min(num_there, getattr(self, name))
+        setattr(self, name, getattr(self, name) - taken)
+        return taken
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +91,9 @@ class InFlightRequest:
     num_trials: int = 0
     num_deaths: int = 0
     _pieces: list[str] = field(default_factory=list[str])
-    _num_chars: Counter[int] = field(default_factory=Counter[int])
-    _num_logprobs: Counter[int] = field(default_factory=Counter[int])
     _ended: set[int] = field(default_factory=set[int])
-    _chars_to_skip: Counter[int] = field(default_factory=Counter[int])
-    _logprobs_to_skip: Counter[int] = field(default_factory=Counter[int])
+    _delivered: defaultdict[int, _Amount] = field(default_factory=lambda: defaultdict(_Amount))
+    _to_skip: defaultdict[int, _Amount] = field(default_factory=lambda: defaultdict(_Amount))
 
     @property
     def is_single(self) -> bool:
@@ -70,7 +109,8 @@ class InFlightRequest:
         if request.timeout_seconds is not None:
             left = max(0.0, request.timeout_seconds - (now - self.arrived_at))
             request = msgspec.structs.replace(request, timeout_seconds=left)
-        self._chars_to_skip, self._logprobs_to_skip = self._num_chars.copy(), self._num_logprobs.copy()
+        self._to_skip.clear()
+        self._to_skip.update({index: replace(amount) for index, amount in self._delivered.items()})
         if not self.prompt:
             return Submit(self.wire_id, request, past=past)
         first = None if self.first_token_at is None else self.first_token_at - self.arrived_at
@@ -86,9 +126,9 @@ class InFlightRequest:
             self._pieces.append(delta.content)
         else:
             delta = self._undelivered(delta)
-        self._num_chars[delta.index] += len(delta.content)
-        self._num_logprobs[delta.index] += len(delta.logprobs)
-        return delta if delta.content or delta.logprobs or delta.finish_reason or delta.usage else None
+        self._delivered[delta.index].add(delta)
+        has_news = delta.content or delta.reasoning or delta.tool_calls or delta.logprobs
+        return delta if has_news or delta.finish_reason or delta.usage else None
 
     @property
     def text(self) -> str:
@@ -97,16 +137,11 @@ class InFlightRequest:
 
     def _undelivered(self, delta: ChatDelta) -> ChatDelta:
         index = delta.index
-        chars = min(len(delta.content), self._chars_to_skip[index])
-        logprobs = min(len(delta.logprobs), self._logprobs_to_skip[index])
-        self._chars_to_skip[index] -= chars
-        self._logprobs_to_skip[index] -= logprobs
+        rest = self._to_skip[index].rest_of(delta)
         reason = None if index in self._ended else delta.finish_reason
         if delta.finish_reason:
             self._ended.add(index)
-        return msgspec.structs.replace(
-            delta, content=delta.content[chars:], logprobs=delta.logprobs[logprobs:], finish_reason=reason
-        )
+        return msgspec.structs.replace(rest, finish_reason=reason)
 
 
 class InFlight:

@@ -67,15 +67,19 @@ class TokenBytes:
 class Detokenizer:
     """One answer's text. What `push` and `flush` return, joined, is the text of all tokens pushed."""
 
-    def __init__(self, token_bytes: TokenBytes, *, shows_special: bool = False) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, *, shows_special: bool = False, shown: frozenset[int] = frozenset()
+    ) -> None:
+        """With `shows_special` all control tokens are written out, else those of `shown`."""
         self._token_bytes = token_bytes
         self._shows_special = shows_special
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._is_start = token_bytes.has_leading_space
 
     def copy(self) -> Detokenizer:
         """Another that goes on from where this one is."""
-        other = Detokenizer(self._token_bytes, shows_special=self._shows_special)
+        other = Detokenizer(self._token_bytes, shows_special=self._shows_special, shown=self._shown)
         other._utf8.setstate(self._utf8.getstate())
         other._is_start = self._is_start
         return other
@@ -83,7 +87,7 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Take a token; returns the text it completes, possibly none."""
         data = self._token_bytes[token]
-        if self._shows_special and not data:
+        if not data and (self._shows_special or token in self._shown):
             data = self._token_bytes.special(token).encode()
         if self._is_start and data:
             self._is_start = False

@@ -7,6 +7,7 @@ how long they take.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import jinja2
 from jinja2.exceptions import SecurityError
@@ -21,6 +22,8 @@ from pyagent.infrastructure.engine.tokens.template_sandbox import (
 
 MAX_TEMPLATE_CHARS = 256 * 1024
 _MANY_VALUES = 1000
+_TOOL_NAME = "pyagent_probe"
+_SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
 
 
 class ChatTemplate:
@@ -40,13 +43,22 @@ class ChatTemplate:
             raise ModelError(f"{name}: the chat template is not valid: {error}", model=name) from error
         self._known = {**self._template.globals, **texts, "add_generation_prompt": True}
 
-    def render(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> str:
-        """The conversation as text, up to where the model's answer begins.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[object] = (),
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """The conversation as text, up to where the model's answer begins; `template_kwargs` are its other variables.
 
         Raises `RequestError` with the template's own words when it refuses the conversation, `ModelError` when it
         breaks its bounds.
         """
-        variables: dict[str, object] = {**self._known, "messages": messages, "tools": list(tools) or None}
+        own: dict[str, object] = {**self._known, "messages": messages, "tools": list(tools) or None}
+        more = template_kwargs or {}
+        if taken := sorted(own.keys() & more.keys()):
+            raise RequestError(f"chat_template_kwargs cannot set {taken[0]}", param="chat_template_kwargs")
+        variables = {**more, **own}
         try:
             with spending():
                 return self._render(variables)
@@ -61,6 +73,22 @@ class ChatTemplate:
         except Exception as error:
             text = f"the model's chat template refuses this conversation: {error}"
             raise RequestError(text, param="messages") from error
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether the template tells the model of its tools."""
+        asked = [{"role": "user", "content": "a"}]
+        function: dict[str, object] = {"name": _TOOL_NAME, "description": "", "parameters": {"type": "object"}}
+        tool: dict[str, object] = {"type": "function", "function": function}
+        try:
+            return _TOOL_NAME in self.render(asked, [tool])
+        except (RequestError, ModelError):
+            return False
+
+    @cached_property
+    def switches(self) -> frozenset[str]:
+        """The variables it has for whether, and how much, the model thinks."""
+        return frozenset(name for name in _SWITCHES if name in self.source)
 
     def _render(self, variables: dict[str, object]) -> str:
         pieces: list[str] = []

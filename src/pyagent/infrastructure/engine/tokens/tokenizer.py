@@ -146,7 +146,12 @@ class ModelTokenizer:
         ids = self._in_parts(text, tenant)
         return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
         """A conversation as the template's text, up to where its answer begins; markers in messages are parted."""
         if self.template is None:
             raise RequestError(
@@ -156,7 +161,8 @@ class ModelTokenizer:
             raise RequestError("the prompt is empty; send at least one message with text", param="messages")
         plain = [self._plain(message) for message in messages]
         offered = [msgspec.to_builtins(tool) for tool in tools]
-        return self.template.render(plain, self.markers.parted(offered))
+        more = self.markers.parted(dict(template_kwargs)) if template_kwargs else None
+        return self.template.render(plain, self.markers.parted(offered), more)
 
     def encode_rendered(self, rendered: str, tenant: str = "") -> list[int]:
         """The tokens of a text that `render_chat` made of a tenant's conversation."""
@@ -246,9 +252,13 @@ class ModelTokenizer:
         data = (self._token_bytes[token] or self._token_bytes.special(token).encode() for token in tokens)
         return b"".join(data).decode(errors="replace")
 
-    def detokenizer(self, *, shows_special: bool = False) -> Detokenizer:
-        """A new stream of text for one answer, control tokens written out or left out."""
-        return Detokenizer(self._token_bytes, shows_special=shows_special)
+    def is_control(self, token: int) -> bool:
+        """Whether a token is a control token, which is left out of an answer's text."""
+        return bool(self._token_bytes.special(token))
+
+    def detokenizer(self, *, shows_special: bool = False, shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """A new stream of text for one answer, control tokens left out unless all or those of `shown` are written."""
+        return Detokenizer(self._token_bytes, shows_special=shows_special, shown=shown)
 
     def _plain(self, message: Message) -> dict[str, object]:
         """A message as templates expect it: content one text, a call's arguments the values they stand for."""

@@ -120,7 +120,7 @@ class ToolMessage(_Message, tag="tool", kw_only=True):
 
 
 class AssistantMessage(_Message, tag="assistant", kw_only=True):
-    """What the assistant said; what it thought is not shown to the model again."""
+    """What the assistant said, and what it thought, which a chat template may show to the model again."""
 
     content: str | list[Text | Refusal] | None = None
     refusal: str | None = None
@@ -213,7 +213,9 @@ def _message(said: InputMessage, where: str) -> Message:
             refuse(said, _REFUSED, f"{where}.")
             calls = [call.call(f"{where}.tool_calls[{index}]") for index, call in enumerate(said.tool_calls or ())]
             content = said.refusal if said.content is None else _content(said.content)
-            return Message("assistant", content, said.name, tool_calls=calls or None)
+            thought = said.reasoning_content or said.reasoning
+            thought = thought if isinstance(thought, str) and thought else None
+            return Message("assistant", content, said.name, calls or None, reasoning_content=thought)
 
 
 def _content(said: str | Sequence[Text | Image | Refusal]) -> str | list[TextPart | ImagePart]:

@@ -198,6 +198,7 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     # vLLM's
+    chat_template_kwargs: JsonObject | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     # refused
@@ -261,6 +262,7 @@ def read_chat(body: bytes) -> ParsedRequest:
         tool_choice=choice,
         parallel_tool_calls=said.parallel_tool_calls is not False,
         reasoning_effort=said.reasoning_effort,
+        chat_template_kwargs=said.chat_template_kwargs or {},
     )
     return _asked(said, request, is_chat=True)
 

@@ -1,0 +1,100 @@
+"""One answer's tokens as what its client reads: content, reasoning and tool calls, the content up to a stop string.
+
+Between the detokenizer and the output. Without a parser all text is content. The text as the model wrote it is kept
+too, since a conversation's token log holds that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from pyagent.core.dialects.output import Parsed
+from pyagent.core.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from pyagent.core.dialects.dialect import OutputParser
+    from pyagent.infrastructure.engine.tokens import Detokenizer
+
+
+def joined(first: Parsed, last: Parsed) -> Parsed:
+    """Return two pieces of an answer as one."""
+    return Parsed(first.content + last.content, first.reasoning + last.reasoning, first.tool_calls + last.tool_calls)
+
+
+class AnswerText:
+    """Reads one answer as it is sampled. What `push` and `flush` return, joined, is the answer."""
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: tuple[str, ...] = (), parser: OutputParser | None = None
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops)
+        self._has_stops = bool(stops)
+        self._parser = parser
+        self._written: list[str] = []
+        self._num_held = 0
+        self._num_cut = 0
+        self.num_calls = 0
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a stream of text that goes on from here by itself."""
+        return self._detokenizer.copy()
+
+    def parsed(self, text: str) -> Parsed:
+        """Return a whole text as such an answer; changes nothing here."""
+        if self._parser is None:
+            return Parsed(text)
+        parser = self._parser.copy()
+        first, last = parser.push(text), parser.finish()
+        return joined(first, last)
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether more than its content may be told of it."""
+        return self._parser is not None
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the model is thinking now."""
+        return self._parser is not None and self._parser.is_reasoning
+
+    @property
+    def written(self) -> str:
+        """The text as the model wrote it, tags included, up to where a stop string cut the content."""
+        text = "".join(self._written)
+        return text[: len(text) - self._num_cut]
+
+    def push(self, token: int) -> tuple[Parsed, bool]:
+        """Take a token; return what it brings, and whether a stop string ended the answer."""
+        text = self._detokenizer.push(token)
+        return self._read(Parsed(text) if self._parser is None else self._parse(self._parser, text))
+
+    def flush(self) -> Parsed:
+        """Return what is left at the answer's end."""
+        text = self._detokenizer.flush()
+        if self._parser is None:
+            return Parsed(self._stops.flush(text))
+        first, is_stopped = self._read(self._parse(self._parser, text))
+        if is_stopped:
+            return first
+        last, is_stopped = self._read(self._parser.finish())
+        return joined(joined(first, last), Parsed("" if is_stopped else self._stops.flush()))
+
+    def _parse(self, parser: OutputParser, text: str) -> Parsed:
+        if text:
+            self._written.append(text)
+        return parser.push(text)
+
+    def _read(self, parsed: Parsed) -> tuple[Parsed, bool]:
+        if parsed.tool_calls:
+            self.num_calls = parsed.tool_calls[-1].index + 1
+        if not self._has_stops:
+            return parsed, False
+        content, is_stopped = self._stops.push(parsed.content)
+        if parsed.tool_calls and not is_stopped:  # no stop string begins before a call and ends after it
+            content += self._stops.flush()
+        self._num_held += len(parsed.content) - len(content)
+        self._num_cut = self._num_held if is_stopped else 0
+        return replace(parsed, content=content), is_stopped

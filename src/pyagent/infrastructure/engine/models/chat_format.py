@@ -1,0 +1,223 @@
+"""How one model is told of tools and of thinking, and how its answers are read: by its chat template and its dialect.
+
+A model whose template knows tools gets them from it, and writes calls in its own dialect. Any other is told of them in
+words, and a grammar holds each call that it begins to the tool's schema. Knows a tokenizer; no engine, no KV memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pyagent.core.abilities import needs
+from pyagent.core.dialects.dialect import Dialect
+from pyagent.core.dialects.formats import HERMES
+from pyagent.core.dialects.json_calls import JsonCalls
+from pyagent.core.emulation import dialect as in_words
+from pyagent.core.errors import UnsupportedError
+from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, Tool
+
+if TYPE_CHECKING:
+    from pyagent.core.dialects.dialect import OutputParser
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+WORDS = replace(HERMES, name="words", calls=JsonCalls(in_words.OPEN, (in_words.CLOSE,)), separator="")
+"""As `core.emulation.dialect` tells a model to write calls."""
+_TAG = re.compile(r"</?([A-Za-z_|]{1,40})>|\[/?([A-Z_]{1,40})\]")
+_OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict"})
+_IN_BRACKETS = re.compile(r"<.*>")
+"""Added tokens that llguidance takes for control tokens, whatever the tokenizer says."""
+_PROBE = Tool(FunctionDefinition("probe"))
+_NUM_LAST_TOKENS = 24
+_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """What one request's prompt says of tools and thinking, and how its answer is written.
+
+    `tools` are those the template is given, `callable_tools` those that may be called. `thinks` says whether the
+    answer may begin with reasoning.
+    """
+
+    request: ChatRequest
+    dialect: Dialect | None
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    callable_tools: Sequence[Tool]
+    template_kwargs: Mapping[str, object]
+    is_in_words: bool
+    thinks: bool
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return bool(self.callable_tools) and self.request.tool_choice not in (None, "auto")
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether the sampled tokens are held to the form of calls."""
+        is_held = self.is_in_words or self.has_strict or not self.request.parallel_tool_calls or self.is_structured
+        return bool(self.callable_tools) and (self.must_call or is_held)
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether text must match a response format."""
+        wanted = self.request.response_format
+        return wanted is not None and wanted.type != "text"
+
+    @property
+    def has_strict(self) -> bool:
+        """Whether the arguments of a call must follow their schema."""
+        return any(tool.function.strict for tool in self.callable_tools)
+
+    def parser(self, *, is_reasoning: bool) -> OutputParser | None:
+        """Return a parser for the answer; None where all of it is content."""
+        return None if self.dialect is None else self.dialect.parser(self.callable_tools, is_reasoning=is_reasoning)
+
+    def grammar(self, token_ids: Mapping[str, int], *, is_loose: bool = False) -> str:
+        """Return the grammar of the calls; with `is_loose`, any object will do as arguments."""
+        tools = [_without_schema(tool) for tool in self.callable_tools] if is_loose else self.callable_tools
+        assert self.dialect is not None  # there are tools
+        return self.dialect.grammar(
+            tools,
+            is_required=self.must_call or self.is_structured,
+            is_parallel=self.request.parallel_tool_calls,
+            token_ids=token_ids,
+        )
+
+    def as_rendered(self, message: Message) -> Message:
+        """Return an answer as later prompts of its conversation will have it."""
+        return in_words.told_message(message, {}) if self.is_in_words else message
+
+
+class ChatFormat:
+    """How one model's chats are written: `dialect` is what its template shows, or what the settings name."""
+
+    def __init__(self, tokenizer: ModelTokenizer, dialect: Dialect | None) -> None:
+        """Without a dialect, answers are told as they are written."""
+        self._tokenizer = tokenizer
+        self.dialect = dialect
+        template = tokenizer.template
+        self._tag_ids: dict[str, dict[str, int]] = {}
+        self.knows_tools = dialect is not None and template is not None and template.knows_tools
+
+    def of(self, request: ChatRequest) -> AnswerFormat:
+        """Return the format of a request's answer. Raises `UnsupportedError` for what it cannot be told."""
+        messages, kwargs = request.messages, self._template_kwargs(request)
+        if not messages:
+            return AnswerFormat(request, None, messages, (), (), kwargs, is_in_words=False, thinks=False)
+        tools = () if request.tool_choice == "none" else tuple(request.tools)
+        called = tuple(_chosen(tools, request.tool_choice))
+        is_past = any(message.tool_calls or message.role == "tool" for message in messages)
+        is_in_words = bool(tools or is_past) and not self.knows_tools
+        if is_in_words and request.unsupported == "refuse":
+            raise _unsupported(
+                request, _OF_TOOLS, "its chat template has no tools, and they are not to be told in words"
+            )
+        if is_in_words:
+            told = in_words.told_plainly(request).messages
+            messages = _instructed(told, tools, request) if tools else told
+        thinks = bool(self.reasoning_tags) and not _is_switched_off(kwargs)
+        dialect = WORDS if is_in_words and tools else self.dialect if tools or self.reasoning_tags else None
+        rendered = () if is_in_words else tools
+        return AnswerFormat(
+            request, dialect, messages, rendered, called, kwargs, is_in_words=is_in_words, thinks=thinks
+        )
+
+    def is_open(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt ends inside of reasoning."""
+        if self.dialect is None or not self.reasoning_tags:
+            return False
+        return self.dialect.is_open(self._tokenizer.shown(tokens[-_NUM_LAST_TOKENS:]))
+
+    @cached_property
+    def reasoning_tags(self) -> frozenset[str]:
+        """The tags in the chat template after which the model is thinking."""
+        template = self._tokenizer.template
+        if self.dialect is None or template is None:
+            return frozenset()
+        found = {match[0].replace("/", "", 1) for match in _TAG.finditer(template.source)}
+        return frozenset(tag for tag in found if _begins_reasoning(self.dialect, tag))
+
+    @cached_property
+    def reasoning_ids(self) -> frozenset[int]:
+        """The tokens that are such a tag."""
+        ids = (self._tokenizer.tokenizer.token_to_id(tag) for tag in self.reasoning_tags)
+        return frozenset(token for token in ids if token is not None)
+
+    def shown_ids(self, dialect: Dialect) -> frozenset[int]:
+        """The control tokens whose text the dialect's parser must see."""
+        is_control = self._tokenizer.is_control
+        return frozenset(token for token in self.tag_ids(dialect).values() if is_control(token))
+
+    def tag_ids(self, dialect: Dialect) -> dict[str, int]:
+        """The dialect's tags that are tokens of this model's own, with their ids."""
+        found = self._tag_ids.get(dialect.name)
+        if found is None:
+            written = dialect.grammar([_PROBE], is_required=False, is_parallel=True)
+            tags = dialect.markers | self.reasoning_tags | _closing(self.reasoning_tags)
+            added = self._tokenizer.tokenizer.get_added_tokens_decoder()
+            used = {one.content: token for token, one in added.items() if one.content in tags or one.content in written}
+            is_control = self._tokenizer.is_control
+            found = {text: token for text, token in used.items() if is_control(token) or _IN_BRACKETS.fullmatch(text)}
+            self._tag_ids[dialect.name] = found
+        return found
+
+    def _template_kwargs(self, request: ChatRequest) -> JsonObject:
+        effort, template = request.reasoning_effort, self._tokenizer.template
+        given = dict(request.chat_template_kwargs)
+        if request.assistant_prefix or request.answer_prefix:  # an answer that has begun is past its thoughts
+            effort = "none"
+        if effort is None or template is None:
+            return given
+        if not template.switches and effort != "none":
+            raise _unsupported(request, {"reasoning_effort"}, "its chat template has no variable for it")
+        values: JsonObject = {"enable_thinking": effort != "none", "thinking": effort != "none"}
+        values["reasoning_effort"] = _EFFORTS.get(effort, effort)
+        return {name: values[name] for name in template.switches} | given
+
+
+def _unsupported(request: ChatRequest, lacking: Set[str], reason: str) -> UnsupportedError:
+    name, fields = f"native:{request.model}", sorted(needs(request) & lacking)
+    return UnsupportedError(f"{name} cannot do {', '.join(fields)}: {reason}", backend=name, fields=fields)
+
+
+def _is_switched_off(kwargs: Mapping[str, object]) -> bool:
+    return any(kwargs.get(name) is False for name in ("enable_thinking", "thinking"))
+
+
+def _begins_reasoning(dialect: Dialect, tag: str) -> bool:
+    parser = dialect.parser(())
+    parser.push(tag)
+    return parser.is_reasoning
+
+
+def _closing(tags: frozenset[str]) -> frozenset[str]:
+    return frozenset(f"{tag[0]}/{tag[1:]}" for tag in tags)
+
+
+def _chosen(tools: Sequence[Tool], choice: str | JsonObject | None) -> Sequence[Tool]:
+    """The tools that may be called: all, or the one that is named."""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict):
+        return tools
+    return [tool for tool in tools if tool.function.name == function.get("name")]  # pyright: ignore[reportUnknownMemberType]
+
+
+def _instructed(messages: Sequence[Message], tools: Sequence[Tool], request: ChatRequest) -> list[Message]:
+    """The messages with the tools in words at the end of the system prompt."""
+    text = in_words.instruction(tools, is_parallel=request.parallel_tool_calls)
+    if messages and messages[0].role in {"system", "developer"}:
+        first = Message(messages[0].role, f"{messages[0].text}\n\n{text}")
+        return [first, *messages[1:]]
+    return [Message("system", text), *messages]
+
+
+def _without_schema(tool: Tool) -> Tool:
+    return msgspec.structs.replace(tool, function=msgspec.structs.replace(tool.function, parameters={"type": "object"}))
