@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.command_line import Terminal, pyagent, started
+from support.command_line import Terminal, pyagent, server_started, started
+from support.waiting import wait_until
 
 
 def test_cli_help_lists_every_command(environment: dict[str, str]) -> None:
@@ -213,19 +214,10 @@ def test_cli_run_ctrl_c_is_clean_and_the_journal_valid(chain: str, environment: 
     assert [run["state"] for run in listed] == ["failed"]
 
 
-def serving(env: dict[str, str], *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    process = started("serve", "--port", "0", *arguments, env=env)
-    assert process.stdout
-    line = process.stdout.readline()
-    found = re.search(r"http://\S+", line)
-    assert found, (line, process.stderr and process.stderr.read())
-    return process, found[0].rstrip(";")
-
-
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_cli_serve_answers_and_ends_cleanly(sent: signal.Signals, chain: str, environment: dict[str, str]) -> None:
     """The server answers for its chain and its agents, and a signal ends it with code 0, also in mid-answer."""
-    process, url = serving(environment | {"PYAGENT_SERVER__DRAIN_SECONDS": "0.5"}, "--chain", chain)
+    process, url = server_started("--chain", chain, env=environment | {"PYAGENT_SERVER__DRAIN_SECONDS": "0.5"})
     with httpx.Client(verify=False, timeout=60) as http:
         models = [model["id"] for model in http.get(f"{url}/v1/models").json()["data"]]
         assert {"talker", "agent:math"} <= set(models)
@@ -251,7 +243,7 @@ def test_cli_serve_answers_and_ends_cleanly(sent: signal.Signals, chain: str, en
 
 def test_cli_serve_drains_on_sigterm(chain: str, environment: dict[str, str], tmp_path: Path) -> None:
     """On SIGTERM `/ready` says no at once and new requests are turned away; the running answer is whole."""
-    process, url = serving(environment, "--chain", chain)
+    process, url = server_started("--chain", chain, env=environment)
     slowly = {"stream": True, "messages": [{"role": "user", "content": f"until {tmp_path / 'end'}"}]}
     with (
         httpx.Client(verify=False, timeout=60) as http,
@@ -261,9 +253,7 @@ def test_cli_serve_drains_on_sigterm(chain: str, environment: dict[str, str], tm
         next(lines)
         assert http.get(f"{url}/ready").status_code == 200
         process.send_signal(signal.SIGTERM)
-        while (ready := http.get(f"{url}/ready").status_code) == 200:
-            time.sleep(0.01)
-        assert ready == 503
+        wait_until(lambda: http.get(f"{url}/ready").status_code == 503)
         assert http.get(f"{url}/health").status_code == 200
         refused = http.post(f"{url}/v1/chat/completions", json=slowly)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutdown")

@@ -5,34 +5,25 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import httpx
 import pytest
-from support.command_line import pyagent, started
-
-
-def _serving(env: dict[str, str], chain: str) -> tuple[subprocess.Popen[str], str, str]:
-    process = started("serve", "--port", "0", "--chain", chain, env=env)
-    assert process.stdout
-    line = process.stdout.readline()
-    found = re.search(r"http://\S+?:(\d+)", line)
-    assert found, line
-    return process, found[0], found[1]
+from support.command_line import pyagent, server_started, started
+from support.waiting import wait_until
 
 
 def _wait_until_found(env: dict[str, str], count: int) -> None:
-    end = time.monotonic() + 60
-    while len(list(Path(env["PYAGENT_PATHS__DATA"], "servers").glob("*.json"))) < count:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: len(list(Path(env["PYAGENT_PATHS__DATA"], "servers").glob("*.json"))) >= count)
+
+
+def _port(url: str) -> str:
+    return url.rpartition(":")[2]
 
 
 def test_stop_lets_answers_finish(chain: str, environment: dict[str, str], tmp_path: Path) -> None:
     """The one server that runs is ended with code 0, and the answer it was giving is whole."""
-    process, url, port = _serving(environment, chain)
+    process, url = server_started("--chain", chain, env=environment)
     _wait_until_found(environment, 1)
     slowly = {"stream": True, "messages": [{"role": "user", "content": f"until {tmp_path / 'end'}"}]}
     with (
@@ -42,12 +33,11 @@ def test_stop_lets_answers_finish(chain: str, environment: dict[str, str], tmp_p
         lines = stream.iter_lines()
         next(lines)
         stopping = started("stop", env=environment)
-        while http.get(f"{url}/ready").status_code == 200:
-            time.sleep(0.01)
+        wait_until(lambda: http.get(f"{url}/ready").status_code != 200)
         (tmp_path / "end").touch()
         assert any('"finish_reason":"stop"' in line for line in lines)
     shown, errors = stopping.communicate(timeout=60)
-    assert (stopping.returncode, shown) == (0, f"stopped the server on 127.0.0.1:{port}\n"), errors
+    assert (stopping.returncode, shown) == (0, f"stopped the server on 127.0.0.1:{_port(url)}\n"), errors
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert not list(Path(environment["PYAGENT_PATHS__DATA"], "servers").iterdir())
@@ -57,17 +47,17 @@ def test_stop_says_which_servers_run(chain: str, environment: dict[str, str]) ->
     """None is an error, several want --port, and one that was killed is none."""
     none = pyagent("stop", env=environment)
     assert (none.returncode, "no server of yours runs" in none.stderr) == (1, True)
-    first, _, first_port = _serving(environment, chain)
-    second, _, second_port = _serving(environment, chain)
+    first, first_url = server_started("--chain", chain, env=environment)
+    second, second_url = server_started("--chain", chain, env=environment)
     _wait_until_found(environment, 2)
     several = pyagent("stop", env=environment)
     assert several.returncode == 1
-    assert first_port in several.stderr
-    assert second_port in several.stderr
+    assert _port(first_url) in several.stderr
+    assert _port(second_url) in several.stderr
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=60)
-    assert pyagent("stop", "--port", first_port, env=environment).returncode == 1
-    assert pyagent("stop", env=environment).stdout == f"stopped the server on 127.0.0.1:{second_port}\n"
+    assert pyagent("stop", "--port", _port(first_url), env=environment).returncode == 1
+    assert pyagent("stop", env=environment).stdout == f"stopped the server on 127.0.0.1:{_port(second_url)}\n"
     second.communicate(timeout=60)
     assert second.returncode == 0
 

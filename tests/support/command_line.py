@@ -82,6 +82,16 @@ def started(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
+def server_started(*arguments: str, env: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
+    """`pyagent serve` on a free port, and its address, once it has told it."""
+    process = started("serve", "--port", "0", *arguments, env=env)
+    assert process.stdout
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+?:\d+", line)
+    assert found, (line, process.stderr and process.stderr.read())
+    return process, found[0]
+
+
 class Terminal:
     """A command on a terminal of its own: what it shows, and keys for it."""
 
