@@ -127,7 +127,7 @@ before = resident_bytes()
 for number in range(20_000):
     tokens = array("I", [*range(int(sys.argv[1]))])
     turn = Turn(os.urandom(16), None, tokens, 3, os.urandom(16), RenderedText.of("x" * 100))
-    sessions._keep(turn, f"run-{number}/agent")
+    sessions._store(turn, f"run-{number}/agent")
 trim_memory()
 print(resident_bytes() - before, sessions.num_bytes)
 """
