@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.chains import HI, Played, says
+from support.chains import HI, Played, ask, says
 
 from pyagent.core import capabilities
 from pyagent.core.abilities import ABILITIES, Abilities
@@ -180,6 +180,7 @@ def test_wrappers_pass_on_what_a_plugins_backend_can() -> None:
     assert (said.abilities, said.url, said.sends_headers) == (able.capabilities.abilities, "http://there:1", True)
     chain = Chain([found], settings=[LinkSettings(use="mine:x", continues=True)])
     outer = Chain([chain])
+    ask(outer)
     outer.hint(Hint(kind="release", session="s"))
     assert [hint.session for hint in able.hints] == ["s"]
     assert asyncio.run(outer.query_cache(ViewCache())).num_tokens == 7
@@ -195,6 +196,8 @@ def test_functions_of_a_plugins_backend_are_contained(caplog: pytest.LogCaptureF
     guarded = Saying(made(able))
     able.fails = True
     chain = Chain([guarded, other])
+    for name in ("mine:x", "echo"):
+        ask(chain, model=name)
     chain.hint(Hint(kind="release", session="s"))
     assert [hint.session for hint in other.hints] == ["s"]
     assert "mine:x failed to take a hint" in caplog.text
@@ -213,9 +216,26 @@ def test_link_that_cannot_be_made_is_plain() -> None:
 
     other = EchoBackend()
     chain = Chain([FoundLink("mine", lambda: "", breaks), other])
+    assert ask(chain).deltas[0].attempts[0].reason == "broken"
     chain.hint(Hint(kind="release", session="s"))
     assert len(other.hints) == 1
     assert chain.capabilities.abilities == frozenset()
+
+
+def test_link_that_was_not_asked_is_not_made_for_a_hint() -> None:
+    """A hint is about what a link computed: one of `auto` that never was asked is not even imported for it."""
+    num_made = 0
+
+    def make() -> EchoBackend:
+        nonlocal num_made
+        num_made += 1
+        return EchoBackend()
+
+    first = EchoBackend()
+    chain = Chain([first, FoundLink("later", lambda: "", make)])
+    ask(chain)
+    chain.hint(Hint(kind="release", session="s"))
+    assert (len(first.hints), num_made) == (1, 0)
 
 
 def test_backends_are_not_searched_for_attributes() -> None:

@@ -156,9 +156,10 @@ class Chain:
         raise failover.failure()
 
     def hint(self, hint: Hint) -> None:
-        """Pass a hint on to the links that take some: the one that computed the prompt knows what to do with it."""
+        """Pass a hint on to the links that were asked: one of them computed the prompt that it is about."""
         for link in self._links:
-            pass_hint(link.backend, hint)
+            if link.stats.num_requests:  # looking at another may import its plugin, for nothing
+                pass_hint(link.backend, hint)
 
     async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
         """Ask the links that compute prompts themselves; about a request, the first of them that may see it."""
