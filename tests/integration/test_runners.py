@@ -21,9 +21,10 @@ from pyagent import _rust
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
-from pyagent.core.errors import ConfigError, ModelError, PluginError
+from pyagent.core.errors import ConfigError, ModelError, PluginError, PyAgentError
 from pyagent.core.messages import SamplingParams
 from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.sampling.sampler import make_sampler
 from pyagent.infrastructure.server.app import create_app
@@ -217,6 +218,68 @@ def test_load_that_fails_leaves_the_rest_of_the_server(tiny_model_path: Path, in
     assert failed.status_code >= 500
     assert "plugin 'picky' failed to load" in failed.text
     assert served.status_code == 200
+
+
+SICK = """
+    from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+    from pyagent.infrastructure.engine.runners.cpu_factory import CpuRunnerFactory
+    from pyagent.plugin import StepOutput, hookimpl
+
+    class Sick(CpuRunner):
+        num_calls = 0
+        def {method}(self, *values):
+            Sick.num_calls += 1
+            result = super().{method}(*values)
+            if Sick.num_calls == {at}:
+                {fault}
+            return result
+
+    class Factory(CpuRunnerFactory):
+        name = "sick"
+        def load(self, path, options, step, kv):
+            return Sick(path, options, kv)
+
+    @hookimpl
+    def pyagent_register_runners():
+        return [Factory()]
+"""
+
+
+@pytest.mark.parametrize("is_async", ["on", "off"])
+@pytest.mark.parametrize(
+    ("method", "at", "fault"),
+    [
+        ("execute", 3, "raise RuntimeError('lost the device')"),
+        ("execute", 3, "raise SystemExit(3)"),
+        ("execute", 3, "return StepOutput([])"),
+        ("execute", 3, "return StepOutput([10**9] * len(result.tokens))"),
+        ("reserve", 3, "raise RuntimeError('lost the device')"),
+        ("release", 1, "raise RuntimeError('lost the device')"),
+        ("release", 1, "raise SystemExit(3)"),
+        ("close", 1, "raise RuntimeError('lost the device')"),
+        ("close", 1, "raise SystemExit(3)"),
+    ],
+)
+def test_faults_of_a_running_runner_end_requests_and_no_engine(
+    tiny_model_path: Path, install: Install, method: str, at: int, fault: str, is_async: str
+) -> None:
+    """Whatever a runner raises or returns while it runs, all requests end, and later ones are answered as before."""
+    install("sick", SICK.format(method=method, at=at, fault=fault))
+
+    async def ask(backend: NativeBackend, text: str) -> str | PyAgentError:
+        try:
+            return (await collect(backend.chat(chat(text, temperature=0, max_tokens=12)))).text
+        except PyAgentError as error:
+            return error
+
+    async def work() -> None:
+        settings = {"engine.runner": "sick", "engine.async_scheduling": is_async}
+        async with asyncio.timeout(60), engine_of(tiny_model_path, process=False, **settings) as backend:
+            await asyncio.gather(ask(backend, "ab ab"), ask(backend, "cd cd"))
+            *_, last = [await ask(backend, "ab ab") for _ in range(3)]
+        assert last == await answer(tiny_model_path, engine__runner="cpu")
+
+    run(work())
 
 
 @pytest.mark.parametrize(

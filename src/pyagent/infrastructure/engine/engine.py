@@ -209,12 +209,12 @@ class Engine:
             if len(output.tokens) != len(plan.sampled):
                 text = f"the runner sampled {len(output.tokens)} tokens, expected {len(plan.sampled)}"
                 raise RuntimeError(text)  # noqa: TRY301
-        except Exception as error:
+        except BaseException as error:  # a runner that raises SystemExit would end the loop's thread in silence
             requests = [request for request in plan.requests() if request.status is not Status.FINISHED]
             logger.exception("a step of %d requests failed", len(requests))
             for request in requests:
                 if request.status is not Status.FINISHED:  # the end of one beam is the end of all
-                    self._end(request, request.finish("error", error=f"the step failed: {error}"))
+                    self._end(request, request.finish("error", error=f"the step failed: {_told(error)}"))
             return None
         return output
 
@@ -352,9 +352,13 @@ class Engine:
 
     def _end(self, request: Request, output: Output) -> None:
         """Close a finished request: forget it, release its memory, emit its last output."""
-        self._drop(request)
-        if request.search is not None:
-            request = self._end_search(request.search, request, output)
+        try:
+            self._drop(request)
+            if request.search is not None:
+                request = self._end_search(request.search, request, output)
+        except BaseException:  # ends the loop, which has no further output for what is finished
+            self._emit(request, output)
+            raise
         now = time.perf_counter()
         if self._last_end is not None:
             self._seconds_per_end = moving_average(self._seconds_per_end, now - self._last_end, _END_WEIGHT)
@@ -381,10 +385,10 @@ class Engine:
         try:
             while self._turn():
                 pass
-        except Exception as error:
+        except BaseException as error:
             logger.exception("the engine's loop failed")
             with self._wake:
-                self._fault = str(error) or type(error).__name__
+                self._fault = _told(error)
                 left = [*self._inbox, *self.scheduler.requests()]
                 self._inbox.clear()
             for request in left:
@@ -421,3 +425,9 @@ class Engine:
     @property
     def _has_work(self) -> bool:
         return self._in_flight is not None or self.scheduler.has_work
+
+
+def _told(error: BaseException) -> str:
+    """Return an error as a text, its type where the text says nothing."""
+    text = str(error)
+    return text if text and isinstance(error, Exception) else f"{type(error).__name__} {text}".rstrip()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -30,7 +31,10 @@ from pyagent.infrastructure.engine.models.memory_estimate import Estimates, Mode
 from pyagent.infrastructure.engine.options import EngineOptions
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 30.0
 """How long loading waits for other models to become idle when memory is short."""
@@ -183,7 +187,7 @@ class ModelPool:
                 _rust.trim_memory()  # what building the tokenizer left
                 self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
             except BaseException:
-                runner.close()
+                _close(runner, entry.name)
                 raise
             with self._lock:
                 self._num_loaded += 1
@@ -262,7 +266,7 @@ class ModelPool:
                 return
             model, entry.model = entry.model, None
             held, entry.held = entry.held, []
-        model.close()
+        _close(model, entry.name)
         del model  # the memory is free when nobody refers to the model, not even in a cycle
         gc.collect()
         _rust.trim_memory()
@@ -281,3 +285,11 @@ class ModelPool:
             reservation.release()
         with self._lock:
             self._lock.notify_all()
+
+
+def _close(held: LoadedModel | ModelRunner, name: str) -> None:
+    """Close a model or its runner; one that fails is named in the log, and what it held in the ledger is free."""
+    try:
+        held.close()
+    except BaseException:  # a runner of a plugin, maybe
+        logger.exception("closing the model %s failed", name)
