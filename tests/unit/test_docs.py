@@ -35,6 +35,7 @@ PLUGIN_EXAMPLES = (
     "pyagent-count",
     "pyagent-toolserver",
     "pyagent-parrot",
+    "pyagent-atcall",
 )
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -567,14 +567,15 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
 API = (
     "ABILITIES BLOCK_TOKENS Abilities Agent AgentError Answer Backend BackendError BackendFactory Batch BudgetError "
     "Capabilities CapacityError ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError "
-    "Decline EmbedRequest EmbedResult EvictionPolicy EvictionPolicyFactory FailedAttempt FinishReason FleetTool "
-    "FunctionCall FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonSchemaFormat KvReservation "
-    "LargestStep Likelihood LineReader LineTooLongError LinkSpec Message ModelError ModelInfo ModelNeeds ModelRunner "
-    "Origin PagedRunner Parts PluginError PreemptingPolicy PrefixKey PromptTokensDetails PyAgentError QueuePolicy "
-    "QueuePolicyFactory Queued ReasoningEffort RequestError ResponseFormat Role RunnerFactory RunnerInfo "
-    "RunnerOptions SamplingParams Score Settings StepOutput Task TextPart Timings TokenLogprob Tool ToolCall "
-    "ToolCallDelta ToolProvider Unsupported UnsupportedError Usage WireError collect describe_model error_body "
-    "estimated_tokens estimated_usage fulfil hookimpl read_headers readable_path trace_headers"
+    "Decline Dialect EmbedRequest EmbedResult EvictionPolicy EvictionPolicyFactory FailedAttempt FinishReason "
+    "FleetTool FunctionCall FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonCalls JsonSchemaFormat "
+    "KvReservation LargestStep Likelihood LineReader LineTooLongError LinkSpec Message ModelError ModelInfo "
+    "ModelNeeds ModelRunner NamedCalls Origin OutputParser PagedRunner Parsed Parts PluginError PreemptingPolicy "
+    "PrefixKey PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning "
+    "ReasoningEffort RequestError ResponseFormat Role RunnerFactory RunnerInfo RunnerOptions SamplingParams Score "
+    "Settings StepOutput TagDialect Task TextPart Timings TokenLogprob Tool ToolCall ToolCallDelta ToolProvider "
+    "Unsupported UnsupportedError Usage WireError XmlCalls collect describe_model error_body estimated_tokens "
+    "estimated_usage fulfil hookimpl read_headers readable_path trace_headers"
 )
 
 

@@ -15,6 +15,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from pyagent.core.backends import BackendFactory
+    from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
@@ -36,6 +37,10 @@ class Parts(Protocol):
 
     def eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
         """Orders in which cached KV blocks are given up."""
+        ...
+
+    def dialects(self) -> Mapping[str, Dialect]:
+        """How models write reasoning and tool calls, besides the built-in dialects."""
         ...
 
     def runners(self) -> Mapping[str, RunnerFactory]:
@@ -80,6 +85,14 @@ class HookSpecs:
     @hookspec
     def pyagent_register_eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
         """Orders in which cached KV blocks are given up: `{"lru": make_policy}`; settings name them."""
+        ...
+
+    @hookspec
+    def pyagent_register_dialects(self) -> Sequence[Dialect]:
+        """How models write reasoning and tool calls: a parser, a grammar, and the chat templates that show it.
+
+        They come before the built-in dialects, whose names they may take; the first that matches a template is used.
+        """
         ...
 
     @hookspec

@@ -7,7 +7,7 @@ name. The host in `core.plugins` decides what to do about it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, cast
 
 import pluggy
@@ -32,6 +32,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "agents": ("description", "run"),
     "tools": ("description", "arguments", "call", "definition"),
     "tool_providers": ("open", "close"),
+    "dialects": ("markers", "spans_reasoning", "matches", "is_open", "parser", "grammar"),
     "runners": ("unavailable_reason", "estimate", "load"),
 }
 
@@ -116,6 +117,8 @@ def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]
             raise PluginError(f"brings the agent {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
         if noun == "tool_providers" and (problem := _provider_problem(item)):
             raise PluginError(f"brings the tool provider {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
+        if noun == "dialects" and (problem := _dialect_problem(item)):
+            raise PluginError(f"brings the dialect {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
         if name in items:
             raise PluginError(f"brings the name {name!r} twice in {PREFIX}{noun}", plugin=plugin, hook=PREFIX + noun)
         items[name] = item
@@ -153,6 +156,19 @@ def _provider_problem(provider: object) -> str | None:
         function = getattr(provider, member, None)
         if not _is_async(function) or not _takes(function, 0):
             return f"whose `{member}` is not `async def {member}(self)`"
+    return None
+
+
+def _dialect_problem(dialect: object) -> str | None:
+    """Return what is wrong with a dialect, as far as its shape and a first question tell."""
+    markers = cast("object", getattr(dialect, "markers", None))
+    if not isinstance(markers, Set) or not all(isinstance(one, str) and one for one in cast("Set[object]", markers)):
+        return f"whose `markers` is {markers!r:.80}, expected a set of tags"
+    matches = cast("object", getattr(dialect, "matches", None))
+    if not _takes(matches, 1) or not isinstance(cast("Callable[[str], object]", matches)(""), bool):
+        return "whose `matches` is not `def matches(self, template)`, returning a bool"
+    if not _takes(getattr(dialect, "is_open", None), 1) or not _takes(getattr(dialect, "parser", None), 1):
+        return "whose `is_open(prompt)` or `parser(tools, *, is_reasoning)` takes other arguments"
     return None
 
 

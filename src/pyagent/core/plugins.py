@@ -44,6 +44,7 @@ from pyagent.core.plugin_checks import (
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend, BackendFactory, LinkSpec
     from pyagent.core.config import Settings
+    from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
@@ -179,6 +180,10 @@ class PluginHost:
     def eviction_policies(self) -> dict[str, EvictionPolicyFactory]:
         """Makers of eviction policies by name."""
         return cast("dict[str, EvictionPolicyFactory]", self._collect("eviction_policies"))
+
+    def dialects(self) -> dict[str, Dialect]:
+        """Dialects of plugins by name; `core.dialects.registry` adds the built-in ones."""
+        return cast("dict[str, Dialect]", self._collect("dialects"))
 
     def runners(self) -> dict[str, RunnerFactory]:
         """Loaders of models by the name of their device, in the plugins' order; their failures name the plugin."""
