@@ -1,0 +1,42 @@
+"""Fixtures that several unit tests share."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.plugins import Install
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Writes a distribution with entry points and a module into a folder on `sys.path`."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    before = set(sys.modules)
+
+    def write(
+        name: str,
+        source: str = "",
+        *,
+        entries: str | None = None,
+        requires: str = "",
+        version: str = "1.0",
+        module: str = "",
+    ) -> None:
+        module = module or name.replace("-", "_")
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        requirement = f"Requires-Dist: {requires}\n" if requires else ""
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requirement}")
+        lines = entries if entries is not None else f"{name}.agents = {module}"
+        (info / "entry_points.txt").write_text(f"[pyagent]\n{lines}\n")
+        if source:
+            (site / f"{module}.py").write_text(textwrap.dedent(source))
+
+    yield write  # type: ignore[misc]
+    for module in set(sys.modules) - before:
+        del sys.modules[module]

@@ -1,0 +1,158 @@
+"""What bounds a run: budgets, deadlines, calls at once, and cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+from support.fleets import Custom, ask, echo, events_of, fleet_of, sleep_long
+
+from pyagent.core.errors import BudgetError, DeadlineError
+from pyagent.core.fleet import events as ev
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits, Step
+from pyagent.core.messages import ChatRequest
+from pyagent.testing import Reply, ScriptedBackend
+
+
+def test_budget_is_reserved_before_the_call_and_partial_results_kept() -> None:
+    """The call that would break the budget is never made; what was done before it is in the last event."""
+
+    async def greedy(context: Context, task: Task) -> object:
+        await context.spawn("echo", "kept")
+        return await context.generate("x" * 3000)
+
+    fleet = fleet_of(Custom("greedy", greedy), Custom("echo", echo), script=["never"], run_tokens=1000)
+    steps = [
+        Step(name="first", agent="echo", task=Task(text="kept")),
+        Step(name="second", agent="greedy", task=Task(text="go"), after=("first",)),
+    ]
+    seen, error = asyncio.run(events_of(fleet, steps))
+    assert isinstance(error, BudgetError)
+    assert error.resource == "tokens"
+    assert "run r-" in str(error)
+    assert fleet.backend.requests == []  # type: ignore[attr-defined]
+    assert isinstance(seen[-1], ev.RunFailed)
+    assert (seen[-1].kind, seen[-1].partial) == ("BudgetError", {"first": "kept!"})
+
+
+def test_settled_budget_counts_what_was_used() -> None:
+    """After a call only its real use counts, so a long row of small calls fits a small budget."""
+
+    budgets: list[Budget] = []
+
+    async def many(context: Context, task: Task) -> object:
+        budgets.append(context.run.budget)
+        return "".join([await context.generate("hi") for _ in range(20)])
+
+    fleet = fleet_of(Custom("many", many), script=["a"] * 20, run_tokens=600)
+    assert asyncio.run(fleet.run_agent("many", "go")) == "a" * 20
+    (budget,) = budgets
+    assert (budget.used_tokens, budget.reserved_tokens) == (40, 0)
+
+
+def test_spawned_agent_has_its_own_limit_inside_the_run() -> None:
+    """A child's budget is refused at its own level, by its name."""
+
+    async def parent(context: Context, task: Task) -> object:
+        return await context.spawn("ask", "hi", max_tokens=100)
+
+    with pytest.raises(BudgetError, match=r"parent/1\.ask is 100 tokens"):
+        asyncio.run(fleet_of(Custom("parent", parent), Custom("ask", ask)).run_agent("parent", "go"))
+
+
+def test_deadline_is_passed_down_and_kept() -> None:
+    """The backend is told the time left; an agent that sleeps past it is ended."""
+    fleet = fleet_of(Custom("ask", ask), Custom("sleep", sleep_long), script=["ok"])
+
+    async def main() -> None:
+        await fleet.run_agent("ask", "hi", timeout_seconds=30)
+        timeout = fleet.backend.requests[0].timeout_seconds  # type: ignore[attr-defined]
+        assert 29 < timeout <= 30
+        with pytest.raises(DeadlineError, match="agent sleep"):
+            await fleet.run_agent("sleep", "hi", timeout_seconds=0.05)
+
+    asyncio.run(main())
+
+
+def test_run_seconds_bound_a_run_without_timeout() -> None:
+    """The fleet's own limit on a run's time holds when the caller gives none."""
+    with pytest.raises(DeadlineError):
+        asyncio.run(fleet_of(Custom("sleep", sleep_long), run_seconds=0.05).run_agent("sleep", "x"))
+
+
+def test_calls_at_once_are_bounded() -> None:
+    """However many children ask, no more calls are under way than the fleet allows."""
+    running = most = 0
+
+    class Counting(ScriptedBackend):
+        async def chat(self, request: ChatRequest):  # type: ignore[override]
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                async for delta in super().chat(request):
+                    yield delta
+            finally:
+                running -= 1
+
+    async def fan(context: Context, task: Task) -> object:
+        return await context.map(lambda n: context.spawn("ask", f"{n}"), range(40))
+
+    backend = Counting(lambda request: request.messages[-1].text)
+    fleet = Fleet(backend, [Custom("fan", fan), Custom("ask", ask)], limits=FleetLimits(max_concurrency=3))
+    assert asyncio.run(fleet.run_agent("fan", "go")) == [str(n) for n in range(40)]
+    assert most == 3
+
+
+def test_cancelling_a_run_reaches_every_child_and_stream() -> None:
+    """Leaving the iterator ends children at every depth, aborts streams, and the journal says how the run ended."""
+
+    async def nest(context: Context, task: Task) -> object:
+        return await context.map(lambda n: context.spawn("ask", f"{n}"), range(3))
+
+    async def main() -> None:
+        backend = ScriptedBackend(lambda _: Reply(text="a b c", delay_seconds=30))
+        fleet = Fleet(backend, [Custom("nest", nest), Custom("ask", ask)])
+        async with aclosing(fleet.run("go", agent="nest")) as run:
+            run_id = ""
+            async for event in run:
+                run_id = event.run
+                if isinstance(event, ev.AgentStarted) and event.step == "nest/3.ask":
+                    await asyncio.sleep(0.02)
+                    break
+        assert len(asyncio.all_tasks()) == 1
+        assert backend.num_aborted == 3
+        records = [record.event for record in fleet.journal.replay(run_id)]
+        assert isinstance(records[-1], ev.RunFailed)
+        assert records[-1].kind == "CancelledError"
+        assert sum(isinstance(event, ev.AgentFailed) for event in records) == 4
+
+    asyncio.run(main())
+
+
+def test_leaving_the_fleet_ends_its_runs_and_closes_agents() -> None:
+    """What still runs when the fleet ends is cancelled; agents are closed, those that need others first."""
+    closed: list[str] = []
+
+    def closing(name: str) -> Callable[[], Awaitable[None]]:
+        async def close() -> None:
+            closed.append(name)
+
+        return close
+
+    async def main() -> None:
+        base = Custom("base", sleep_long, close=closing("base"))
+        user = Custom("user", echo, needs=("base",), close=closing("user"))
+        async with fleet_of(user, base) as fleet:
+            job = asyncio.create_task(fleet.run_agent("base", "x"))
+            await asyncio.sleep(0.02)
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        assert closed == ["user", "base"]
+
+    asyncio.run(main())

@@ -1,0 +1,67 @@
+"""What plugins may import: the list, its weight, and that the shipped plugins keep to it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyagent.plugin
+from pyagent.core.plugin_checks import NOUNS
+from pyagent.core.plugins import PluginHost
+
+ROOT = Path(__file__).parents[2]
+
+
+API = (
+    "ABILITIES BLOCK_TOKENS Abilities Agent AgentError Answer Backend BackendError BackendFactory Batch BudgetError "
+    "Capabilities CapacityError ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError "
+    "Decline Dialect EmbedRequest EmbedResult EvictionPolicy EvictionPolicyFactory FailedAttempt FinishReason "
+    "FleetTool FunctionCall FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonCalls JsonSchemaFormat "
+    "KvReservation LargestStep Likelihood LineReader LineTooLongError LinkSpec Message ModelError ModelInfo "
+    "ModelNeeds ModelRunner NamedCalls Origin OutputParser PagedRunner Parsed Parts PluginError PreemptingPolicy "
+    "PrefixKey PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning "
+    "ReasoningEffort RequestError ResponseFormat Role RunnerFactory RunnerInfo RunnerOptions SamplingParams Score "
+    "Settings StepOutput TagDialect Task TextPart Timings TokenLogprob Tool ToolCall ToolCallDelta ToolProvider "
+    "Unsupported UnsupportedError Usage WireError XmlCalls collect describe_model error_body estimated_tokens "
+    "estimated_usage fulfil hookimpl read_headers readable_path trace_headers"
+)
+
+
+def test_plugin_api_is_pinned() -> None:
+    """What plugins may import is this list; a change here is a change for their authors."""
+    assert pyagent.plugin.__all__ == API.split()
+    for name in pyagent.plugin.__all__:
+        assert getattr(pyagent.plugin, name) is not None
+    with pytest.raises(AttributeError, match="has no 'Nothing'"):
+        _ = pyagent.plugin.Nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "plugins").iterdir()), ids=lambda folder: folder.name)
+def test_shipped_plugins_use_the_public_api_alone(folder: Path) -> None:
+    """The plugins in this repository import only `pyagent.plugin`, and in their tests `pyagent.testing`."""
+    for file in folder.rglob("*.py"):
+        nodes = [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        ours = {name for name in names if name.partition(".")[0] == "pyagent"}
+        assert ours <= ({"pyagent.plugin", "pyagent.testing"} if "tests" in file.parts else {"pyagent.plugin"})
+
+
+def test_plugin_api_is_light() -> None:
+    """Importing the plugin API brings neither settings, nor HTTP, nor logs with it."""
+    heavy = ("pydantic", "httpx", "structlog", "starlette", "rich", "sympy", "torch")
+    code = f"import pyagent.plugin, sys; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert result.stdout.strip() == "[]"
+
+
+def test_every_noun_has_a_method() -> None:
+    """Each hook's noun is a method of the host."""
+    assert all(callable(getattr(PluginHost, noun)) for noun in NOUNS)
