@@ -118,8 +118,10 @@ def test_runner_of_a_plugin_answers_over_http(tiny_model_path: Path, install: In
     }
     with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
         first, second = (http.post("/v1/chat/completions", json=body).raise_for_status().json() for _ in range(2))
+        (state,) = http.get("/pyagent/engine").raise_for_status().json().values()
         streamed = http.post("/v1/chat/completions", json=body | {"stream": True, "n": 1}).text
     asyncio.run(chain.close())
+    assert list(state["runners"].values()) == ["parrot"]
     texts = [choice["message"]["content"] for choice in first["choices"]]
     assert texts[0]
     assert texts[0] == texts[1] == second["choices"][0]["message"]["content"]

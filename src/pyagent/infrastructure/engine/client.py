@@ -43,8 +43,8 @@ _NUM_PREPARED = 2
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model.
 
-    `swap_bytes` are those of the files that each model's requests are swapped to, `faults` why loops of models ended by
-    themselves: those are loaded again by their next request.
+    `runners` names each model's runner. `swap_bytes` are those of the files that each model's requests are swapped to,
+    `faults` why loops of models ended by themselves: those are loaded again by their next request.
     """
 
     state: str
@@ -52,6 +52,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelInfo] = []
     memory: dict[str, int] = {}
     memory_bytes: int = 0
+    runners: dict[str, str] = {}
     swap_bytes: dict[str, int] = {}
     process_id: int | None = None
     num_restarts: int = 0
@@ -219,6 +220,7 @@ class LocalEngine(Shared):
             models=[_info(name, model) for name, model in self.models.loaded().items()],
             memory=ledger.accounts(),
             memory_bytes=ledger.total_bytes,
+            runners={name: model.runner_name for name, model in self.models.loaded().items()},
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},

@@ -37,12 +37,15 @@ _RELEASE_SECONDS = 1.0
 class LoadedModel:
     """A model in memory: its runner, its tokenizer, its grammars, its engine."""
 
-    def __init__(self, runner: ModelRunner, path: Path, options: EngineOptions, memory: ModelMemory) -> None:
+    def __init__(
+        self, runner: ModelRunner, path: Path, options: EngineOptions, memory: ModelMemory, runner_name: str
+    ) -> None:
         """The runner's model, with what else `path` holds.
 
         The estimates in `memory` become what is really held; `CapacityError` where that does not fit.
         """
         self.runner = runner
+        self.runner_name = runner_name
         self.tokenizer = self._load_tokenizer(path, memory.tokenizer)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_model_len or own_context, self.runner.kv_tokens)

@@ -183,7 +183,7 @@ class ModelPool:
 
             try:
                 memory.weights.resize(runner.info.weight_bytes)
-                model = LoadedModel(runner, path, options, memory)
+                model = LoadedModel(runner, path, options, memory, factory.name)
                 _rust.trim_memory()  # what building the tokenizer left
                 self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
             except BaseException:
@@ -191,6 +191,7 @@ class ModelPool:
                 raise
             with self._lock:
                 self._num_loaded += 1
+            logger.info("the model %s runs on %s", entry.name, factory.name)
         return model
 
     def _count_process(self, model_bytes: int = 0) -> int:
