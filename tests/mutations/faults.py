@@ -35,15 +35,15 @@ FAULTS = (
     Fault(
         "conversation-key-ignores-roles",
         f"{_ENGINE}/sessions/turns.py",
-        "said = (message.role, text,",
-        "said = (text,",
+        "fields = (message.role, text,",
+        "fields = (text,",
         "tests/unit/test_sessions.py -k another",
     ),
     Fault(
         "conversation-key-ignores-tools",
         f"{_ENGINE}/sessions/turns.py",
-        "msgspec.json.encode((tenant, tools))",
-        "msgspec.json.encode((tenant, []))",
+        "msgspec.json.encode((tenant, tools, template_kwargs or None))",
+        "msgspec.json.encode((tenant, [], template_kwargs or None))",
         "tests/unit/test_sessions.py -k another",
     ),
     Fault(
