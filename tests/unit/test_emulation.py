@@ -250,7 +250,7 @@ def test_earlier_calls_and_results_are_written_out() -> None:
         ('<tool_call>{"name": "mul", "arguments": {}}</tool_call>', "no function 'mul'"),
         ('<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>', "arguments of add are wrong"),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be a JSON object"),
-        ("<tool_call>7</tool_call>", "no function None"),
+        ("<tool_call>7</tool_call>", "not valid JSON, or has no name"),
     ],
 )
 def test_faulty_calls_are_repaired_once(said: str, fault: str) -> None:
@@ -405,9 +405,19 @@ def test_text_held_back_is_sent_when_the_stream_ends_without_a_reason() -> None:
 @given(st.text(alphabet='<tool_cal>/x{}" \n', max_size=60))
 def test_any_text_is_calls_or_a_fault(text: str) -> None:
     """No text of a model raises anything but a fault to tell it, and what was shown is a beginning of the answer."""
-    shown = [text[: dialect.safe_length(text[:end])] for end in range(len(text) + 1)]
+    reader = dialect.TagReader([ADD])
+    shown = "".join(reader.push(letter) for letter in text)
     try:
-        prose, _ = dialect.read(text, [ADD])
+        content, _ = dialect.read(text, [ADD])
     except InvalidOutputError:
         return
-    assert all(prose.startswith(piece) for piece in shown)
+    assert content.startswith(shown)
+    assert reader.finish()[0] == content
+
+
+def test_text_after_a_call_is_kept() -> None:
+    """Text around calls is the answer's text; a call that was cut before its arguments is a fault, not a call."""
+    answer = ask(Model(f"Hm. {CALL}\n{CALL} So."), chat(tools=[ADD]))
+    assert (answer.text, len(answer.tool_calls)) == ("Hm. \n So.", 2)
+    with pytest.raises(InvalidOutputError, match="not valid JSON"):
+        dialect.read('<tool_call>{"name": "add"', [ADD])

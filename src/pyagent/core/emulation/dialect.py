@@ -6,19 +6,21 @@ The tags are those that Hermes and Qwen models were trained on. Pure: requests i
 from __future__ import annotations
 
 import json
-import re
-import uuid
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import cast
 
 import msgspec
 
+from pyagent.core.dialects.formats import HERMES
+from pyagent.core.dialects.output import Parsed
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import InvalidOutputError
-from pyagent.core.messages import ChatRequest, FunctionCall, JsonObject, Message, Tool, ToolCall
+from pyagent.core.messages import ChatRequest, FunctionCall, Message, Tool, ToolCall, ToolCallDelta
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_BLOCK = re.compile(f"{OPEN}(.*?)(?:{CLOSE}|(?={OPEN})|$)", re.DOTALL)
+_TAGS = replace(HERMES, reasoning=None)  # a backend's answer says itself what is reasoning
 
 
 def instruction(tools: Sequence[Tool], *, is_parallel: bool = True) -> str:
@@ -64,39 +66,57 @@ def _compact(arguments: str) -> str:
 
 
 def read(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    """The text before the calls, and the calls. Raises `InvalidOutputError` for a call that cannot be made."""
-    prose, tag, _ = text.partition(OPEN)
-    if not tag:
-        return text, []
-    by_name = {tool.function.name: tool for tool in tools}
-    return prose.rstrip(), [_read_call(block.strip(), by_name) for block in _BLOCK.findall(text)]
+    """Return an answer's text and calls. Raises `InvalidOutputError` for a call that cannot be made."""
+    reader = TagReader(tools)
+    reader.push(text)
+    return reader.finish()
 
 
-def _read_call(block: str, by_name: dict[str, Tool]) -> ToolCall:
+class TagReader:
+    """Reads an answer's text and calls as it comes, with the parser of the dialect that the tags are from."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._name_to_tool = {tool.function.name: tool for tool in tools}
+        self._parser = _TAGS.parser(tools)
+        self._content: list[str] = []
+        self._pieces: list[ToolCallDelta] = []
+        self._has_tag = False
+
+    def push(self, text: str) -> str:
+        """Read a piece; return what can be shown now: text before the first tag, which no fault can make void."""
+        return self._hear(self._parser.push(text))
+
+    def finish(self) -> tuple[str, list[ToolCall]]:
+        """End the answer; return its text and calls. Raises `InvalidOutputError` for a call that cannot be made."""
+        self._hear(self._parser.finish())
+        content = "".join(self._content)
+        if OPEN in content:  # a tag that begins no call is text to the parser
+            raise InvalidOutputError("a function call is not valid JSON, or has no name", param="tools")
+        calls = [list(pieces) for _, pieces in groupby(self._pieces, key=lambda piece: piece.index)]
+        return content, [_checked(pieces, self._name_to_tool) for pieces in calls]
+
+    def _hear(self, parsed: Parsed) -> str:
+        self._content.append(parsed.content)
+        self._pieces += parsed.tool_calls
+        if self._has_tag:
+            return ""
+        shown, tag, _ = parsed.content.partition(OPEN)
+        self._has_tag = bool(tag or parsed.tool_calls)
+        return shown.rstrip() if tag else shown
+
+
+def _checked(pieces: Sequence[ToolCallDelta], name_to_tool: dict[str, Tool]) -> ToolCall:
+    """Return a call whose arguments follow the tool's schema; one that was cut has none that do."""
+    name, written = pieces[0].name, "".join(piece.arguments for piece in pieces)
+    if name not in name_to_tool:
+        raise InvalidOutputError(f"there is no function {name!r}; there are {', '.join(name_to_tool)}", param="tools")
     try:
-        said = cast("object", json.JSONDecoder().raw_decode(block)[0])
+        arguments = cast("object", json.loads(written))
     except (ValueError, RecursionError) as error:
-        raise InvalidOutputError(f"a function call is not valid JSON: {error}", param="tools") from error
-    call = cast("JsonObject", said) if isinstance(said, dict) else {}
-    name, arguments = call.get("name"), call.get("arguments", {})
-    tool = by_name.get(name) if isinstance(name, str) else None
-    if tool is None:
-        raise InvalidOutputError(f"there is no function {name!r}; there are {', '.join(by_name)}", param="tools")
+        raise InvalidOutputError(f"the arguments of {name} are not valid JSON: {error}", param="tools") from error
     if not isinstance(arguments, dict):
         raise InvalidOutputError(f"the arguments of {name} must be a JSON object", param="tools")
-    if (fault := fault_of(cast("object", arguments), tool.function.parameters, "tools")) is not None:
+    schema = name_to_tool[name].function.parameters
+    if (fault := fault_of(cast("object", arguments), schema, "tools")) is not None:
         raise InvalidOutputError(f"the arguments of {name} are wrong: {fault}", param="tools")
-    function = FunctionCall(tool.function.name, json.dumps(arguments, ensure_ascii=False))
-    return ToolCall(id=f"call_{uuid.uuid4().hex[:12]}", function=function)
-
-
-def safe_length(text: str) -> int:
-    """How much of a text's beginning can be shown now: up to the first tag, or what may become one."""
-    place = text.find(OPEN)
-    if place >= 0:
-        return len(text[:place].rstrip())
-    for length in range(min(len(OPEN) - 1, len(text)), 0, -1):
-        if text.endswith(OPEN[:length]):
-            text = text[:-length]
-            break
-    return len(text.rstrip())
+    return ToolCall(id=pieces[0].id, function=FunctionCall(name, written))

@@ -199,10 +199,10 @@ class _Plan:
         """The field that asks for what is checked."""
         return "response_format" if self.response_format else "tool_choice" if self.needs_call else "tools"
 
-    def read(self, text: str, calls: list[ToolCall]) -> tuple[str, list[ToolCall]]:
-        """The answer's text and calls. Raises `InvalidOutputError`."""
-        if self.tagged:
-            text, calls = dialect.read(text, self.tagged)
+    def read(self, text: str, calls: list[ToolCall], tags: dialect.TagReader | None) -> tuple[str, list[ToolCall]]:
+        """Return the answer's text and calls, those in its tags included. Raises `InvalidOutputError`."""
+        if tags:
+            text, calls = tags.finish()
         elif (fault := response_formats.fault_of_calls(calls, self.strict)) is not None:
             raise InvalidOutputError(fault, param=self.param)
         if self.needs_call and not calls:
@@ -225,20 +225,23 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
     for _ in range(_NUM_ROUNDS):
         text, held, last = begun, list[ChatDelta](), ChatDelta()
         joiner, calls = ToolCallJoiner(), list[ToolCall]()
+        tags = dialect.TagReader(plan.tagged) if plan.tagged else None
+        ready = tags.push(begun) if tags else begun
         async with aclosing(answer(_with_time(request, deadline))) as deltas:
             async for delta in deltas:
                 text += delta.content
                 calls += joiner.push(delta.tool_calls)
                 held += [msgspec.structs.replace(delta, content="")] if delta.reasoning else []
                 last = delta
-                if plan.is_shown_at_once and not faults and (ready := dialect.safe_length(text)) > num_shown:
-                    yield _of(delta, content=text[num_shown:ready])
-                    num_shown = ready
+                ready += tags.push(delta.content) if tags else delta.content
+                if plan.is_shown_at_once and not faults and len(ready) > num_shown:
+                    yield _of(delta, content=ready[num_shown:])
+                    num_shown = len(ready)
         calls += joiner.finish()
         usage.append(last.usage)
         try:
             is_cut = last.finish_reason == "length" and not plan.tagged  # told as it is, as a grammar's would be
-            shown, calls = (text, calls) if is_cut else plan.read(text, calls)
+            shown, calls = (text, calls) if is_cut else plan.read(text, calls, tags)
         except InvalidOutputError as error:
             faults.append(str(error))
             request = _repairing(plan.request, text or _written(calls), str(error))
