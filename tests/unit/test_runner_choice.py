@@ -1,0 +1,82 @@
+"""Which runner a model gets."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pyagent.core.errors import ConfigError, ModelError
+from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerOptions
+from pyagent.core.runners.runner import ModelRunner
+from pyagent.infrastructure.engine.runners.choice import RunnerChoice, pick_runners
+from pyagent.infrastructure.engine.runners.cpu_factory import CPU
+
+NEEDS = ModelNeeds(100, 512, 0, 0, 0)
+ASKED = (Path("model.gguf"), RunnerOptions(), LargestStep(8, 1))
+
+
+@dataclass
+class Device:
+    """A factory for a device that is absent, or that runs some models only."""
+
+    name: str
+    absent: str | None = None
+    refuses: bool = False
+
+    def unavailable_reason(self) -> str | None:
+        return self.absent
+
+    def estimate(self, path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
+        if self.refuses:
+            raise ModelError(f"{self.name} cannot run {path}", model=str(path))
+        return NEEDS
+
+    def load(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None) -> ModelRunner:
+        raise AssertionError("nothing is loaded here")
+
+
+def test_auto_tries_runners_in_their_order_and_the_cpu_last() -> None:
+    """The plugins' order decides; the CPU's runner is the last wherever its plugin stands."""
+    gpu, npu = Device("gpu"), Device("npu")
+    choice = pick_runners("auto", {"cpu": CPU, "gpu": gpu, "npu": npu})
+    assert [factory.name for factory in choice.factories] == ["gpu", "npu", "cpu"]
+    assert choice.runner_for(*ASKED) == (gpu, NEEDS)
+
+
+def test_cpu_is_there_when_its_plugin_is_disabled() -> None:
+    """Disabling the built-in plugin leaves the default; one that brings a `cpu` of its own replaces it."""
+    assert pick_runners("auto", {}).factories == (CPU,)
+    assert pick_runners("cpu", {}).factories == (CPU,)
+    own = Device("cpu")
+    assert pick_runners("auto", {"cpu": own}).factories == (own,)
+
+
+def test_runners_that_cannot_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """A runner that is absent is not asked, and one that refuses the model is named in a warning."""
+    choice = RunnerChoice((Device("tpu", absent="there is none"), Device("npu", refuses=True), Device("gpu")))
+    with caplog.at_level(logging.WARNING):
+        factory, _ = choice.runner_for(*ASKED)
+    assert factory.name == "gpu"
+    assert "npu" in caplog.text
+    assert "tpu" not in caplog.text
+    assert list(choice.unavailable()) == [("tpu", "there is none")]
+
+
+def test_last_runner_says_why_it_cannot() -> None:
+    """When none can run the model, the last one's reason is raised; when none is available, all reasons are."""
+    with pytest.raises(ModelError, match=r"gpu cannot run model\.gguf"):
+        RunnerChoice((Device("npu", refuses=True), Device("gpu", refuses=True))).runner_for(*ASKED)
+    with pytest.raises(ConfigError, match="no runner can run here; tpu: there is none; gpu: no driver"):
+        RunnerChoice((Device("tpu", "there is none"), Device("gpu", "no driver"))).runner_for(*ASKED)
+
+
+def test_unknown_name_is_refused_with_the_names_there_are() -> None:
+    """A name that no plugin brings is a `ConfigError` that names the setting, and the nearest or all runners."""
+    with pytest.raises(ConfigError, match="did you mean 'gpu'") as caught:
+        pick_runners("gpus", {"gpu": Device("gpu")})
+    assert caught.value.key == "engine.runner"
+    with pytest.raises(ConfigError, match="there are auto, cpu, gpu"):
+        pick_runners("quantum", {"gpu": Device("gpu")})
