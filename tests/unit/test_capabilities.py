@@ -20,8 +20,8 @@ from pyagent.core.errors import BackendError, PluginError, RequestError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import BeamSearch, ChatRequest, Hint, ModelInfo
 from pyagent.core.plugins import PluginHost
-from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ViewCache
 from pyagent.infrastructure.backends.found import FoundLink
+from pyagent.plugin import CacheQuery, CacheQueryResult, ViewCache
 from pyagent.testing import EchoBackend
 
 SOURCE = Path(capabilities.__file__).parents[1]

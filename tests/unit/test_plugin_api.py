@@ -19,15 +19,16 @@ ROOT = Path(__file__).parents[2]
 
 API = (
     "ABILITIES BLOCK_TOKENS Abilities Agent AgentError Answer Backend BackendError BackendFactory Batch BudgetError "
-    "Capabilities CapacityError ChatDelta ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError "
-    "Decline Dialect EmbedRequest EmbedResult EvictionPolicy EvictionPolicyFactory FailedAttempt FinishReason "
-    "FleetTool FunctionCall FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonCalls JsonSchemaFormat "
-    "KvReservation LargestStep Likelihood LineReader LineTooLongError LinkSpec Message ModelError ModelInfo "
-    "ModelNeeds ModelRunner NamedCalls Origin OutputParser PagedRunner Parsed Parts PluginError PreemptingPolicy "
-    "PrefixKey PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning "
-    "ReasoningEffort RequestError ResponseFormat Role RunnerFactory RunnerInfo RunnerOptions SamplingParams Score "
-    "Settings StepOutput TagDialect Task TextPart Timings TokenLogprob Tool ToolCall ToolCallDelta ToolProvider "
-    "Unsupported UnsupportedError Usage WireError XmlCalls collect describe_model error_body estimated_tokens "
+    "CachePages CacheQuery CacheQueryResult CacheReport CachedPrompt Capabilities CapacityError ChatDelta ChatRequest "
+    "ConfigError Context ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest EmbedResult "
+    "EvictionPolicy EvictionPolicyFactory ExplainPrompt FailedAttempt FinishReason FleetTool FunctionCall "
+    "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonCalls JsonSchemaFormat KvReservation LargestStep "
+    "Likelihood LineReader LineTooLongError LinkSpec Message ModelCache ModelError ModelInfo ModelNeeds ModelRunner "
+    "NamedCalls Origin OutputParser PagedRunner Parsed Parts PinPrompt PluginError PreemptingPolicy PrefixKey "
+    "PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning ReasoningEffort "
+    "RequestError ResponseFormat Role RunnerFactory RunnerInfo RunnerOptions SamplingParams Score Settings StepOutput "
+    "TagDialect Task TextPart Timings TokenLogprob Tool ToolCall ToolCallDelta ToolProvider UnpinPrompt Unsupported "
+    "UnsupportedError Usage ViewCache WireError XmlCalls collect describe_model error_body estimated_tokens "
     "estimated_usage fulfil hookimpl read_headers readable_path trace_headers"
 )
 
