@@ -126,13 +126,14 @@ def random_id(name: str, index: int) -> str:
 class TagDialect:
     """A dialect described by its tags.
 
-    It is chosen for templates with all of its `clues` and none of its `absent`; without clues by name only. The calls
-    of an answer stand in `section`.
+    It is chosen for templates with all of its `clues`, one of `one_of` and none of its `absent`; without clues by name
+    only. The calls of an answer stand in `section`.
     """
 
     name: str
     models: str
-    clues: tuple[str, ...]
+    clues: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     reasoning: Reasoning | None = field(default_factory=Reasoning)
     calls: Calls
@@ -145,7 +146,10 @@ class TagDialect:
 
     def matches(self, template: str) -> bool:
         """Whether the template has the clues."""
-        has_clues = bool(self.clues) and all(clue in template for clue in self.clues)
+        if not self.clues and not self.one_of:
+            return False
+        has_one = not self.one_of or any(clue in template for clue in self.one_of)
+        has_clues = has_one and all(clue in template for clue in self.clues)
         return has_clues and not any(clue in template for clue in self.absent)
 
     def is_open(self, prompt: str) -> bool:

@@ -31,10 +31,18 @@ LLAMA3_JSON = TagDialect(
     markers=frozenset({"<|python_tag|>", "<|eom_id|>"}),
 )
 
+LLAMA4_JSON = replace(
+    LLAMA3_JSON,
+    name="llama4_json",
+    models="Llama 4",
+    clues=("<|header_start|>",),
+    wrappers=("<|python_start|>", "<|python_end|>", "<|eom|>"),
+    markers=frozenset({"<|python_start|>", "<|python_end|>", "<|eom|>"}),
+)
+
 JSON = TagDialect(
     name="json",
     models="models that write calls as bare JSON, such as xLAM (chosen by name only)",
-    clues=(),
     calls=JsonCalls(is_bare=True, is_list=True),
 )
 
@@ -105,9 +113,8 @@ GRANITE_3_2 = replace(
 PHI4_MINI = TagDialect(
     name="phi4_mini_json",
     models="Phi 4 mini",
-    clues=("<|/tool_call|>",),
-    calls=JsonCalls("<|tool_call|>", ("<|/tool_call|>",), is_list=True),
-    wrappers=("functools",),
+    one_of=("<|/tool|>", "<|/tool_call|>", "functools["),
+    calls=JsonCalls("<|tool_call|>", ("<|/tool_call|>",), is_list=True, aliases=("functools",)),
     markers=frozenset({"<|tool_call|>", "<|/tool_call|>"}),
 )
 
@@ -194,8 +201,8 @@ KIMI_K2 = TagDialect(
 
 LLAMA4 = TagDialect(
     name="llama4_pythonic",
-    models="Llama 4",
-    clues=("<|header_start|>",),
+    models="Llama 4 with a pythonic template",
+    clues=("<|header_start|>", "[func_name1("),
     calls=PythonCalls(is_bare=True),
     wrappers=("<|python_start|>", "<|python_end|>", "<|eom|>"),
     markers=frozenset({"<|python_start|>", "<|python_end|>", "<|eom|>"}),
@@ -211,7 +218,7 @@ PYTHONIC = TagDialect(
 LFM2 = TagDialect(
     name="lfm2",
     models="LFM2",
-    clues=("<|tool_call_start|>",),
+    one_of=("<|tool_call_start|>", "<|tool_list_start|>"),
     calls=PythonCalls("<|tool_call_start|>", ("<|tool_call_end|>",)),
     markers=frozenset({"<|tool_call_start|>", "<|tool_call_end|>"}),
 )
@@ -269,7 +276,14 @@ COHERE = TagDialect(
     models="Command R7B, Command A",
     clues=("<|START_ACTION|>",),
     reasoning=Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
-    calls=JsonCalls("<|START_ACTION|>", ("<|END_ACTION|>",), is_list=True, name="tool_name", arguments="parameters"),
+    calls=JsonCalls(
+        "<|START_ACTION|>",
+        ("<|END_ACTION|>",),
+        is_list=True,
+        name="tool_name",
+        arguments="parameters",
+        id_key="tool_call_id",
+    ),
     wrappers=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ends_reasoning=True,
     markers=frozenset(f"<|{edge}_{tag}|>" for edge in ("START", "END") for tag in ("THINKING", "ACTION", "RESPONSE")),
@@ -318,6 +332,7 @@ DIALECTS: tuple[Dialect, ...] = (
     HUNYUAN,
     HERMES,
     LLAMA4,
+    LLAMA4_JSON,
     PYTHONIC,
     LLAMA3_JSON,
     JSON,

@@ -25,6 +25,7 @@ _WRAPPER = "function"
 _KNOWN = _NAMES | _ARGUMENTS | {_WRAPPER, "type", "id", "tool_call_id"}
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _MAX_KEY_CHARS = 256
+_BRACKETS = ("{", "[")
 
 
 @dataclass(slots=True)
@@ -246,20 +247,25 @@ def _arguments(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """Calls as JSON objects: one in each pair of tags, or a list of them all; where `is_bare` also without tags."""
+    """Calls as JSON objects: one in each pair of tags, or a list of them all; where `is_bare` also without tags.
+
+    `aliases` are other openers, at the beginning of a line; `id_key` is written before the name, with a number.
+    """
 
     opener: str = ""
     closers: tuple[str, ...] = ()
     separator: str = ""
     is_list: bool = False
     is_bare: bool = False
+    aliases: tuple[str, ...] = ()
     name: str = "name"
     arguments: str = "arguments"
+    id_key: str = ""
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
-        """Braces and brackets, where calls stand without tags."""
-        return ("{", "[") if self.is_bare else ()
+        """Braces and brackets, where calls stand without tags, and other openers."""
+        return (*_BRACKETS, *self.aliases) if self.is_bare else self.aliases
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -271,7 +277,7 @@ class JsonCalls:
 
     def open(self, context: Context, tag: str) -> Mode:
         """Return the mode that reads objects."""
-        is_bare = tag in self.bare_openers
+        is_bare = tag in _BRACKETS
         if not is_bare:
             return JsonCallsMode(context, self.separator, [tag])
         is_list = tag == "["
@@ -281,8 +287,12 @@ class JsonCalls:
     def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
         """Return an object with name and arguments."""
         name = json.dumps(tool.function.name, ensure_ascii=False)
-        head = f'{{"{self.name}": {name}, "{self.arguments}": '
-        return f"{lark.literal(head)} {lark.json(schema_of(tool))} {lark.literal('}')}"
+        head = f'"{self.name}": {name}, "{self.arguments}": '
+        begin = lark.literal("{" + head)
+        if self.id_key:
+            number = "/[0-9]{1,3}/"
+            begin = " ".join((lark.literal('{"' + self.id_key + '": "'), number, lark.literal('", ' + head)))
+        return f"{begin} {lark.json(schema_of(tool))} {lark.literal('}')}"
 
 
 def schema_of(tool: Tool) -> JsonObject:
