@@ -115,7 +115,7 @@ FAULTY = {
     "KeyboardInterrupt": _raises(KeyboardInterrupt()),
     "Ending: odd": _raises(Ending("odd")),
     "GeneratorExit": _raises(GeneratorExit()),
-    "CancelledError, though nobody cancelled it": _raises(asyncio.CancelledError()),
+    "CancelledError, though it was not cancelled": _raises(asyncio.CancelledError()),
     "SystemExit: 7 ": _raises_at_once,
     "is an async generator": _yields,
     "returned str": lambda context, task: "no coroutine",

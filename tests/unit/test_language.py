@@ -15,6 +15,7 @@ PAGE = (ROOT / "docs/contributing/language.md").read_text()
 PLACES = {
     "everywhere": ("src", "plugins", "rust_core", "examples"),
     "the engine's Python": ("src/pyagent/infrastructure/engine",),
+    "PyAgent's Python": ("src",),
     "the chain": ("src/pyagent/core/chain", "src/pyagent/core/resilience"),
     "the server": ("src/pyagent/infrastructure/server",),
 }

@@ -82,7 +82,7 @@ def _rate(rates: list[float | None]) -> str:
 
 
 async def _measured(backend: BackendChain, num_words: int, max_tokens: int) -> Round:
-    """Ask once with words drawn at random, so that no prefix cache knows the prompt."""
+    """Send one prompt of random words, so that no prefix cache knows the prompt."""
     from pyagent.core.messages import ChatRequest, Message, SamplingParams
 
     words = " ".join(random.choices(_WORDS, k=num_words))  # noqa: S311 - words, not secrets

@@ -214,7 +214,7 @@ def _call(method: str, path: str, url: str | None, config: Path | None, body: Js
 
 
 def _authorization(server: Server) -> dict[str, str]:
-    """The first key of the settings' files, an administrator's if there is one: whoever may read it may ask."""
+    """Return the header with the first key of the settings' files, an administrator's if there is one."""
     import msgspec
 
     from pyagent.infrastructure.server.api_keys import read_keys

@@ -13,7 +13,7 @@ from importlib import import_module
 
 _QUOTES = '"""'
 _PASTE_SECONDS = 0.03
-"""A terminal hands over a paste at once; nobody types a line in this time."""
+"""A terminal delivers a paste at once; no line is typed in this time."""
 
 
 class Prompt:

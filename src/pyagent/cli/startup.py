@@ -167,7 +167,7 @@ class PlainFetchProgress:
         self._quarters: dict[str, int] = {}
 
     def show(self, fetch: Fetch) -> None:
-        """Take in news of a fetch."""
+        """Show a fetch's progress."""
         quarter = 4 * fetch.done_bytes // fetch.total_bytes if fetch.total_bytes else 0
         before = self._quarters.get(fetch.name)
         if before is None:

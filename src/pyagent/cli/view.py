@@ -115,7 +115,7 @@ class PlainView:
 
 
 class LiveView:
-    """Rows that change in place, a line each, with the tail of what is being written; drawn by a clock of its own."""
+    """Rows that change in place, a line each, with the tail of the text as it comes; painted by a clock of its own."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live

@@ -72,8 +72,8 @@ ABILITIES: Abilities = frozenset([*_NEEDS, *_SAMPLING])
 def needs(request: ChatRequest) -> Abilities:
     """Return what a backend must be able to do to serve the request as it stands."""
     said = zip(_SAMPLING, _sampling_values(request.sampling), _PLAIN_VALUES, strict=True)
-    drawn = [name for name, value, plain in said if value != plain]
-    return frozenset([*drawn, *(name for name, asks in _NEEDS.items() if asks(request))])
+    changed = [name for name, value, plain in said if value != plain]
+    return frozenset([*changed, *(name for name, asks in _NEEDS.items() if asks(request))])
 
 
 def without(request: ChatRequest, hints: Abilities) -> ChatRequest:

@@ -8,7 +8,7 @@
     │   └── Decline        an agent says that a task is not for it; the router asks the next
     ├── PluginError        the plugin's author: names the plugin and, where known, the hook
     ├── ModelError         the model's files: format, weights, checksum
-    ├── CapacityError      nobody, later: says when to try again
+    ├── CapacityError      the caller, later: says when to try again
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
     ├── BackendError       a backend failed: names it and whether trying again can help

@@ -28,7 +28,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def release(self, block: int) -> None:
-        """Nobody holds the block any more: it may be given up."""
+        """Note that no request holds the block any more: it may be evicted."""
         ...
 
     def hold(self, block: int) -> None:

@@ -1,6 +1,6 @@
 """Values from outside that do not fit a type, as errors in JSON's words that name the field at fault. Pure.
 
-The one place that knows how msgspec words its errors: whoever wrote the value has never heard of `str | null`.
+The one place that knows how msgspec words its errors: the author of the value has never heard of `str | null`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The only registry in PyAgent. Built-ins come through the package's own entry points, by the same path as everybody's.
 Invariants: a plugin that fails at import, registration, in a hook or by what it returns is *quarantined* (named, logged
-once, listed with the reason) and the program goes on; whoever comes first in the order wins a contested name, and the
+once, listed with the reason) and the program goes on; the first plugin in the order wins a contested name, and the
 clash is listed. The order: plugins registered by hand, then `plugins.order`, then pluggy's tryfirst, the rest, and
 trylast; within each of these the built-ins, then the others by name. Knows nothing of config files or sockets.
 """
@@ -190,7 +190,7 @@ class PluginHost:
         return cast("dict[str, RunnerFactory]", self._collect("runners"))
 
     def agents(self) -> dict[str, Agent]:
-        """Agents by name. A plugin whose agent needs one that nobody brings, or itself in a circle, is quarantined."""
+        """Agents by name. A plugin whose agent needs an unknown agent, or itself in a circle, is quarantined."""
         with self._lock:
             while True:
                 agents = cast("dict[str, Agent]", self._collect("agents"))

@@ -201,7 +201,7 @@ class BackendConformance:
         assert caught.value.code == "model_not_found"
 
     def test_absent_other_side_is_told_in_a_sentence(self) -> None:
-        """With nobody there, health says so without raising, and a request raises an error that names what to do."""
+        """Without a server, health says so without raising, and a request raises an error that names what to do."""
         with self.subject() as subject:
             if subject.make_down is None:
                 pytest.skip("it has no other side")
@@ -433,4 +433,4 @@ async def _until(is_so: Callable[[], bool]) -> None:
         if is_so():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("the other side still works on an answer that nobody reads")
+    raise AssertionError("the other side still works on an answer after its client left")

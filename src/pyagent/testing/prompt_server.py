@@ -17,7 +17,7 @@ _LOOK_SECONDS = 0.004
 
 
 class PromptServer(uvicorn.Server):
-    """Ends when `should_exit` is set, from any thread; signals stay with whoever runs the tests."""
+    """Ends when `should_exit` is set, from any thread; signals stay with the test runner."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -38,7 +38,7 @@ class PromptServer(uvicorn.Server):
             connection.shutdown()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - uvicorn tells nobody
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event for it
                     await asyncio.sleep(_LOOK_SECONDS)
         for task in self.server_state.tasks:
             task.cancel()

@@ -23,7 +23,7 @@ class OwnModels:
 
     @contextmanager
     def in_use(self, key: str) -> Generator[None]:
-        """Hold a model while it answers; one that was not loaded here is nobody's business."""
+        """Hold a model while it answers; one that was not loaded here is left alone."""
         if key not in self._key_to_num_running:
             yield
             return

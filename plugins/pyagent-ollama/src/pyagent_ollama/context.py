@@ -18,7 +18,7 @@ _IMAGE_TOKENS = 1024
 _SURE_TOKENS = 256
 _HALF_SLACK = 8
 _ANSWER_TOKENS = 2048
-"""Room for an answer whose length nobody limited."""
+"""Room for an answer without a limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class DeliveredAnswer:
         if self.policy == "error":
             return "rules.after_first_token is `error`"
         if self.request.whole:
-            return ""  # nobody has seen anything yet
+            return ""  # nothing has been delivered yet
         if self.request.n > 1 or self.request.best_of is not None or self.request.beam is not None:
             return "several answers do not go on elsewhere"
         return "it does not go on elsewhere, as a tool call was told already" if self.has_calls else ""

@@ -55,7 +55,7 @@ class EmbeddingBatcher:
         finally:
             if batch.task is not None and all(other.done() for _, other in batch.calls):
                 self._close(batch)
-                batch.task.cancel()  # nobody waits any more; of a task that is over it is nothing
+                batch.task.cancel()  # no caller waits any more; cancelling a finished task does nothing
 
     def _batch_for(self, request: EmbedRequest) -> _Batch:
         key = msgspec.json.encode(msgspec.structs.replace(request, input=[])), id(asyncio.get_running_loop())

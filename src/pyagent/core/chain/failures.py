@@ -1,7 +1,7 @@
 """Why a link did not answer: the kinds that are counted, and the failures that only a chain sees.
 
 An error's text may quote the request (an upstream's complaint, a parser's dump): it is told to the caller whose request
-it was and to nobody else. What a link remembers for others is `public_reason`.
+it was and to no other. What a link remembers for others is `public_reason`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Patterns of JSON schemas, matched in time that grows with the text alone, whoever wrote them.
+r"""Patterns of JSON schemas, matched in time that grows with the text alone, also where they are hostile.
 
 Python's `re` takes exponential time for some patterns, and a client brings both the pattern and, by its prompt, the
 text. llguidance, which holds the embedded engine's answers to such patterns, follows all ways of a pattern at once.

@@ -153,7 +153,7 @@ _MAX_NAMES_TOLD = 12
 
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> RequestError:
-    """The error for a name nobody has, with the nearest one that somebody has."""
+    """Return the error for an unknown name, with the nearest known one."""
     some = ", ".join(sorted(known)[:_MAX_NAMES_TOLD]) or "none"
     more = f" and {len(known) - _MAX_NAMES_TOLD} more" if len(known) > _MAX_NAMES_TOLD else ""
     hint = did_you_mean(name, known, f"there are {some}{more}")

@@ -24,7 +24,7 @@ class Budget:
 
     @property
     def left_tokens(self) -> int | None:
-        """Tokens neither used nor reserved, here and around; None when nobody limits them."""
+        """Tokens neither used nor reserved, here and around; None when there is no limit."""
         own = None if self.max_tokens is None else max(0, self.max_tokens - self.used_tokens - self.reserved_tokens)
         outer = self.parent.left_tokens if self.parent else None
         return min((left for left in (own, outer) if left is not None), default=None)

@@ -1,9 +1,9 @@
 """Other people's code, contained: what an agent, a tool or a `close` does wrong ends its own step and nothing else.
 
 A call runs in a task of its own. `SystemExit` and the like become errors instead of ending the event loop, a
-cancellation nobody asked for is an error instead of the run's end, a result after the deadline is not taken, and a task
-that does not end when it is cancelled is left behind. What runs without ever awaiting cannot be interrupted from the
-event loop: `core.fleet.watchdog` names it.
+cancellation that was not requested is an error instead of the run's end, a result after the deadline is not taken, and
+a task that does not end when it is cancelled is left behind. What runs without ever awaiting cannot be interrupted
+from the event loop: `core.fleet.watchdog` names it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def contained(what: str, error_of: Callable[[str], PyAgentError]) -> Generator[N
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise error_of(f"{what} raised CancelledError, though nobody cancelled it") from error
+        raise error_of(f"{what} raised CancelledError, though it was not cancelled") from error
     except (Exception, GeneratorExit):
         raise
     except BaseException as error:  # SystemExit and the like would end the program
@@ -136,7 +136,7 @@ class Call:
         try:
             with contained(self.what, self.error_of):
                 return await self._started(), None
-        except GeneratorExit:  # its own, or it was left behind and nobody reads this
+        except GeneratorExit:  # its own, or it was left behind unread
             return None, self.error_of(f"{self.what} raised GeneratorExit")
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised by `result`
             return None, error
@@ -163,7 +163,7 @@ def _leave_behind(task: asyncio.Task[tuple[object, BaseException | None]]) -> No
     """Close the coroutine under the task, which then ends at its next step: the program's end waits for all tasks."""
     with suppress(RuntimeError):  # what runs in it ignores GeneratorExit as well, and is dropped where it stands
         cast("Generator[object]", task.get_coro()).close()
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # that it was closed is nobody's news
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # its outcome is not needed
     task.cancel()
 
 

@@ -1,4 +1,4 @@
-"""Which files the agents and tools of a run may read: those of whoever started it.
+"""Which files the agents and tools of a run may read: those of the user that started it.
 
 A person at this machine may name any file. Somebody who reaches an agent over HTTP sees none, or those below one
 folder, and is never told what there is beside it: what is not there and what is outside read alike. The access is a

@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 def topological_order(name_to_after: Mapping[str, Collection[str]]) -> list[str]:
     """The names so that each comes after those it needs, otherwise as given.
 
-    Raises `RequestError` for a name nobody has, and for a cycle, which it spells out: `a -> b -> a`.
+    Raises `RequestError` for an unknown name, and for a cycle, which it spells out: `a -> b -> a`.
     """
     for name, after in name_to_after.items():
         for needed in after:

@@ -49,7 +49,7 @@ def fixed_route(agents: Mapping[str, Agent], named: str | None) -> Route | None:
 def route_by_scores(scores: Mapping[str, Score | None], declined: Mapping[str, str]) -> Route | list[str]:
     """The route by score, or the names a model has to choose from; `declined` agents, with their reasons, are out.
 
-    Raises `RequestError` when nobody is left.
+    Raises `RequestError` when no agent is left.
     """
     left = [name for name in scores if name not in declined]
     candidates = [name for name in left if scores[name] != 0]

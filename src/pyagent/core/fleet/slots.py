@@ -1,7 +1,7 @@
 """A run's slots: how many of its model and tool calls are under way at once.
 
-A stream that nobody reads right now does not need its slot. It keeps it while nobody else wants it and gives it up to
-the first who does, taking another when it is read again. So whoever holds a slot for good is waiting for a backend or a
+A stream that is not being read does not need its slot. It keeps the slot until another call wants it, and takes a new
+one when it is read again. So a call that holds a slot for good is waiting for a backend or a
 tool, never for another slot, and no nesting of calls can lock up.
 """
 
@@ -65,7 +65,7 @@ class Slots:
             self._idle[slot] = None
 
     def reclaim(self, slot: Slot) -> None:
-        """A slot is used again, if nobody took it."""
+        """Use the slot again, unless another call took it."""
         self._idle.pop(slot, None)
 
 

@@ -1,4 +1,4 @@
-"""Spans of a run, its steps, agents, tools and model calls, for whoever traces; nothing of it costs when nobody does.
+"""Spans of a run, its steps, agents, tools and model calls, for OpenTelemetry; without it they cost nothing.
 
 Core knows no tracing library. A `Tracer` opens spans; what is open is told to backends by `core.trace_context`, whose
 headers also say what a span belongs to. Names and attributes follow OpenTelemetry's conventions for generative AI

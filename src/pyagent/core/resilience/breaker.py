@@ -4,8 +4,8 @@
                                    ▲                        │
                                    └──── probe fails, opens for longer ────┘
 
-A pure state machine on an injected clock: it starts no timer, writes no log and is fed by whoever makes the calls, so
-the state always follows from what the transport saw. When nobody else is left, a few calls may be forced through an
+A pure state machine on an injected clock: it starts no timer, writes no log and is fed by the calls' own code, so
+the state always follows from what the transport saw. When no other link is left, a few calls may be forced through an
 open one: a success closes it, a failure keeps it open for as long again, no longer. A call holds a `Permit`; verdicts
 of calls that were admitted before the last change of state are ignored, so that a slow answer from before an outage
 cannot close the breaker.

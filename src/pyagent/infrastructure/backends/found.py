@@ -47,7 +47,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """The default chain in order, of what these schemes can reach. `native` is always there.
 
-    Nobody's text goes off this machine unasked: what is elsewhere is found only with `allow_remote`. `own_address` is
+    No text leaves this machine unasked: servers elsewhere are found only with `allow_remote`. `own_address` is
     the host and port of the server that asks, which is no link of its own. `key_hosts` are the hosts that settings name
     keys for; as a token for GitHub lies about on many machines for other ends, GitHub Models wants a key named for it.
     """

@@ -285,7 +285,7 @@ class _Call:
         """Whether its arguments are there; where none came, more may."""
         return bool(self.arguments) and _is_object(self.arguments)
 
-    def news(self, index: int, *, is_last: bool = False) -> list[ToolCallDelta]:
+    def pieces(self, index: int, *, is_last: bool = False) -> list[ToolCallDelta]:
         """What came since it was last told; until its end nothing while it has no name."""
         if not (self.name or is_last):
             return []
@@ -321,16 +321,16 @@ class _Member:
 
     def _news(self) -> list[ToolCallDelta]:
         """What is new of the call being told, and of those after it once it is whole."""
-        pieces = self.calls[self.num_ended].news(self.num_ended)
+        pieces = self.calls[self.num_ended].pieces(self.num_ended)
         while self.num_ended + 1 < len(self.calls) and self.calls[self.num_ended].is_whole:
             self.num_ended += 1
-            pieces += self.calls[self.num_ended].news(self.num_ended)
+            pieces += self.calls[self.num_ended].pieces(self.num_ended)
         return pieces
 
     def rest(self) -> list[ToolCallDelta]:
         """What is left to tell of the calls at the answer's end."""
         places = range(self.num_ended, len(self.calls))
-        return [piece for place in places for piece in self.calls[place].news(place, is_last=True)]
+        return [piece for place in places for piece in self.calls[place].pieces(place, is_last=True)]
 
     def joined(self, content: str) -> str:
         """Put a character together whose two halves (UTF-16 surrogates) came in two chunks."""

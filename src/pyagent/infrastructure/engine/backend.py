@@ -207,7 +207,7 @@ class NativeBackend:
         await self.engine.wake()
 
     async def close(self) -> None:
-        """Leave the engine to those who share it, or end it when nobody does. Safe to call twice."""
+        """Give up this share of the engine; the last one ends it. Safe to call twice."""
         if not self._is_closed:
             self._is_closed = True
             await self.engine.close()

@@ -1,6 +1,6 @@
 """The embedded engine as its users see it: ask for a stream, whatever models there are and wherever it runs.
 
-Requests are rendered and checked at the door; the engine's news become deltas. Closing a stream aborts its request.
+Requests are rendered and checked at the door; the engine's outputs become deltas. Closing a stream aborts its request.
 Which names are offered, and which model answers a request that names none, is the backend's business.
 """
 
@@ -110,7 +110,7 @@ class EngineClient(Protocol):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A piece of an answer, and the tokens drawn for it; with the first one the prompt's, 32 bits each."""
+    """A delta of an answer, and the tokens sampled for it; the first one has the prompt's too, 32 bits each."""
 
     delta: ChatDelta
     tokens: tuple[int, ...]
@@ -162,17 +162,17 @@ class LocalEngine(Shared):
     async def pieces(
         self, request: ChatRequest, log: TokenLog | None = None, past: PastTurn | None = None
     ) -> AsyncGenerator[Piece, None]:
-        """As `stream`, with the tokens; goes on after those that `log` says were drawn elsewhere.
+        """As `stream`, with the tokens; continue after those of `log`, which another process sampled.
 
         `past` is what was computed elsewhere of the request's conversation.
         """
         name = f"native:{request.model}"
         deadline = None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds
         loop = asyncio.get_running_loop()
-        news: asyncio.Queue[Output] = asyncio.Queue()
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
 
         def tell(output: Output) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, output)
+            loop.call_soon_threadsafe(outputs.put_nowait, output)
 
         async with AsyncExitStack() as stack:
             self.life.enter()
@@ -183,7 +183,7 @@ class LocalEngine(Shared):
             model.engine.submit(prepared)
             try:
                 while True:
-                    output = await within(deadline, news.get(), name)
+                    output = await within(deadline, outputs.get(), name)
                     yield Piece(_delta(output, prepared, name), output.tokens, prompt)
                     prompt = b""
                     if output.is_last:
@@ -239,7 +239,7 @@ class LocalEngine(Shared):
         await asyncio.to_thread(self.life.sleep, level, self.give_back)
 
     def give_back(self, level: int) -> None:
-        """Free the KV memory of models that nobody uses (1), or the models (2). Blocks."""
+        """Free the KV memory of unused models (1), or the models (2). Blocks."""
         self.models.give_back(level)
 
     async def wake(self) -> None:

@@ -133,7 +133,7 @@ class Engine:
                 self._end(answer, answer.finish("abort"))
 
     def step(self) -> bool:
-        """One iteration: choose a batch, compute it, hand out what was drawn. False when there was nothing to do.
+        """Run one iteration: plan a batch, compute it, emit its outputs. Return False when there was no work.
 
         With a thread for steps, the next one is planned while this one is computed, and started before its emitted are
         told; `step` returns while that one is on its way.
@@ -185,7 +185,7 @@ class Engine:
         self._in_flight = InFlightStep(plan, planning, faults, future)
 
     def _add_masks(self, plan: Plan) -> dict[int, str]:
-        """The tokens that may be drawn, by row; for grammars that fail, the reasons."""
+        """Return the masks of allowed tokens, by row, and the reasons of grammars that failed."""
         faults: dict[int, str] = {}
         for row, request in enumerate(plan.sampled):
             if not request.has_mask:

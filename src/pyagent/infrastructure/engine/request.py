@@ -214,11 +214,11 @@ class Request:
 
     @property
     def has_mask(self) -> bool:
-        """Whether what may be drawn next depends on what was drawn."""
+        """Whether the tokens allowed next depend on those sampled."""
         return self.grammar is not None or self.params.min_tokens > 0
 
     def mask(self) -> bytes | None:
-        """The tokens that may be drawn next, one bit each; None when all may."""
+        """Return the mask of tokens allowed next, one bit each; None when all are."""
         allowed = self._grammar_mask()
         if self.num_output_tokens >= self.params.min_tokens or not self.end_ids:
             return allowed

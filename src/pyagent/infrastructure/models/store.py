@@ -1,6 +1,6 @@
 """The model store: one folder per model, complete or absent.
 
-A model is fetched into a folder of its own with a name nobody looks for, checked, and renamed into place in one step; a
+A model is fetched into a folder of its own with a name of no model, checked, and renamed into place in one step; a
 fetch that dies leaves nothing behind that could be taken for a model, and the next one clears it away. One process
 fetches a model at a time; others wait for it and use what it fetched.
 """

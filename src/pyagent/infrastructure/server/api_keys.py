@@ -2,8 +2,8 @@
 
 Two kinds. A client's key asks for answers; an administrator's may drain, sleep and wake the engines, fetch models,
 share prompts between all keys and forget all kept answers. A key's name is its tenant: nothing that is computed, kept
-or remembered for one is used for or shown to another, administrators included. Where no keys are configured, whoever
-reaches the server is an administrator, and there is one tenant.
+or remembered for one is used for or shown to another, administrators included. Where no keys are configured, any
+client that reaches the server is an administrator, and there is one tenant.
 
 Keys are compared in constant time and never logged; what the log and the metrics have is their names.
 """

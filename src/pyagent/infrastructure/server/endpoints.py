@@ -69,7 +69,7 @@ def _response_of(request: Request, error: Exception) -> Response:
     headers: dict[str, str] = {}
     match error:
         case ClientLeftError() | ClientDisconnect():
-            return Response(status_code=499)  # nobody reads it; the access log does
+            return Response(status_code=499)  # the client has left; only the access log reads it
         case RefusedError():
             told = error.error
             headers["connection"] = "close"  # part of the body may not have been read

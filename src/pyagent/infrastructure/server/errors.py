@@ -121,7 +121,7 @@ def http_error(error: Exception) -> HttpError:
 
 
 def without_folders(text: str) -> str:
-    """An error's text with files of this machine by their names alone: where they lie is nobody's business."""
+    """Return an error's text with files by their names alone: their folders are private to this machine."""
     return _FOLDERS.sub(lambda found: "" if Path(found[0]).is_dir() else found[0], text)
 
 

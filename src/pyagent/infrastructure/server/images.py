@@ -42,7 +42,7 @@ async def _check(url: str) -> None:
     if any(name == local or name.endswith(f".{local}") for local in _LOCAL_NAMES):
         raise _refused(url, "names a host of a private network")
     try:
-        # getaddrinfo reads the short and hexadecimal forms of IPv4 as whoever fetches it would
+        # getaddrinfo reads the short and hexadecimal forms of IPv4 as the fetching server would
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise _refused(url, "has a host that cannot be resolved") from error

@@ -107,7 +107,7 @@ class Service:
         is_streamed: bool,
         others: Sequence[ChatRequest] = (),
     ) -> Response:
-        """Ask whoever has the model; the first delta is awaited before any status goes out.
+        """Ask the backend that has the model; await the first delta before any status is sent.
 
         `others` differ from `asked` in their prompts alone; their answers follow its own by their index.
         """
@@ -150,7 +150,7 @@ class Service:
         return side_by_side([backend.chat(one) for one in asked], asked[0].n)
 
     async def backend_of(self, model: str) -> Backend:
-        """The backend to ask; raises `RequestError` for a model that nobody here has."""
+        """Return the backend to ask. Raises `RequestError` for an unknown model."""
         if self.agents is not None and model.startswith(AGENT_PREFIX):
             return self.agents
         if model and not (isinstance(self.backend, Chain) and await self.backend.has_model(model)):
@@ -160,7 +160,7 @@ class Service:
         return self.backend
 
     async def embed(self, request: Request, asked: EmbedRequest) -> EmbedResult:
-        """Embed with whoever has the model."""
+        """Embed with the backend that has the model."""
         if not asked.input or not all(asked.input):
             raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
         check_texts(asked.input)
@@ -196,7 +196,7 @@ def _continue_trace(request: Request) -> None:
 
 
 def unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
-    """The error for a model that nobody here has, with the nearest name."""
+    """Return the error for an unknown model, with the nearest name."""
     names = [model.id for model in models]
     hint = did_you_mean(wanted, names, f"there are {', '.join(names[:20]) or 'none'}")
     return RequestError(f"there is no model {wanted[:200]!r}; {hint}", param="model", code="model_not_found")

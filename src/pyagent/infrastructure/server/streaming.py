@@ -52,7 +52,7 @@ async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
 
 
 class EventStream(Response):
-    """An answer in pieces, from an iterator of ready bytes; closes the iterator at the end, whoever ends it."""
+    """A streamed answer, from an iterator of ready bytes, which it closes at the end, whichever side ends it."""
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], media_type: str, failed: Callable[[HttpError], bytes]
@@ -70,7 +70,7 @@ class EventStream(Response):
             await unless_gone(self._pump(send), receive)
         except (ClientLeftError, OSError):
             scope.setdefault("state", {})["outcome"] = "client_left"
-        except asyncio.CancelledError:  # the server stops: say so, so that nobody takes half an answer for a whole one
+        except asyncio.CancelledError:  # the server stops: say so, as half an answer could pass for a whole one
             told = self._failed(SHUTTING_DOWN)
             await send({"type": "http.response.body", "body": told, "more_body": False})
             return

@@ -29,7 +29,7 @@ class Thought(msgspec.Struct, frozen=True):
 async def chain_of_thought(
     context: Context, question: str, *, sampling: SamplingParams = GREEDY, is_shown: bool = True
 ) -> Thought:
-    """One line of thought. `is_shown` streams it to whoever watches."""
+    """One line of thought. `is_shown` streams it to the run's watchers."""
     if is_shown:
         stream = context.stream(question, system=SYSTEM, sampling=sampling)
         text, is_cut = "".join([piece async for piece in stream]), stream.is_cut

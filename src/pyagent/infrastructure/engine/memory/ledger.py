@@ -47,7 +47,7 @@ class Reservation:
         self._ledger.resize(self, num_bytes)
 
     def try_resize(self, num_bytes: int) -> bool:
-        """As `resize`, but asks nobody to give back; False, and nothing changed, when growing does not fit now."""
+        """As `resize`, but reclaim nothing; return False, with nothing changed, when growing does not fit now."""
         return self._ledger.try_resize(self, num_bytes)
 
     def ask_others(self, num_bytes: int) -> bool:
@@ -75,7 +75,7 @@ class Ledger:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes nobody holds."""
+        """Return the bytes that are not reserved."""
         with self._lock:
             return self._free()
 
@@ -144,7 +144,7 @@ class Ledger:
         return sorted(others, key=lambda holder: holder.used)
 
     def _refusal(self, reservation: Reservation, num_bytes: int) -> str:
-        held = ", ".join(f"{account} {format_bytes(size)}" for account, size in self.accounts().items()) or "nobody"
+        held = ", ".join(f"{account} {format_bytes(size)}" for account, size in self.accounts().items()) or "no account"
         more, free = num_bytes - reservation.num_bytes, max(0, self.free_bytes)
         return (
             f"{reservation.account} needs {format_bytes(more)} of memory, but of the engine's "

@@ -39,7 +39,7 @@ def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
     for group in (folder, *folder.parents):
         limit, used = _number(group / "memory.max"), _number(group / "memory.current")
         if limit is not None and used is not None:
-            # The kernel drops file pages nobody uses before it refuses memory.
+            # The kernel drops unused file pages before it refuses memory.
             cached = dict(_table(group / "memory.stat")).get("inactive_file", 0)
             yield limit - used + cached
         if group == cgroups:

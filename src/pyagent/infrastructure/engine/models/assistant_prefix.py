@@ -1,6 +1,6 @@
 """The beginning of an answer as its caller wrote it: a part of the prompt, from which text, form and log go on.
 
-Nothing of it is drawn, counted as drawn, told again or searched for stop texts.
+Nothing of it is sampled, counted as output, repeated, or searched for stop strings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AssistantPrefix:
 
     @property
     def told(self) -> Output:
-        """What the client has before the answer's first news."""
+        """Return the text that the client has before the answer's first output."""
         return Output(self.text, tokens=self.tokens)
 
     def detokenizer(

@@ -98,7 +98,7 @@ class LoadedModel:
         """Forget what is cached and give its memory back; what runs goes on. Blocks for a moment."""
         until = time.monotonic() + _RELEASE_SECONDS
         while self.runner.stats().active and time.monotonic() < until:
-            time.sleep(0.005)  # an answer's last news comes before its pages are released
+            time.sleep(0.005)  # an answer's last output comes before its pages are released
         self.runner.pool.clear_index()
         self.runner.give_back()
         self.prompts.forget_pins()

@@ -1,7 +1,7 @@
 """The models of this process: loaded when asked for, shared by all who ask, and let go when others need the memory.
 
 What a model takes is reserved in the ledger before it is loaded, and before the first one what the process has
-without any. Users are counted; a model nobody uses may be unloaded by the ledger, the one used longest ago first, and
+without any. Users are counted; an unused model may be unloaded by the ledger, the one used longest ago first, and
 one in use never is. Loading runs in a thread of its own: a caller who gives up, or whose event loop ends, does not make
 the next one load again.
 """
@@ -91,14 +91,14 @@ class ModelPool:
         entry, coming = self._enter(name)
         try:
             if isinstance(coming, Future):
-                # Shielded: whoever is cancelled here leaves the load to those who wait with it.
+                # Shielded: a request that is cancelled here leaves the load to the others that wait for it.
                 coming = await asyncio.shield(asyncio.wrap_future(coming))
             yield coming
         finally:
             self._leave(entry)
 
     def give_back(self, level: int) -> None:
-        """Free the KV memory of models that nobody uses (1), or unload them (2)."""
+        """Free the KV memory of unused models (1), or unload them (2)."""
         with self._lock:
             entries = list(self._entries.values())
         for entry in entries:
@@ -148,7 +148,7 @@ class ModelPool:
         try:
             self._unload(entry, is_forced=True)  # one whose loop failed: its requests have ended
             model = self._load(entry, held)
-        except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it
+        except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
             self._give_back(held)
             with self._lock:
                 entry.loading = None
@@ -268,7 +268,7 @@ class ModelPool:
             model, entry.model = entry.model, None
             held, entry.held = entry.held, []
         _close(model, entry.name)
-        del model  # the memory is free when nobody refers to the model, not even in a cycle
+        del model  # the memory is free when nothing refers to the model, not even in a cycle
         gc.collect()
         _rust.trim_memory()
         self._give_back(held)

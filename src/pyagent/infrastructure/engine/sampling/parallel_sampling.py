@@ -1,7 +1,7 @@
 """`n` answers to one prompt, or the best `n` of more: requests that share the prompt and end together.
 
 Each draws with a seed of its own, so that the i-th answer is what seed + i gives alone. The best are those whose log
-probability over the number of tokens drawn is highest; they are told when all have ended, likeliest first.
+probability over the number of output tokens is highest; they are emitted when all have ended, likeliest first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_ANSWERS = 16
 
 
 def num_samples(request: ChatRequest) -> int:
-    """How many answers are drawn. Raises `RequestError` naming the field out of its range."""
+    """Return how many answers are sampled. Raises `RequestError` naming the field out of its range."""
     best_of = request.n if request.best_of is None else request.best_of
     for name, value in (("n", request.n), ("best_of", best_of)):
         if not 1 <= value <= MAX_ANSWERS:

@@ -1,8 +1,8 @@
 """The waiting requests: one queue for each request class, each in its policy's order, sharing the engine by weight.
 
 Classes share by stride: each has a clock that its tokens move on, slower the larger its share, and the class whose
-clock is behind is asked first. A class that comes back after a pause starts at the clock of those at work. Whoever has
-something to run runs: a share limits nobody while others are idle.
+clock is behind is asked first. A class that comes back after a pause starts at the clock of those at work. A class
+with waiting requests runs: a share limits none while others are idle.
 
 A policy may come from a plugin. One that raises, hangs or leaves out requests that wait is replaced by first come,
 first served, and named in the log.

@@ -129,7 +129,7 @@ class ProcessEngine(Shared):
         await asyncio.to_thread(self.life.sleep, level, self.give_back)
 
     def give_back(self, level: int) -> None:
-        """Free the KV memory of models that nobody uses (1), or the models (2). Blocks."""
+        """Free the KV memory of unused models (1), or the models (2). Blocks."""
         if self.supervisor.is_started:
             self.supervisor.call(FreeMemory(level)).result()
 

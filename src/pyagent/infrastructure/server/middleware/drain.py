@@ -1,6 +1,6 @@
 """Ending without cutting answers off: counts those that run, and once draining turns new ones away.
 
-While it drains, `/ready` says no, so that whoever balances load sends requests elsewhere; what only looks still works.
+While it drains, `/ready` says no, so that load balancers send requests elsewhere; read-only paths still work.
 """
 
 from __future__ import annotations

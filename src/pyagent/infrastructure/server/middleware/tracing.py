@@ -127,10 +127,10 @@ class TracingMiddleware:
         """The engine's span, with those of its phases, counted back from the answer's end."""
         begun = ended - _nanoseconds(timings.total_seconds)
         queued = begun + _nanoseconds(timings.queue_seconds)
-        drawn = begun + _nanoseconds(timings.first_token_seconds)
+        first_token = begun + _nanoseconds(timings.first_token_seconds)
         attributes = {"pyagent.preemptions": timings.num_preemptions}
         engine = self.tracer.start_span("engine", link, attributes=attributes, start_time=begun)
-        phases = (("queue", begun, queued), ("prefill", queued, drawn), ("decode", drawn, ended))
+        phases = (("queue", begun, queued), ("prefill", queued, first_token), ("decode", first_token, ended))
         for name, start, end in phases:
             self.tracer.start_span(name, set_span_in_context(engine), start_time=start).end(end)
         engine.end(ended)

@@ -41,7 +41,7 @@ async def find_model(service: Service, name: str) -> ModelInfo:
         for model in models:
             if not wanted or wanted in {model.id, model.backend}:
                 return model
-    if not models:  # nobody could say what there is; whoever is asked will
+    if not models:  # no link could list its models; the one that is asked reports a wrong name
         return ModelInfo(id=name)
     why = str(unknown_model(name, models)).partition("; ")[2]
     raise RequestError(f"model {name!r} not found; {why}", param="model", code="model_not_found")
@@ -96,10 +96,10 @@ async def pull(service: Service, request: Request) -> Response:
 
 
 async def _pulled(store: ModelStore, name: str, request_id: str) -> AsyncGenerator[bytes, None]:
-    loop, news = asyncio.get_running_loop(), asyncio.Queue[Fetch | None]()
+    loop, fetches = asyncio.get_running_loop(), asyncio.Queue[Fetch | None]()
 
     def watch(fetch: Fetch) -> None:
-        loop.call_soon_threadsafe(news.put_nowait, fetch)
+        loop.call_soon_threadsafe(fetches.put_nowait, fetch)
 
     watching = ModelStore(store.folder, store.catalog, watch=watch)
     fetching = asyncio.ensure_future(asyncio.to_thread(watching.pull, name))
@@ -107,13 +107,13 @@ async def _pulled(store: ModelStore, name: str, request_id: str) -> AsyncGenerat
     def end(task: asyncio.Future[StoredModel]) -> None:
         if not task.cancelled():
             task.exception()  # seen, also when the client has left
-        news.put_nowait(None)
+        fetches.put_nowait(None)
 
     fetching.add_done_callback(end)
     yield _line({"status": "pulling manifest"})
     source = store.catalog.get(name)
     digest = source.sha256 if source else ""
-    while fetch := await news.get():
+    while fetch := await fetches.get():
         progress: JsonObject = {"status": f"pulling {digest[:12] or name}", "completed": fetch.done_bytes}
         progress |= {"digest": f"sha256:{digest}"} if digest else {}
         yield _line(progress | ({"total": fetch.total_bytes} if fetch.total_bytes else {}))

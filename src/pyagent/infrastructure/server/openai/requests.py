@@ -1,7 +1,7 @@
 """OpenAI's requests as they come over HTTP, and what becomes of each of their fields.
 
 Every field is honoured, ignored because ignoring it changes no answer (`IGNORED`), or refused by name unless it holds
-the value that means nothing (`REFUSED`). A field nobody knows is refused too, with the nearest known name: a typo in
+the value that means nothing (`REFUSED`). An unknown field is refused too, with the nearest known name: a typo in
 `temperature` must not go unnoticed. Pure: bytes in, a `ChatRequest` out.
 """
 

@@ -77,7 +77,7 @@ def _shown(
 
 
 def _others(equations: list[Expr], variables: list[Expr], values: list[Expr]) -> tuple[list[float], str]:
-    """Real roots that are not among the values, and what is to be said of solutions nobody looked for."""
+    """Return real roots that are not among the values, and a remark on solutions that were not searched for."""
     if any(_is_periodic(equation) for equation in equations):
         return [], _REPEATS
     if all(sp.numer(sp.together(equation)).is_polynomial(*variables) for equation in equations):

@@ -49,7 +49,7 @@ class Sandbox:
                 worker = _Worker(self._memory_bytes)
             worker.wait_until_ready()
             if left.is_set():
-                raise RequestError("nobody waits for this answer any more", param="text")
+                raise RequestError("the caller of this calculation has left", param="text")
             reply = worker.ask(action, self._seconds, left)
             if reply is None or not worker.is_alive:
                 worker.kill()

@@ -35,7 +35,7 @@ class FairOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Fair:
-    """Takes the oldest request of whoever was served least."""
+    """Take the oldest request of the owner that was served least."""
 
     def __init__(self, options: FairOptions) -> None:
         self._options = options

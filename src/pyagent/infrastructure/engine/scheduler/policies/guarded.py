@@ -2,7 +2,7 @@
 
 What the policy is told (`add`, `remove`, `served`, `finished`) is kept until the policy is asked something, and handed
 over with the question: one change of threads a question, not one a request. A question without an answer in
-`ANSWER_SECONDS` raises, the thread is left behind, and whoever asked uses another policy.
+`ANSWER_SECONDS` raises, the thread is left behind, and the queue uses another policy.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A level has a quantum of service, each `ratio` times the one before. A request joins at the first level whose quantum
 covers its prompt (skip-join); one that used up its quantum goes down a level, exactly then. Every `boost_seconds` all
-go to the first level, so that nobody waits for ever. Nothing of a level is taken while a higher one has something
+go to the first level, so that no request starves. Nothing of a level is taken while a higher one has something
 waiting, and a running request is preempted by one waiting at a higher level.
 """
 

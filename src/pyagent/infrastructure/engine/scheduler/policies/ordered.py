@@ -1,6 +1,6 @@
 """Policies that are an order by one fixed number: first come, priority with ageing, earliest deadline.
 
-The number of a request never changes, and of requests that come later it grows without bound, so that nobody starves.
+The number of a request never changes, and of later requests it grows without bound, so that no request starves.
 The last in the order yields first. With `preempts` a waiting request also preempts a running one that it outranks.
 """
 
@@ -90,7 +90,7 @@ def make_fcfs(options: Mapping[str, object]) -> QueuePolicy:
 
 
 def make_priority(options: Mapping[str, object]) -> QueuePolicy:
-    """Lowest priority number first; waiting counts too, so that a flood of urgent requests holds nobody up for ever."""
+    """Lowest priority number first; waiting counts too, so that a flood of urgent requests starves none."""
     wanted = checked(PriorityOptions, "priority", options)
     ageing = wanted.ageing_seconds
 
