@@ -269,7 +269,7 @@ def test_grammars_hold_memory_and_give_way(folder: Path) -> None:
         await collect(backend.chat(asked))
         assert isinstance(backend.engine, LocalEngine)
         ledger = backend.engine.models.ledger
-        vocabulary = library + 700 * len(tiny_vocabulary()[0])
+        vocabulary = library + 390 * len(tiny_vocabulary()[0])
         assert ledger.accounts()["grammars:a"] > vocabulary + 100 * 200
         model = await backend.engine.load("a")
         model.grammars.give_back()

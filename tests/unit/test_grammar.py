@@ -8,12 +8,15 @@ import random
 from pathlib import Path
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
+from support.chat_templates import sentencepiece_tokenizer
 from support.tiny_model import CONTROL_TOKENS, vocabulary
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler, told_briefly
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
+from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenizer
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -239,3 +242,40 @@ def test_a_failed_grammar_allows_nothing_instead_of_the_end(compiler: GrammarCom
     with pytest.raises(ValueError, match="grammar") as failed:
         grammar.mask()
     assert "<state>" not in told_briefly(failed.value)
+
+
+FORMS: list[JsonObject] = [
+    {"type": "object"},
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 9},
+            "kind": {"enum": ["<|im_end|>", "naïve 中 🎉", "a"]},
+        },
+        "required": ["city", "kind"],
+        "additionalProperties": False,
+    },
+    {"type": "array", "items": {"enum": [True, None, -1.5]}},
+    {"type": "string", "pattern": "^[ab]{3}$"},
+]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_masks_are_those_of_the_tokenizer_that_llguidance_would_make(tokenizer: ModelTokenizer, kind: str) -> None:
+    """Along random walks each mask over our vocabulary is equal to that over llguidance's own reading of the file."""
+    if kind == "sentencepiece":
+        tokenizer = sentencepiece_tokenizer("{{ messages }}")
+    whole = LLTokenizer(tokenizer.tokenizer.to_str(), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.end_ids))
+    ours = llguidance_tokenizer(tokenizer)
+    for schema, seed in itertools.product(FORMS, range(12)):
+        draw, source = random.Random(seed), LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        reference, matcher = (LLMatcher(vocabulary, source, log_level=0) for vocabulary in (whole, ours))
+        for _ in range(40):
+            mask = reference.compute_bitmask()
+            assert matcher.compute_bitmask() == mask
+            tokens = [token for token in range(tokenizer.vocab_size) if mask[token // 8] >> token % 8 & 1]
+            if reference.is_stopped() or not tokens:
+                break
+            token = draw.choice(tokens)
+            assert reference.consume_token(token)
+            assert matcher.consume_token(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +93,7 @@ class Service:
             asyncio.get_running_loop().call_later(_TRIM_SECONDS[0], self._trim)
 
     def _trim(self) -> None:
-        asyncio.get_running_loop().run_in_executor(None, _rust.trim_memory)
+        asyncio.get_running_loop().run_in_executor(None, _give_back)
         self._num_trims += 1
         self._is_trimming = self._num_trims < len(_TRIM_SECONDS)
         if self._is_trimming:
@@ -184,6 +185,12 @@ class Service:
         now = {(model.id, model.backend): model for model in own}
         models = [now.get((model.id, model.backend), model) for model in await self.backend.models()]
         return [*models, *(await self.agents.models() if self.agents else ())]
+
+
+def _give_back() -> None:
+    """Free what only errors still hold, whose frames and traces refer to each other, and give it to the system."""
+    gc.collect()
+    _rust.trim_memory()
 
 
 def _read_whole(pieces: list[bytes], read: Callable[[bytes], T]) -> T:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import resource
 import signal
@@ -137,6 +138,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(_BACKLOG)
+        gc.freeze()  # what is there now stays: a full collection takes a fifth of the time without it
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -44,14 +44,15 @@ class TokenBytes:
     def __getitem__(self, token: int) -> bytes:
         found = self._known.get(token)
         if found is None:
-            found = self._known[token] = self._make(token)
+            found = self._known[token] = self.made(token)
         return found
 
     def special(self, token: int) -> str:
         """A control token's own text; nothing for other tokens."""
         return (self._tokenizer.id_to_token(token) or "") if self._added.get(token) == b"" else ""
 
-    def _make(self, token: int) -> bytes:
+    def made(self, token: int) -> bytes:
+        """A token's bytes, not remembered: for those who look at all of them once."""
         if token in self._added:
             return self._added[token]
         piece = self._tokenizer.id_to_token(token) or ""

@@ -169,7 +169,7 @@ class ModelTokenizer:
         first, *others = rendered.split(BREAK)
         ids = self._in_parts(first, tenant)
         for piece in others:
-            ids.extend(self._encode_further(piece))
+            ids.extend(self.encode_further(piece))
         return ids
 
     def _in_parts(self, text: str, tenant: str) -> list[int]:
@@ -218,9 +218,9 @@ class ModelTokenizer:
 
     def encode_continuation(self, rendered: str) -> list[int]:
         """The tokens of a part of such a text that follows other tokens: no space is put before it."""
-        return [token for piece in rendered.split(BREAK) for token in self._encode_further(piece)]
+        return [token for piece in rendered.split(BREAK) for token in self.encode_further(piece)]
 
-    def _encode_further(self, text: str) -> list[int]:
+    def encode_further(self, text: str) -> list[int]:
         """Text in the middle of a text. Where the tokenizer puts a space before texts, a letter takes it and goes."""
         if self._token_bytes.has_leading_space and not text.startswith(tuple(self.markers.texts)):
             for letter in _ANCHORS:
@@ -229,6 +229,17 @@ class ModelTokenizer:
                     if b"".join(self.spoken_bytes(ids[:num_tokens])) == letter.encode():
                         return ids[num_tokens:]
         return self._ids(text)
+
+    def vocabulary(self) -> list[bytes]:
+        """The bytes of each token, of a control token those of its name; none of ids that stand for nothing."""
+        return [
+            self._token_bytes.special(token).encode() or self._token_bytes.made(token)
+            for token in range(self.vocab_size)
+        ]
+
+    def control_ids(self) -> list[int]:
+        """The ids of control tokens, which no text is read as."""
+        return [token for token in range(self.vocab_size) if self._token_bytes.special(token)]
 
     def spoken_bytes(self, tokens: Iterable[int]) -> list[bytes]:
         """The bytes that each token of an answer adds to its text."""
