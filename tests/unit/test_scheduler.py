@@ -18,7 +18,7 @@ from pyagent import _rust
 from pyagent.core.messages import SamplingParams
 from pyagent.core.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, PrefixKey, StepOutput
 from pyagent.core.scheduling import Queued
-from pyagent.core.stop_strings import StopStrings
+from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output
 from pyagent.infrastructure.engine.scheduler.decode_batch import DecodeBatch
@@ -99,9 +99,8 @@ def test_preemptions_are_rare_when_nobody_names_a_limit() -> None:
         client.request.max_tokens = 4000
         ends[number] = min(600, int(draw.lognormvariate(4, 0.7)) + 1)
         client.request.params = SamplingParams(stop=("never",))
-        client.request.stops = StopStrings(("never",))
         engine.scheduler.add(client.request)
-        client.request.detokenizer = Stopper(ends[number])  # type: ignore[assignment]
+        client.request.text = AnswerText(Stopper(ends[number]), ("never",))  # type: ignore[arg-type]
     run_to_end(engine)
     assert engine.counts.finished.total() == 300
     assert engine.scheduler.num_preemptions.total() < 3
@@ -370,8 +369,7 @@ def test_prompts_count_once_as_looked_up() -> None:
         client = Client(number, [number] * 20, 1)
         client.request.max_tokens = 250
         client.request.params = SamplingParams(stop=("never",))
-        client.request.stops = StopStrings(("never",))
-        client.request.detokenizer = Stopper(5 if number < 100 else 200)  # type: ignore[assignment]
+        client.request.text = AnswerText(Stopper(5 if number < 100 else 200), ("never",))  # type: ignore[arg-type]
         engine.scheduler.add(client.request)
     run_to_end(engine)
     assert engine.scheduler.num_preemptions.total() > 0
