@@ -327,4 +327,18 @@ FAULTS = (
         "units.iter().for_each(|&unit| self.adjust(unit, |unit| unit.pins += u32::from(!FAULT)));",
         "tests/integration/test_hints.py -k pinned_prompt_outlives",
     ),
+    Fault(
+        "runner-of-a-plugin-is-not-checked",
+        "src/pyagent/core/runners/guarded.py",
+        "if missing or not has_info:",
+        "if False:",
+        "tests/integration/test_runners.py -k fails_to_load",
+    ),
+    Fault(
+        "pages-are-not-copied-where-sequences-part",
+        f"{_ENGINE}/runners/paged.py",
+        "lambda: self.copy_pages(self.pool.fork(parent, child))",
+        "lambda: self.pool.fork(parent, child)",
+        "tests/integration/test_runner_conformance.py -k pages",
+    ),
 )
