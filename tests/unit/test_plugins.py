@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import threading
+from types import ModuleType
 
 import pytest
 from support.plugins import AGENTS, Install, discover, info_of
 from typer.testing import CliRunner
 
 from pyagent.cli.plugins import app
-from pyagent.core.errors import ConfigError
+from pyagent.core import plugin_watch
+from pyagent.core.backends import LinkSpec
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError, PluginError
 
 
 def test_discovery_imports_nothing(install: Install) -> None:
@@ -123,3 +129,44 @@ def test_show_names_hooks_and_clashes(install: Install, monkeypatch: pytest.Monk
     assert "did you mean 'alpha'?" in str(error)
     lines = CliRunner().invoke(app, ["list"]).stdout
     assert "omega comes before alpha" in lines
+
+
+@pytest.mark.parametrize("where", ["import", "hook", "factory"])
+def test_plugin_that_hangs_is_named(install: Install, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A plugin whose import, hook or backend takes long is named in a warning while the program waits for it."""
+    monkeypatch.setattr(plugin_watch, "SLOW_SECONDS", 0.05)
+    waits = {name: "wait()" if name == where else "pass" for name in ("import", "hook", "factory")}
+    source = f"""
+        from pyagent.plugin import hookimpl
+        from slow_waits import wait
+        {waits["import"]}
+
+        def make(link, settings):
+            {waits["factory"]}
+
+        @hookimpl
+        def pyagent_register_backends():
+            {waits["hook"]}
+            return {{"slow": make}}
+    """
+    told, waiting = threading.Event(), ModuleType("slow_waits")
+    waiting.wait = lambda: told.wait(60)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "slow_waits", waiting)
+    warnings: list[str] = []
+
+    class Listens(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warnings.append(record.getMessage())
+            told.set()
+
+    handler = Listens()
+    logging.getLogger("pyagent.plugins").addHandler(handler)
+    try:
+        install("sloth", source, entries="sloth.backends = sloth")
+        make = discover().backends()["slow"]
+        with pytest.raises(PluginError, match="NoneType"):
+            make(LinkSpec.parse("slow:x"), load_settings(None).settings)
+    finally:
+        logging.getLogger("pyagent.plugins").removeHandler(handler)
+    assert told.is_set()
+    assert warnings[0].startswith("plugin sloth has been at it for 0.05 s (")

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -40,6 +41,7 @@ from pyagent.core.plugin_checks import (
     signature_error,
     unknown_noun,
 )
+from pyagent.core.plugin_watch import named_when_slow
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend, BackendFactory, LinkSpec
@@ -265,7 +267,8 @@ class PluginHost:
         """Import one module of a plugin and register it; quarantines on any failure."""
         started = time.perf_counter()
         try:
-            self._register_object(plugin, target, import_target(target))
+            with _watched(plugin, f"importing {target}"):
+                self._register_object(plugin, target, import_target(target))
         except PluginError as error:
             self._quarantine(plugin, str(error).removeprefix(f"plugin {plugin.name!r} "))
         except KeyboardInterrupt:
@@ -326,9 +329,9 @@ class PluginHost:
             self._quarantine(plugin, f"says it brings {noun}, but {target} does not fill {PREFIX}{noun}")
         for impl in impls:
             try:
-                items = self._guard_items(
-                    plugin, noun, checked_items(plugin.name, noun, impl.function(*([self] if impl.argnames else [])))
-                )
+                with _watched(plugin, f"in {PREFIX}{noun}"):
+                    items = checked_items(plugin.name, noun, impl.function(*([self] if impl.argnames else [])))
+                items = self._guard_items(plugin, noun, items)
             except PluginError as error:
                 self._quarantine(plugin, str(error))
             except KeyboardInterrupt:
@@ -394,7 +397,8 @@ class PluginHost:
 
         def make(link: LinkSpec, settings: Settings) -> Backend:
             try:
-                backend = factory(link, settings)
+                with _watched(plugin, f"making the backend {link}"):
+                    backend = factory(link, settings)
                 problem = backend_problem(backend, link.scheme)
             except (PyAgentError, KeyboardInterrupt):
                 raise
@@ -429,6 +433,11 @@ class PluginHost:
             hooks=tuple(PREFIX + noun for noun in filled),
             provides={noun: tuple(name for c in found for name in c.items) for noun, found in by_noun if found},
         )
+
+
+def _watched(plugin: _Plugin, doing: str) -> AbstractContextManager[None]:
+    """Have a plugin of others named when it takes long."""
+    return nullcontext() if plugin.is_builtin else named_when_slow(plugin.name, doing)
 
 
 def _first_of(factories: list[BackendFactory]) -> BackendFactory:
