@@ -11,7 +11,7 @@ from support.native import engine_of, run, running
 from support.tiny_model import write_tiny_model
 
 from pyagent.core.backends import collect
-from pyagent.core.errors import UnsupportedError
+from pyagent.core.errors import ConfigError, UnsupportedError
 from pyagent.core.messages import (
     BeamSearch,
     ChatRequest,
@@ -242,6 +242,48 @@ def test_calls_come_from_an_engine_in_its_own_process(model: Path) -> None:
             answer = await collect(backend.chat(two))
             assert {delta.index for delta in answer.deltas if delta.tool_calls} == {0, 1}
             assert "reasoning_effort" in await backend.abilities_of(backend.model_names[0])
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["none", "llama3_json", "hermes"])
+def test_dialect_can_be_named(model: Path, name: str) -> None:
+    """`engine.dialect` overrides what the chat template shows; with `none` answers stay as they are written."""
+    texts = {
+        "none": "<think>\nhm\n</think>\n\nyes",
+        "llama3_json": '{"name": "time", "parameters": {}}',
+        "hermes": '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>',
+    }
+
+    async def main() -> None:
+        async with saying(model, texts[name], dialect=name) as backend:
+            answer = await collect(backend.chat(asked(tools=[] if name == "none" else [TIME])))
+        assert answer.text == (texts[name] if name == "none" else "")
+        assert [call.function.name for call in answer.tool_calls] == ([] if name == "none" else ["time"])
+
+    run(main())
+
+
+def test_unknown_dialect_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    """When the engine is made, not when a model is loaded."""
+
+    async def main() -> None:
+        async with engine_of(tmp_path / "m.gguf", **{"engine.dialect": "hermess"}):
+            pass
+
+    with pytest.raises(ConfigError, match="did you mean 'hermes'"):
+        run(main())
+
+
+def test_template_with_tools_of_an_unknown_kind_gets_them_in_words(plain: Path, tmp_path: Path) -> None:
+    """Where no dialect is known for a template that has tools, the tags are those the model is told of."""
+    template = "{{ tools }}{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}assistant: "
+    path = write_tiny_model(tmp_path / "odd.gguf", llama__context_length=4096, tokenizer__chat_template=template)
+
+    async def main() -> None:
+        async with saying(path, '<tool_call>{"name": "time", "arguments": {}}</tool_call>') as backend:
+            answer = await collect(backend.chat(asked(tools=[TIME], parallel_tool_calls=False)))
+        assert [call.function.name for call in answer.tool_calls] == ["time"]
 
     run(main())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.settings import Engine
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
@@ -42,7 +43,7 @@ class EngineOptions:
     `max_model_len` shortens the model's own context, in tokens. `session_scope` says which conversations continue their
     token logs: all, those with a name, or none. `normalizes_prompts` takes known volatile spans out of system prompts;
     `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
-    `none`, or as their chat templates show (`auto`).
+    `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -54,6 +55,7 @@ class EngineOptions:
     normalizes_prompts: bool = True
     takes_hints: bool = True
     dialect: str = "auto"
+    dialects: Sequence[Dialect] = ()
     runners: RunnerChoice = field(default_factory=RunnerChoice)
 
     @property

@@ -19,6 +19,7 @@ from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Settings
 
 if TYPE_CHECKING:
+    from pyagent.core.dialects.dialect import Dialect
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
@@ -107,16 +108,17 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         async_scheduling=engine.async_scheduling,
         session_scope=engine.sessions,
         takes_hints=engine.hints,
-        dialect=_checked_dialect(engine.dialect),
+        dialect=_checked_dialect(engine.dialect, parts.dialects()),
+        dialects=tuple(parts.dialects().values()),
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
     )
 
 
-def _checked_dialect(name: str) -> str:
+def _checked_dialect(name: str, brought: Mapping[str, Dialect]) -> str:
     from pyagent.core.dialects.registry import dialects
 
-    known = ["auto", "none", *dialects()]
+    known = ["auto", "none", *dialects(brought.values())]
     if name not in known:
         hint = did_you_mean(name, known, f"there are {', '.join(known)}")
         raise ConfigError(f"engine.dialect: there is no dialect {name!r}; {hint}", key="engine.dialect")

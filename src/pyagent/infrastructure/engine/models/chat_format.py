@@ -18,6 +18,7 @@ from pyagent.core.abilities import needs
 from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.dialects.formats import HERMES
 from pyagent.core.dialects.json_calls import JsonCalls
+from pyagent.core.dialects.registry import dialect_for, dialects
 from pyagent.core.emulation import dialect as in_words
 from pyagent.core.errors import UnsupportedError
 from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, Tool
@@ -99,13 +100,24 @@ class AnswerFormat:
 class ChatFormat:
     """How one model's chats are written: `dialect` is what its template shows, or what the settings name."""
 
-    def __init__(self, tokenizer: ModelTokenizer, dialect: Dialect | None) -> None:
-        """Without a dialect, answers are told as they are written."""
+    def __init__(self, tokenizer: ModelTokenizer, dialect: Dialect | None, *, is_sure: bool = True) -> None:
+        """Without a dialect, answers are told as they are written. Where it is not sure, tools are told in words."""
         self._tokenizer = tokenizer
         self.dialect = dialect
         template = tokenizer.template
         self._tag_ids: dict[str, dict[str, int]] = {}
-        self.knows_tools = dialect is not None and template is not None and template.knows_tools
+        self.knows_tools = is_sure and dialect is not None and template is not None and template.knows_tools
+
+    @classmethod
+    def of_model(cls, tokenizer: ModelTokenizer, name: str, brought: Sequence[Dialect] = ()) -> ChatFormat:
+        """Return the format by the dialect of this name, by none, or by what the chat template shows (`auto`)."""
+        if name == "none":
+            return cls(tokenizer, None)
+        if name != "auto":
+            return cls(tokenizer, dialects(brought)[name])
+        source = tokenizer.template.source if tokenizer.template else ""
+        dialect = dialect_for(source, brought)
+        return cls(tokenizer, dialect, is_sure=dialect.matches(source))
 
     def of(self, request: ChatRequest) -> AnswerFormat:
         """Return the format of a request's answer. Raises `UnsupportedError` for what it cannot be told."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from msgspec.structs import replace as replace_fields
 
 from pyagent import _rust
-from pyagent.core.dialects.dialect import Dialect
-from pyagent.core.dialects.registry import dialect_for, dialects
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import CacheReport, ChatRequest, Hint
 from pyagent.core.runners.runner import ModelRunner
@@ -65,7 +63,7 @@ class LoadedModel:
         self.prompts = ModelPrompts(
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
         )
-        chat_format = ChatFormat(self.tokenizer, self._dialect(options))
+        chat_format = ChatFormat.of_model(self.tokenizer, options.dialect, options.dialects)
         self.preprocessor = InputPreprocessor(self.tokenizer, self.sessions, self._context, normalized, chat_format)
         self.input_processor = InputProcessor(
             self.preprocessor, self.sessions, self.grammars, self.engine.scheduler.queues.check
@@ -80,14 +78,6 @@ class LoadedModel:
         if before is not None and after is not None and after > before:
             memory.resize(after - before)
         return tokenizer
-
-    def _dialect(self, options: EngineOptions) -> Dialect | None:
-        """How the model writes calls and reasoning: as the settings say, or as its chat template shows."""
-        if options.dialect == "none":
-            return None
-        if options.dialect != "auto":
-            return dialects()[options.dialect]
-        return dialect_for(self.tokenizer.template.source if self.tokenizer.template else "")
 
     @property
     def takes_effort(self) -> bool:
