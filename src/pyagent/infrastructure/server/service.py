@@ -118,7 +118,8 @@ class Service:
             check_request(asked)
         backend = await self.backend_of(asked.model)
         if asked.assistant_prefix and backend.capabilities.assistant_prefix != "continued":
-            raise RequestError(f"{backend.name} cannot go on from an answer's beginning", param="messages")
+            text = f"{backend.name} cannot go on from an answer's beginning; `native` can, and links with `continues`"
+            raise RequestError(text, param="messages")
         if not self.settings.private_images:
             await check_images(asked.messages)
         asked = asked if is_streamed or others else msgspec.structs.replace(asked, whole=True)
