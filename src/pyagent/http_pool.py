@@ -54,7 +54,7 @@ class HttpPool:
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     def client(self) -> httpx.AsyncClient:
-        """The running event loop's client."""
+        """Return the running event loop's client."""
         import httpx
 
         loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ async def _tell_hops(request: httpx.Request) -> None:
 
 
 async def error_body(response: httpx.Response) -> bytes:
-    """The beginning of an error's body, enough to say what it says."""
+    """Return the beginning of an error's body, enough to say what it says."""
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk

@@ -173,7 +173,7 @@ def answers(
 
 
 def _request(file: str) -> JsonObject:
-    """The request in a file: JSON of it or of its messages, else a system text."""
+    """Return the request in a file: JSON of it or of its messages, else a system text."""
     import msgspec
 
     try:
@@ -190,7 +190,7 @@ def _request(file: str) -> JsonObject:
 
 
 def _call(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
-    """What the server answers; raises `RequestError` with its own words, `BackendError` when there is none."""
+    """Return what the server answers; raises `RequestError` with its own words, `BackendError` when there is none."""
     import httpx
     import msgspec
 

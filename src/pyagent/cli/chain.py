@@ -121,7 +121,7 @@ def _write(trials: list[LinkTrial]) -> None:
 
 
 async def _trials(settings: Settings, seconds: float) -> list[LinkTrial]:
-    """One link after another: two that share a machine would slow each other down."""
+    """Try one link after another: two that share a machine would slow each other down."""
     from pyagent.assembly import make_host, make_link, present_links
 
     host = make_host(settings)
@@ -169,7 +169,7 @@ async def _trial(backend: Backend, seconds: float) -> LinkTrial:
 
 
 def _advice(error: Exception) -> str:  # noqa: PLR0911 - a table of cases
-    """What to do about a link that does not answer."""
+    """Return what to do about a link that does not answer."""
     match error:
         case DeadlineError():
             return "it is slow or hangs: give it more with --seconds, or a timeout_seconds of its own in the chain"

@@ -45,7 +45,7 @@ def reference() -> None:
 
 
 def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
-    """Each dotted key with its value, fit for JSON and without secrets, and its source."""
+    """Return each dotted key with its value, fit for JSON and without secrets, and its source."""
     import msgspec
 
     from pyagent.core.chain.settings import written
@@ -64,7 +64,7 @@ def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
 
 
 def render_settings_reference() -> str:
-    """The page docs/reference/settings.md; a test compares the two."""
+    """Return the page docs/reference/settings.md; a test compares the two."""
     from pyagent.core.config import env_name, leaf_settings
     from pyagent.core.settings import Settings
 

@@ -52,7 +52,7 @@ def demo(
 
 
 def machine(backend: Backend) -> str:
-    """What answers, and what it computes with."""
+    """Return what answers, and what it computes with."""
     from pyagent import _rust
     from pyagent.core.chain import Chain
 
@@ -62,7 +62,7 @@ def machine(backend: Backend) -> str:
 
 
 def steps(folder: Path) -> list[Step]:
-    """The three tasks, none of which waits for another."""
+    """Return the three tasks, none of which waits for another."""
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.orchestrator import Step
 

@@ -122,7 +122,7 @@ def _contexts(longest: int) -> list[int]:
 
 
 def _fits(path: Path, config: Path | None) -> tuple[int, list[Fit]]:
-    """The bytes the engine may use, and whether the model fits in them with each type of KV."""
+    """Return the bytes the engine may use, and whether the model fits in them with each type of KV."""
     from pyagent.assembly import make_host
     from pyagent.infrastructure.engine.memory.process import resident_bytes
     from pyagent.infrastructure.engine.memory.system import total_for

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 def read_plain(arguments: Sequence[str], flags: Mapping[str, Callable[[str], object]]) -> dict[str, object] | None:
-    """The values by name of flag, without its dashes; None when a parser has to look."""
+    """Return the values by name of flag, without its dashes; None when a parser has to look."""
     values: dict[str, object] = {}
     words = _words(arguments)
     for flag in words:

@@ -124,14 +124,14 @@ class RunProgress:
         return " · ".join(words)
 
     def rates(self, seconds: float) -> str:
-        """Tokens a second, both ways, and the share of prompts found in the prefix cache."""
+        """Return tokens a second, both ways, and the share of prompts found in the prefix cache."""
         rate = (self.prompt_tokens + self.completion_tokens) / max(seconds, 1e-6)
         share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
         return f"{rate:,.0f} tok/s · prefix cache {share:.0%}"
 
 
 def as_text(output: object) -> str:
-    """A result as people read it: a text, what its type says of itself, or JSON."""
+    """Return a result as people read it: a text, what its type says of itself, or JSON."""
     if isinstance(output, str):
         return output
     has_words = isinstance(output, msgspec.Struct) and type(output).__str__ is not msgspec.Struct.__str__
@@ -139,5 +139,5 @@ def as_text(output: object) -> str:
 
 
 def as_json(output: object) -> bytes:
-    """A result for programs."""
+    """Return a result for programs."""
     return msgspec.json.encode(output, enc_hook=str)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 def read_settings(
     config: Path | None = None, chain: str | None = None, model: str | None = None, **more: object
 ) -> Settings:
-    """The settings with these flags on top, and logging set up by them, as `read_layers` has them."""
+    """Return the settings with these flags on top, and logging set up by them, as `read_layers` has them."""
     return read_layers(config, chain, model, **more)[0]
 
 
 def read_layers(
     config: Path | None = None, chain: str | None = None, model: str | None = None, **more: object
 ) -> tuple[Settings, dict[str, str]]:
-    """The settings with these flags on top, and where each that is no default came from; logging set up by them.
+    """Return the settings with these flags on top, and where each that is no default came from; logging set up by them.
 
     `--model M` alone means the embedded engine with M; with a chain it is the model of the chain's `native` link.
     """
@@ -98,7 +98,7 @@ def fetch_first_model(settings: Settings) -> None:
 
 
 def _first_entry(settings: Settings) -> str:
-    """The first link; of `auto`, the first that is there."""
+    """Return the first link; of `auto`, the first that is there."""
     entry = settings.links[0].use
     if entry != "auto":
         return entry

@@ -80,7 +80,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
 
 
 def _read(merged: Leaves, sources: Mapping[str, str]) -> Leaves:
-    """The values as the model has them; raises `ConfigError`, one line for each that is wrong."""
+    """Return the values as the model has them; raises `ConfigError`, one line for each that is wrong."""
     values: Leaves = {}
     faults: dict[str, tuple[object, ValueError]] = {}
     for key, leaf in leaf_settings().items():
@@ -95,13 +95,13 @@ def _read(merged: Leaves, sources: Mapping[str, str]) -> Leaves:
 
 
 def user_file() -> Path | None:
-    """The user's own file of settings, when there is one."""
+    """Return the user's own file of settings, when there is one."""
     file = platformdirs.user_config_path("pyagent", appauthor=False) / FILE_NAME
     return file if file.is_file() else None
 
 
 def project_file(start: Path | None = None) -> Path | None:
-    """The nearest `pyagent.toml` from the working directory upwards."""
+    """Return the nearest `pyagent.toml` from the working directory upwards."""
     start = (start or Path.cwd()).resolve()
     return next((folder / FILE_NAME for folder in (start, *start.parents) if (folder / FILE_NAME).is_file()), None)
 
@@ -118,7 +118,7 @@ def read_secret(reference: str) -> str | None:
 
 
 def read_headers(link: LinkSpec) -> dict[str, str]:
-    """A link's headers with their values, read where they say; raises `ConfigError` without telling any."""
+    """Return a link's headers with their values, read where they say; raises `ConfigError` without telling any."""
     headers: dict[str, str] = {}
     for name, given in link.headers.items():
         value = read_secret(given) if given.startswith(("env:", "file:")) else given
@@ -130,7 +130,7 @@ def read_headers(link: LinkSpec) -> dict[str, str]:
 
 
 def env_name(key: str) -> str:
-    """The environment variable of a dotted key."""
+    """Return the environment variable of a dotted key."""
     return ENV_PREFIX + key.upper().replace(".", "__")
 
 
@@ -148,7 +148,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
 @functools.cache
 def leaf_settings() -> Mapping[str, Leaf]:
-    """Every setting by its dotted key, in the order of the model."""
+    """Return every setting by its dotted key, in the order of the model."""
     return dict(_walk(Settings(), ""))
 
 
@@ -160,7 +160,7 @@ def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Leaf]]:
 
 
 def _built(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
-    """The table with these values, by dotted key; what is not there is its default."""
+    """Return the table with these values, by dotted key; what is not there is its default."""
     own = {name: values[prefix + name] for name in settings_in(kind) if prefix + name in values}
     tables = {name: _built(inner, values, f"{prefix}{name}.") for name, inner in sections_in(kind).items()}
     return kind(**own, **tables)
@@ -246,7 +246,7 @@ def _anchored(leaves: Leaves, folder: Path) -> Leaves:
 
 
 def _environment_leaves() -> Leaves:
-    """The variables' values; one that names a key goes before one that gives a table around it as JSON."""
+    """Return the variables' values; one that names a key goes before one that gives a table around it as JSON."""
     tables: dict[str, object] = {}
     for variable in sorted(os.environ, key=lambda name: name.count("__")):
         if not variable.upper().startswith(ENV_PREFIX):
@@ -261,7 +261,7 @@ def _environment_leaves() -> Leaves:
 
 
 def _decoded(variable: str, key: str, value: str) -> object:
-    """A variable's text; JSON, or a list of parts, where the setting is a list or a table."""
+    """Return a variable's text; JSON, or a list of parts, where the setting is a list or a table."""
     leaf, text = leaf_settings().get(key), value.strip()
     written = leaf.setting.kind.written if leaf else "table"
     if written != "word" and text.startswith(("[", "{")):
@@ -281,7 +281,7 @@ def _unknown_variable(variable: str) -> ConfigError:
 
 
 def _variable_that_set(key: str) -> str:
-    """The variable's name as set: that of the key, or of a table around it given as JSON."""
+    """Return the variable's name as set: that of the key, or of a table around it given as JSON."""
     upper = {variable.upper() for variable in os.environ}
     parts = key.split(".")
     names = [env_name(".".join(parts[:length])) for length in range(len(parts), 0, -1)]

@@ -34,7 +34,7 @@ def installed_entry_points() -> Iterator[tuple[EntryPoint, Distribution]]:
 
 
 def _place(distribution: Distribution) -> tuple[str, str]:
-    """The folder and name of a distribution's metadata; a file system lists them in any order."""
+    """Return the folder and name of a distribution's metadata; a file system lists them in any order."""
     folder, _, name = str(getattr(distribution, "_path", "")).rpartition(os.sep)
     return folder, name
 
@@ -51,7 +51,7 @@ def _entry_points_of(distribution: Distribution) -> list[EntryPoint]:
 
 
 def distribution_name(distribution: Distribution | None) -> str:
-    """The distribution's name, empty when its metadata does not say."""
+    """Return the distribution's name, empty when its metadata does not say."""
     try:
         return (distribution.metadata["Name"] or "") if distribution else ""
     except Exception:  # noqa: BLE001 - as above
@@ -59,7 +59,7 @@ def distribution_name(distribution: Distribution | None) -> str:
 
 
 def distribution_version(distribution: Distribution | None) -> str:
-    """The distribution's version, empty when its metadata does not say."""
+    """Return the distribution's version, empty when its metadata does not say."""
     try:
         return (distribution.metadata["Version"] or "") if distribution else ""
     except Exception:  # noqa: BLE001 - as above

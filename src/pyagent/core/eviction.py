@@ -36,7 +36,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def evict(self) -> int | None:
-        """The block to give up next, of those released; it is forgotten with this call."""
+        """Return the block to give up next, of those released; it is forgotten with this call."""
         ...
 
     def forget(self, block: int) -> None:

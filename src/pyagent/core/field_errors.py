@@ -94,7 +94,7 @@ def _joined(outer: str, inner: str) -> str:
 
 
 def _expected(text: str, kind: type[object], place: str) -> str:
-    """What was expected and what came."""
+    """Return what was expected and what came."""
     if choice := _CHOICE.match(text):
         return f"is one of {', '.join(_choices(kind, place)) or 'other values'}; got {choice[1]:.{_MAX_SHOWN}}"
     if (wrong := _KIND.match(text)) is None:
@@ -110,7 +110,7 @@ def _in_words(kinds: str) -> str:
 
 
 def _choices(kind: type[object], path: str) -> list[str]:
-    """The texts that a field takes, where the types name them, and nothing else."""
+    """Return the texts that a field takes, where the types name them, and nothing else."""
     kinds: list[object] = [kind]
     for step in _STEPS.findall(path):
         if step.isdigit():

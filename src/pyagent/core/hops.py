@@ -21,12 +21,12 @@ _hops: ContextVar[tuple[str, ...]] = ContextVar("servers passed", default=())
 
 
 def new_server_id() -> str:
-    """A server's own id, made anew at each start."""
+    """Return a server's own id, made anew at each start."""
     return secrets.token_hex(8)
 
 
 def hop_headers() -> dict[str, str]:
-    """The header for a request to another server; none outside of a server's request."""
+    """Return the header for a request to another server; none outside of a server's request."""
     hops = _hops.get()
     return {HEADER: ",".join(hops)} if hops else {}
 

@@ -115,7 +115,7 @@ class _Plugin:
         return all(module_of(target).partition(".")[0] == PROJECT_NAME for target in self.noun_to_target.values())
 
     def target_for(self, noun: str) -> str | None:
-        """The module that fills the noun's hook; an entry without a noun may fill any."""
+        """Return the module that fills the noun's hook; an entry without a noun may fill any."""
         return self.noun_to_target.get(noun) or self.noun_to_target.get("")
 
     @property
@@ -192,7 +192,7 @@ class PluginHost:
         return cast("dict[str, RunnerFactory]", self._collect("runners"))
 
     def agents(self) -> dict[str, Agent]:
-        """Agents by name. A plugin whose agent needs an unknown agent, or itself in a circle, is quarantined."""
+        """Return agents by name. A plugin whose agent needs an unknown agent, or itself in a circle, is quarantined."""
         with self._lock:
             while True:
                 agents = cast("dict[str, Agent]", self._collect("agents"))
@@ -205,7 +205,7 @@ class PluginHost:
                 self._quarantine(max(at_fault, key=lambda plugin: not plugin.is_builtin), problem[1])
 
     def tools(self) -> dict[str, FleetTool]:
-        """Tools by name."""
+        """Return tools by name."""
         return cast("dict[str, FleetTool]", self._collect("tools"))
 
     def tool_providers(self) -> dict[str, ToolProvider]:
@@ -223,7 +223,7 @@ class PluginHost:
         self.agents()  # their needs are looked at together
 
     def plugins(self) -> list[PluginInfo]:
-        """Every plugin known, in order of discovery, with its state."""
+        """Return every plugin known, in order of discovery, with its state."""
         return [self._info(plugin) for plugin in self._plugins.values()]
 
     def clashes(self) -> list[Clash]:
@@ -350,7 +350,7 @@ class PluginHost:
         return position, impl.trylast - impl.tryfirst, not plugin.is_builtin, index, plugin.name
 
     def _merge(self, noun: str) -> dict[str, object]:
-        """The contributions in order; the first to bring a name keeps it."""
+        """Return the contributions in order; the first to bring a name keeps it."""
         merged: dict[str, object] = {}
         owners: dict[str, _Plugin] = {}
         for contribution in self._in_order(noun):
@@ -392,7 +392,7 @@ class PluginHost:
         return {name: self._guarded(plugin, cast("BackendFactory", item)) for name, item in items.items()}
 
     def _guarded(self, plugin: _Plugin, factory: BackendFactory) -> BackendFactory:
-        """The factory with its failures turned into `PluginError`s that name the plugin."""
+        """Return the factory with its failures turned into `PluginError`s that name the plugin."""
         hook = f"{PREFIX}backends"
 
         def make(link: LinkSpec, settings: Settings) -> Backend:

@@ -32,7 +32,7 @@ def is_reference(value: object) -> bool:
 
 
 def strike_text(text: str, known: Iterable[str] = ()) -> str:
-    """A text without what looks like a secret, and without those `known`."""
+    """Return a text without what looks like a secret, and without those `known`."""
     for secret in known:
         text = text.replace(secret, STRUCK) if secret else text
     for pattern in _LOOKS:
@@ -41,7 +41,7 @@ def strike_text(text: str, known: Iterable[str] = ()) -> str:
 
 
 def strike_out(value: object, name: str = "", *, depth: int = 0) -> object:
-    """A value that goes by `name`, fit for JSON and without secrets, at any depth."""
+    """Return a value that goes by `name`, fit for JSON and without secrets, at any depth."""
     if is_secret_name(name) and value is not None and not is_reference(value):
         return STRUCK
     if isinstance(value, bool | int | float | None):

@@ -35,7 +35,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def parse_size(value: object) -> int:
-    """Bytes from `"12GB"` (10⁹), `"12GiB"` (2³⁰) or a whole number; raises `ValueError`."""
+    """Return bytes from `"12GB"` (10⁹), `"12GiB"` (2³⁰) or a whole number; raises `ValueError`."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) < _LONGEST_NUMBER else None
@@ -46,7 +46,7 @@ def parse_size(value: object) -> int:
 
 
 def whole(least: int = 1, most: int = 2**31 - 1) -> Kind:
-    """A whole number within bounds."""
+    """Return a whole number within bounds."""
 
     def read(value: object) -> object:
         return _bounded(_whole(value), least, most)
@@ -55,7 +55,7 @@ def whole(least: int = 1, most: int = 2**31 - 1) -> Kind:
 
 
 def number(most: float = 10.0**9) -> Kind:
-    """A number above zero."""
+    """Return a number above zero."""
 
     def read(value: object) -> object:
         found = _number(value)
@@ -69,7 +69,7 @@ def number(most: float = 10.0**9) -> Kind:
 
 
 def choice(*words: object) -> Kind:
-    """One of these words or numbers."""
+    """Return one of these words or numbers."""
     text_to_word = {str(word): word for word in words}
     shown = [repr(word) for word in words]
     expected = f"expected {', '.join(shown[:-1])} or {shown[-1]}"
@@ -83,7 +83,7 @@ def choice(*words: object) -> Kind:
 
 
 def or_word(kind: Kind, word: str) -> Kind:
-    """The kind, or a word that stands for None, as TOML has no null."""
+    """Return the kind, or a word that stands for None, as TOML has no null."""
 
     def read(value: object) -> object:
         if value is None or value == word:
@@ -173,7 +173,7 @@ def _read_path(value: object) -> object:
 
 
 def read_table(value: object) -> dict[str, object]:
-    """A table with keys that are text."""
+    """Return a table with keys that are text."""
     if not isinstance(value, Mapping):
         raise ValueError("expected a valid table")  # noqa: TRY004 - as above
     return {_read_text(key): entry for key, entry in cast("Mapping[object, object]", value).items()}

@@ -45,7 +45,7 @@ class Setting(msgspec.Struct, frozen=True):
     shown: str = ""
 
     def read(self, value: object) -> object:
-        """The value as the model has it; raises `ValueError` saying what is expected."""
+        """Return the value as the model has it; raises `ValueError` saying what is expected."""
         return (or_word(self.kind, self.none) if self.none else self.kind).read(value)
 
 
@@ -536,11 +536,11 @@ class Settings(Section, frozen=True):
 
 
 def sections_in(section: type[Section]) -> dict[str, type[Section]]:
-    """The tables that stand in a table, by name."""
+    """Return the tables that stand in a table, by name."""
     return {name: kind for name, kind in section.__annotations__.items() if isinstance(kind, type)}
 
 
 def settings_in(section: type[Section]) -> dict[str, Setting]:
-    """The settings of a table itself, by name."""
+    """Return the settings of a table itself, by name."""
     annotations = section.__annotations__.items()
     return {name: kind.__metadata__[0] for name, kind in annotations if get_origin(kind) is Annotated}

@@ -24,7 +24,7 @@ def missing_packages(error: ImportError) -> str:
 
 
 def trace_headers() -> dict[str, str]:
-    """The headers that tell another server which trace it works for; none where there is no trace."""
+    """Return the headers that tell another server which trace it works for; none where there is no trace."""
     return dict(_headers.get())
 
 

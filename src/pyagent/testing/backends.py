@@ -40,7 +40,7 @@ class Reply:
     delay_seconds: float = 0.0
 
     def deltas(self) -> tuple[str, ...]:
-        """The pieces the answer comes in."""
+        """Return the pieces the answer comes in."""
         return self.pieces or tuple(re.findall(r"\s*\S+|\s+$", self.text))
 
 
@@ -66,7 +66,7 @@ class ScriptedBackend:
         self._models = tuple(models)
 
     async def models(self) -> list[ModelInfo]:
-        """The models it was given."""
+        """Return the models it was given."""
         return [ModelInfo(id=model, backend=self.name) for model in self._models]
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:

@@ -68,7 +68,7 @@ class LMStudioServer:
         self._num_dead = self._num_sockets
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         names = ("llm", "embedding", "system", "files", "repository")
         sockets = [WebSocketRoute(f"/{name}", self._socket) for name in names]
         return Starlette(routes=[Route("/lmstudio-greeting", _greet), *sockets])
@@ -322,7 +322,7 @@ class _Said:
         return cast("int", limit["value"]) if limit.get("checked") else None
 
     def pieces(self) -> list[str]:
-        """The answer, a word each."""
+        """Return the answer, a word each."""
         return re.findall(r"\s*\S+", self._text())[: self._limit()]
 
     def _text(self) -> str:
@@ -334,7 +334,7 @@ class _Said:
         return "{}" if structured.get("type") == "json" else GREETING
 
     def call(self) -> tuple[str, object] | None:
-        """The call of a tool that it gets, if any."""
+        """Return the call of a tool that it gets, if any."""
         tools = cast("Frame", self._setting("tools") or {}).get("tools")
         return None if self.server.answer is not None else sample_call(tools, self._messages)
 

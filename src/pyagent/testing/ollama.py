@@ -62,7 +62,7 @@ class OllamaServer:
     num_running: int = 0
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         return Starlette(
             routes=[
                 Route("/", _greet, methods=["GET", "HEAD"]),
@@ -136,7 +136,7 @@ class OllamaServer:
         return StreamingResponse(self._stream(said), media_type="application/x-ndjson")
 
     def _loading(self, said: _Completion) -> Json:
-        """A request without a prompt loads the model, or unloads it when it is to be kept for no time."""
+        """Load the model of a request without a prompt, or unload it when it is to be kept for no time."""
         if said.body.get("keep_alive") in (0, "0", "0s"):
             self.loaded.pop(said.full_name, None)
             return said.chunk("", done_reason="unload")
@@ -149,7 +149,7 @@ class OllamaServer:
             self.num_loads += 1
 
     def _refusal(self, body: Json) -> Response | None:
-        """What is answered with a status, before any stream."""
+        """Return what is answered with a status, before any stream."""
         model, known = body.get("model"), self._abilities(body.get("model"))
         lacks = [ability for ability in _needed(body) if ability not in known]
         if not model:
@@ -250,7 +250,7 @@ class _Completion:
         return self.num_prompt > self.context
 
     def chunk(self, content: str, *, done_reason: str = "", **message: object) -> Json:
-        """A line of the answer."""
+        """Return a line of the answer."""
         said: Json = {"message": {"role": "assistant", "content": content, **message}}
         if not self.is_chat:
             said = {"response": content, **message}
@@ -270,12 +270,12 @@ class _Completion:
             yield self.chunk("", tool_calls=calls)
 
     def whole(self) -> Json:
-        """The answer in one line."""
+        """Return the answer in one line."""
         calls = self._calls()
         return self.last("" if calls else "".join(self._pieces()), **({"tool_calls": calls} if calls else {}))
 
     def last(self, content: str, **message: object) -> Json:
-        """The line that ends the answer, with what was counted."""
+        """Return the line that ends the answer, with what was counted."""
         num_pieces = max(1, len(self._pieces()))
         is_cut = self._limit() is not None and self._limit() == len(self._pieces())
         return self.chunk(content, done_reason="length" if is_cut else "stop", **message) | {

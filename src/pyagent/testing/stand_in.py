@@ -25,7 +25,7 @@ def sample_of(schema: Json) -> object:
 
 
 def sample_call(tools: object, messages: object) -> tuple[str, object] | None:
-    """A call of the first tool (OpenAI's shape), unless the last message is a result of one."""
+    """Return a call of the first tool (OpenAI's shape), unless the last message is a result of one."""
     if not tools:
         return None
     said = cast("list[Json]", messages or [])

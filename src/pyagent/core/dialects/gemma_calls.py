@@ -60,7 +60,7 @@ class _Writer:
         return f'"[" ({item} ("," {item})*)? "]"'
 
     def _object(self, schema: JsonObject, lark: Lark, rule: str) -> str:
-        """The properties in their order; those not required may be left out."""
+        """Return the properties in their order; those not required may be left out."""
         required = cast("list[str]", schema.get("required", []))
         rest, is_optional = "", True
         for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):

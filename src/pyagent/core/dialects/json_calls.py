@@ -69,7 +69,7 @@ class JsonCallsMode:
         return taken
 
     def _mark(self, source: Source) -> str:
-        """The next character that is no white space, unread; empty when there is none yet."""
+        """Return the next character that is no white space, unread; empty when there is none yet."""
         space = source.take_space()
         if not self.name:
             self.raw.append(space)

@@ -58,6 +58,6 @@ class Lark:
         return f"{text} {self.literal(''.join(rest))}"
 
     def __str__(self) -> str:
-        """The grammar's text, `start` first."""
+        """Return the grammar's text, `start` first."""
         rules = sorted(self._rules.items(), key=lambda rule: rule[0] != "start")
         return "\n".join(f"{name}: {body}" for name, body in rules)

@@ -25,7 +25,7 @@ _MAX_NUMBER_CHARS = 1000
 
 @lru_cache(maxsize=16)
 def _mark_in_string(delimiter: str, *, has_escapes: bool) -> re.Pattern[str]:
-    """What ends a string, or begins an escape."""
+    """Return what ends a string, or begins an escape."""
     return re.compile(rf"{re.escape(delimiter)}|\\" if has_escapes else re.escape(delimiter))
 
 
@@ -114,7 +114,7 @@ class LiteralValue:
         return self._read_mark(source, mark)
 
     def _quote_at(self, source: Source, mark: str) -> str | None:
-        """The quotes that begin a string here; empty for none, None while more text must tell."""
+        """Return the quotes that begin a string here; empty for none, None while more text must tell."""
         text, at = source.text, source.at
         if self.quote and mark == self.quote[0]:
             seen = text[at : at + len(self.quote)]

@@ -39,7 +39,7 @@ class Value(Protocol):
 
 @lru_cache(maxsize=64)
 def _pattern(header: str) -> re.Pattern[str]:
-    """A header as a pattern; white space in it may be more or less."""
+    """Return a header as a pattern; white space in it may be more or less."""
     parts = re.split(r"(\{\w+\}|\s+)", header)
     patterns = [_PARTS.get(part) or (r"\s*" if part.isspace() else re.escape(part)) for part in parts]
     return re.compile(rf"\s*{''.join(patterns)}\s*")

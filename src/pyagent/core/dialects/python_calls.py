@@ -159,7 +159,7 @@ class PythonCallsMode:
         return self._go("value")
 
     def _positional(self) -> str:
-        """The name of an argument that was written without one."""
+        """Return the name of an argument that was written without one."""
         tool = self.context.tools.get(self.name)
         keys = list(properties_of(schema_of(tool))) if tool else []
         return keys[self.num_values] if self.num_values < len(keys) else f"arg{self.num_values}"

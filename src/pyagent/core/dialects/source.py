@@ -79,7 +79,7 @@ class Tags:
         return source.take(self._held_at(source) - source.at), ""
 
     def _held_at(self, source: Source) -> int:
-        """Where the text's end may begin a tag."""
+        """Return where the text's end may begin a tag."""
         text, num_chars = source.text, len(source.text)
         if source.is_last:
             return num_chars

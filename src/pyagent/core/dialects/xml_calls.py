@@ -195,7 +195,7 @@ class XmlCallMode:
         output.add_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {quote}")
 
     def _ends(self) -> Tags:
-        """What ends a value; a model that forgets to close it goes on with the next key or the call's end."""
+        """Return what ends a value; a model that forgets to close it goes on with the next key or the call's end."""
         calls = self.calls
         return tags_of(calls.value[1].strip(), *(f"\n{tag.strip()}" for tag in (calls.key[0], calls.close) if tag))
 
@@ -237,7 +237,7 @@ class XmlCallMode:
 
 @lru_cache(maxsize=64)
 def _key_end(end: str, value_begin: str) -> re.Pattern[str]:
-    """What stands between a key and its value, with any white space inside."""
+    """Return what stands between a key and its value, with any white space inside."""
     return re.compile(r"\s*".join(re.escape(part.strip()) for part in (end, value_begin) if part.strip()))
 
 

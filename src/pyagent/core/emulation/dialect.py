@@ -24,7 +24,7 @@ _TAGS = replace(HERMES, reasoning=None)  # a backend's answer says itself what i
 
 
 def instruction(tools: Sequence[Tool], *, is_parallel: bool = True) -> str:
-    """The tools and how to call them, in words."""
+    """Return the tools and how to call them, in words."""
     described = "\n".join(json.dumps(msgspec.to_builtins(tool.function), ensure_ascii=False) for tool in tools)
     return (
         f"You can call these functions, each described by a JSON schema of its parameters:\n{described}\n"
@@ -38,7 +38,7 @@ def instruction(tools: Sequence[Tool], *, is_parallel: bool = True) -> str:
 
 
 def told_plainly(request: ChatRequest) -> ChatRequest:
-    """The request without tools, earlier calls and their results written into its messages."""
+    """Return the request without tools, earlier calls and their results written into its messages."""
     names = {call.id: call.function.name for message in request.messages for call in message.tool_calls or []}
     messages = [told_message(message, names) for message in request.messages]
     return msgspec.structs.replace(request, messages=messages, tools=[], tool_choice=None)

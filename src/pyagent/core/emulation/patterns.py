@@ -55,14 +55,14 @@ def _bytes_as_tokens() -> LLTokenizer:
 
 
 def _unanchored(way: str) -> str:
-    """What must match the whole of a text for `way` to be found in it."""
+    """Return what must match the whole of a text for `way` to be found in it."""
     is_ended = way.endswith("$") and not (len(way) - len(way[:-1].rstrip("\\")) - 1) % 2
     before = "" if way.startswith("^") else _ANY
     return f"{before}(?:{way.removeprefix('^')[: -1 if is_ended else None]}){'' if is_ended else _ANY}"
 
 
 def _ways(pattern: str) -> list[str]:
-    """The alternatives of a pattern, outside of its groups and classes."""
+    """Return the alternatives of a pattern, outside of its groups and classes."""
     ways, begin, depth, is_class, is_escaped = list[str](), 0, 0, False, False
     for place, letter in enumerate(pattern):
         if is_escaped or letter == "\\":

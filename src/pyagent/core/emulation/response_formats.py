@@ -78,7 +78,7 @@ def fault_of_calls(calls: Iterable[ToolCall], tools: Iterable[Tool]) -> str | No
 
 
 def _json_in(text: str) -> str:
-    """The JSON value a text is, or holds in a code fence, or begins somewhere in its middle."""
+    """Return the JSON value a text is, or holds in a code fence, or begins somewhere in its middle."""
     for candidate in (text.strip(), *(found.strip() for found in _FENCE.findall(text))):
         try:
             json.loads(candidate)
@@ -96,7 +96,7 @@ def _json_in(text: str) -> str:
 
 
 def _read_choice(text: str, choices: list[str]) -> str:
-    """The choice a text names: as it is, quoted, as a JSON string, or as our object's property."""
+    """Return the choice a text names: as it is, quoted, as a JSON string, or as our object's property."""
     plain = text.strip()
     if plain in choices:
         return plain

@@ -83,7 +83,7 @@ def fault_of(value: object, schema: JsonObject, param: str) -> str | None:
 
 @lru_cache(maxsize=16)
 def _bounded(kind: Any) -> Any:
-    """A kind of validator with keywords that count, and patterns of ours."""
+    """Return a kind of validator with keywords that count, and patterns of ours."""
     import jsonschema.validators
 
     keywords = dict(kind.VALIDATORS) | {"pattern": _pattern}

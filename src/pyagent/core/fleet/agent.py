@@ -42,7 +42,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.text or " ".join(f"{name}={value}" for name, value in self.arguments.items())
 
     def arguments_as(self, kind: type[T]) -> T:
-        """The arguments as `kind`, a msgspec struct; raises `RequestError` naming what is wrong."""
+        """Return the arguments as `kind`, a msgspec struct; raises `RequestError` naming what is wrong."""
         try:
             return msgspec.convert(self.arguments, kind, strict=True)
         except msgspec.ValidationError as error:
@@ -82,7 +82,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(agent: Agent) -> AgentInfo:
-    """An agent's name, description and types."""
+    """Return an agent's name, description and types."""
     return AgentInfo(
         name=agent.name,
         description=agent.description,
@@ -93,12 +93,12 @@ def describe(agent: Agent) -> AgentInfo:
 
 
 def arguments_type(agent: Agent) -> type[object] | None:
-    """The type of the agent's `Task.arguments`; None when it takes none but text."""
+    """Return the type of the agent's `Task.arguments`; None when it takes none but text."""
     return cast("type[object] | None", getattr(agent, "arguments", None))
 
 
 def output_type(agent: Agent) -> object:
-    """The type `run` says it returns; `object` when it does not say."""
+    """Return the type `run` says it returns; `object` when it does not say."""
     try:
         return cast("object", get_type_hints(agent.run).get("return", object))
     except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can resolve
@@ -106,7 +106,7 @@ def output_type(agent: Agent) -> object:
 
 
 def needs(agent: Agent) -> tuple[str, ...]:
-    """The agents it spawns."""
+    """Return the agents it spawns."""
     return tuple(cast("Sequence[str]", getattr(agent, "needs", ())))
 
 
@@ -130,7 +130,7 @@ def checked_task(agent: Agent, task: Task) -> Task:
 
 
 def checked_output(agent: Agent, output: object) -> object:
-    """The output; raises `AgentError` when it is empty or not of the type the agent promises."""
+    """Return the output; raises `AgentError` when it is empty or not of the type the agent promises."""
     if output is None or (isinstance(output, str) and not output.strip()):
         raise AgentError(f"{agent.name} gave an empty answer", agent=agent.name)
     kind = output_type(agent)
@@ -141,7 +141,7 @@ def checked_output(agent: Agent, output: object) -> object:
 
 
 def text_of(output: object) -> str:
-    """An output in words: a text as it is, else what its type says of itself, or JSON."""
+    """Return an output in words: a text as it is, else what its type says of itself, or JSON."""
     if isinstance(output, str):
         return output
     if isinstance(output, msgspec.Struct) and type(output).__str__ is not msgspec.Struct.__str__:

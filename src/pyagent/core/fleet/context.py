@@ -95,7 +95,7 @@ class Context:
         system: str | None = None,
         sampling: SamplingParams | None = None,
     ) -> object:
-        """The model's answer: a text, one of `choice`, or an instance of `schema` (a msgspec struct).
+        """Return the model's answer: a text, one of `choice`, or an instance of `schema` (a msgspec struct).
 
         An answer that does not fit is asked for once more with the reason; then it is an `AgentError`. A text that was
         cut at `max_tokens` is shown as such, and `complete` says it to the agent.
@@ -111,7 +111,7 @@ class Context:
         tools: Sequence[str] = (),
         max_rounds: int = MAX_ROUNDS,
     ) -> Completion:
-        """The model's answer with how it ended: `is_cut` when that was at `max_tokens`.
+        """Return the model's answer with how it ended: `is_cut` when that was at `max_tokens`.
 
         The model may call the `tools` named: their results are given back to it, and so is what went wrong in a call,
         for at most `max_rounds` answers that hold calls; after these it has to answer. `tool_results` has the calls.
@@ -132,7 +132,7 @@ class Context:
     def stream(
         self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
     ) -> TextStream:
-        """The model's answer piece by piece; the pieces are also shown to those who watch the run.
+        """Return the model's answer piece by piece; the pieces are also shown to those who watch the run.
 
         After the last piece the stream says by `is_cut` whether the answer ended at `max_tokens`.
         """
@@ -182,13 +182,13 @@ class Context:
         return tuple(self.run.tools)
 
     def tool(self, name: str) -> FleetTool:
-        """The tool of that name; raises `RequestError` naming the nearest one there is."""
+        """Return the tool of that name; raises `RequestError` naming the nearest one there is."""
         if name not in self.run.tools:
             raise unknown_name("tool", name, self.tools)
         return self.run.tools[name]
 
     async def call_tool(self, name: str, arguments: JsonObject | msgspec.Struct) -> object:
-        """What a tool returns for these arguments; raises `RequestError` when they do not fit it."""
+        """Return what a tool returns for these arguments; raises `RequestError` when they do not fit it."""
         await self.check_open()
         tool = self.tool(name)
         started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
@@ -307,7 +307,7 @@ class Context:
         return 0 if self.parent is None else self.parent.depth + 1
 
     def totals(self) -> Totals:
-        """What this agent and those it spawned used so far."""
+        """Return what this agent and those it spawned used so far."""
         return sum_totals(self.usage, time.perf_counter() - self.started_at)
 
 
@@ -327,7 +327,7 @@ def sum_totals(parts: Iterable[Totals], seconds: float) -> Totals:
 
 
 def as_messages(prompt: Prompt, system: str | None) -> list[Message]:
-    """A conversation from a prompt."""
+    """Return a conversation from a prompt."""
     messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
     return messages if system is None else [Message("system", system), *messages]
 
@@ -340,7 +340,7 @@ def _response_format(schema: type[Any] | None, choice: Sequence[str] | None) -> 
 
 
 def _read(answer: str, schema: type[Any] | None, choice: Sequence[str] | None) -> object:
-    """The answer as what was asked for; raises `ValueError` saying what does not fit."""
+    """Return the answer as what was asked for; raises `ValueError` saying what does not fit."""
     if schema is not None:
         return msgspec.json.decode(answer, type=schema)  # its errors are ValueErrors
     answer = answer.strip()

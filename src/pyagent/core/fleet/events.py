@@ -204,5 +204,5 @@ Event = (
 
 
 def encode_event(event: Event) -> bytes:
-    """An event as one line of JSON; an output that JSON cannot carry becomes its text."""
+    """Return an event as one line of JSON; an output that JSON cannot carry becomes its text."""
     return msgspec.json.encode(event, enc_hook=str)

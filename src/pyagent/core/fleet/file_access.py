@@ -37,7 +37,7 @@ def grant(access: FileAccess) -> None:
 
 
 def find_path(name: str) -> Path | None:
-    """The file or folder that a run's task names, links followed; None when there is none that it may read."""
+    """Return the file or folder that a run's task names, links followed; None when there is none that it may read."""
     access = _ACCESS.get()
     try:
         if not access.is_limited:
@@ -65,6 +65,6 @@ def readable_path(name: str) -> Path:
 
 
 def shown_path(path: str) -> str:
-    """A path as the run's task may be told of it: below its folder."""
+    """Return a path as the run's task may be told of it: below its folder."""
     root = _ACCESS.get().root
     return path if root is None else str(Path(path).relative_to(root))

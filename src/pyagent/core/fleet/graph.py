@@ -28,7 +28,7 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def topological_order(name_to_after: Mapping[str, Collection[str]]) -> list[str]:
-    """The names so that each comes after those it needs, otherwise as given.
+    """Return the names so that each comes after those it needs, otherwise as given.
 
     Raises `RequestError` for an unknown name, and for a cycle, which it spells out: `a -> b -> a`.
     """
@@ -47,7 +47,7 @@ def topological_order(name_to_after: Mapping[str, Collection[str]]) -> list[str]
 
 
 def find_cycle(name_to_after: Mapping[str, Collection[str]]) -> list[str] | None:
-    """A cycle among the names, the first one at both ends: `[a, b, a]`; None when there is none."""
+    """Return a cycle among the names, the first one at both ends: `[a, b, a]`; None when there is none."""
     done: set[str] = set()
     trails = (_visit(root, name_to_after, done, []) for root in name_to_after)
     return next((trail for trail in trails if trail), None)

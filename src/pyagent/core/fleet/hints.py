@@ -31,7 +31,7 @@ class Durations:
     name_to_seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def expected(self, name: str) -> float | None:
-        """The time it will take, as far as is known."""
+        """Return the time it will take, as far as is known."""
         return self.name_to_seconds.get(name)
 
     def note(self, name: str, seconds: float) -> None:

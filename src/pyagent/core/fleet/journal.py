@@ -51,11 +51,11 @@ class Journal(Protocol):
         ...
 
     def replay(self, run: str) -> list[JournalRecord]:
-        """The run's records in order, up to the first one missing. Raises `RequestError` for an unknown run."""
+        """Return the run's records in order, up to the first one missing. Raises `RequestError` for an unknown run."""
         ...
 
     def runs(self) -> list[RunSummary]:
-        """The runs kept, newest first."""
+        """Return the runs kept, newest first."""
         ...
 
     def loss(self, run: str) -> str:
@@ -91,13 +91,13 @@ class MemoryJournal:
         """Nothing to do."""
 
     def replay(self, run: str) -> list[JournalRecord]:
-        """The run's records."""
+        """Return the run's records."""
         if run not in self._records:
             raise unknown_name("run", run, list(self._records))
         return list(self._records[run])
 
     def runs(self) -> list[RunSummary]:
-        """The runs kept, newest first."""
+        """Return the runs kept, newest first."""
         rows = (summarize_run(run, records) for run, records in reversed(self._records.items()))
         return [row for row in rows if row]
 
@@ -116,7 +116,7 @@ def private_run_id() -> str:
 
 
 def summarize_run(run: str, records: Sequence[JournalRecord]) -> RunSummary | None:
-    """The row of a run from its own first and last records; None when not even its start was kept."""
+    """Return the row of a run from its own first and last records; None when not even its start was kept."""
     first = records[0].event if records else None
     if not isinstance(first, RunStarted):
         return None

@@ -134,7 +134,7 @@ class ModelCall:
             note(self._answered())
 
     def _answered(self) -> dict[str, str | int | float | list[str]]:
-        """What the answer's span tells of it."""
+        """Return what the answer's span tells of it."""
         usage, backend = self.usage or Usage(), self.backend or self.context.run.backend.name
         return {
             "gen_ai.response.model": self.model,

@@ -174,7 +174,7 @@ class Fleet:
         timeout_seconds: float | None = None,
         is_private: bool = False,
     ) -> object:
-        """One agent's result for one task."""
+        """Return one agent's result for one task."""
         if not isinstance(cast("object", task), str | Task):
             raise RequestError(f"{name} takes one task, a text or a Task, got {type(task).__name__}", param="task")
         run = self.run(task, files=files, agent=name, timeout_seconds=timeout_seconds, is_private=is_private)
@@ -251,7 +251,7 @@ class Fleet:
         return result
 
     async def _run_step(self, run: Run, step: Step, results: Mapping[str, object]) -> object:
-        """The result of the agent that takes the step's task; those that decline hand it on."""
+        """Return the result of the agent that takes the step's task; those that decline hand it on."""
         task = msgspec.structs.replace(step.task, results=dict(results)) if results else step.task
         if (fixed := fixed_route(run.agents, step.agent)) is not None:
             try:
@@ -271,7 +271,7 @@ class Fleet:
 async def _next_route(
     run: Run, step: Step, task: Task, scores: Mapping[str, Score | None], declined: Mapping[str, str]
 ) -> Route:
-    """The agent to hand the task to, `declined` ones being out; a model is asked when no score is sure."""
+    """Return the agent to hand the task to, `declined` ones being out; a model is asked when no score is sure."""
     route = route_by_scores(scores, declined)
     if isinstance(route, Route):
         return route

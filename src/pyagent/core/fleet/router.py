@@ -36,7 +36,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def fixed_route(agents: Mapping[str, Agent], named: str | None) -> Route | None:
-    """The route there is no choice about; None when there is. Raises for an unknown name and for no agents."""
+    """Return the route there is no choice about; None when there is. Raises for an unknown name and for no agents."""
     if named is not None:
         if named not in agents:
             raise unknown_name("agent", named, list(agents))
@@ -68,7 +68,7 @@ def route_by_scores(scores: Mapping[str, Score | None], declined: Mapping[str, s
 
 
 async def choose_route(context: Context, task: Task, candidates: Mapping[str, Agent]) -> Route:
-    """The one candidate that the task names; else let the model choose by the descriptions."""
+    """Return the one candidate that the task names; else let the model choose by the descriptions."""
     named = [name for name in candidates if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", task.text, re.IGNORECASE)]
     if len(named) == 1:
         return Route(named[0], "score", "the task has its name")

@@ -70,17 +70,17 @@ class Run:
         self.listener(event)
 
     def agent(self, name: str) -> Agent:
-        """The agent of that name; raises `RequestError` naming the nearest one there is."""
+        """Return the agent of that name; raises `RequestError` naming the nearest one there is."""
         if name not in self.agents:
             raise unknown_name("agent", name, list(self.agents))
         return self.agents[name]
 
     def totals(self) -> Totals:
-        """What the run used so far."""
+        """Return what the run used so far."""
         return sum_totals(self.usage, time.perf_counter() - self.started_at)
 
     async def run_agent(self, context: Context, task: Task) -> object:
-        """The checked result of the context's agent. What it raises that is not ours becomes an `AgentError`."""
+        """Return the checked result of the context's agent. What it raises that is not ours becomes an `AgentError`."""
         attributes = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": context.agent}
         attributes["pyagent.step"] = context.step
         parent: Mapping[str, str] = context.parent.trace if context.parent else {}
@@ -132,7 +132,7 @@ class Run:
         self.num_agents += 1
 
     async def _call(self, agent: Agent, context: Context, task: Task) -> object:
-        """What the agent returns. A spawned agent has less time to end than the one that waits for it."""
+        """Return what the agent returns. A spawned agent has less time to end than the one that waits for it."""
         name, share = context.agent, 1 - context.depth / (2 * MAX_DEPTH)
         return await Call(
             what=f"the agent {name}",

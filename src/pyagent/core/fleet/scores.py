@@ -81,7 +81,7 @@ class Scores:
 
 
 def checked_score(returned: object) -> Score | None:
-    """What `score` returned; raises `ValueError` when it is neither None nor a number from 0 to 1."""
+    """Return what `score` returned; raises `ValueError` when it is neither None nor a number from 0 to 1."""
     if returned is None or isinstance(returned, Score):
         score = returned
     elif isinstance(returned, int | float) and not isinstance(returned, bool):

@@ -23,7 +23,7 @@ class Slots:
     _idle: dict[Slot, None] = field(default_factory=dict["Slot", None])
 
     def slot(self) -> Slot:
-        """A slot to be taken with `async with`."""
+        """Return a slot to be taken with `async with`."""
         return Slot(self)
 
     async def take(self) -> None:

@@ -53,7 +53,7 @@ async def complete_with_tools(
 
 
 def _conversation(call: ModelCall, results: Sequence[ToolResult]) -> list[Message]:
-    """The answer that holds the calls, and a message for each result, as the model sees them."""
+    """Return the answer that holds the calls, and a message for each result, as the model sees them."""
     asked = Message("assistant", call.completion.text or None, tool_calls=call.tool_calls)
     pairs = zip(call.tool_calls, results, strict=True)
     return [asked, *(Message("tool", each.text, name=each.tool, tool_call_id=one.id) for one, each in pairs)]

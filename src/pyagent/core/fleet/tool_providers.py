@@ -83,7 +83,7 @@ class OpenTools:
 
 
 async def _tools_of(provider: ToolProvider) -> list[FleetTool]:
-    """What a provider brings, checked; nothing, and a warning that names it, when it fails or is late."""
+    """Return what a provider brings, checked; nothing, and a warning that names it, when it fails or is late."""
     what, deadline = f"the tool provider {provider.name}", Deadline.after(OPEN_SECONDS)
     try:
         opened = await Call(what, provider.open, PyAgentError, deadline).result()
@@ -99,7 +99,7 @@ async def _tools_of(provider: ToolProvider) -> list[FleetTool]:
 
 
 def _fleet_tools(opened: object) -> list[FleetTool]:
-    """The tools; raises `TypeError` when that is not what was given."""
+    """Return the tools; raises `TypeError` when that is not what was given."""
     if not isinstance(opened, Sequence) or isinstance(opened, str | bytes):
         raise TypeError(f"it gave a {type(opened).__name__}, expected a sequence of FleetTools: {opened!r:.80}")
     tools = list(cast("Sequence[object]", opened))
@@ -110,7 +110,7 @@ def _fleet_tools(opened: object) -> list[FleetTool]:
 
 
 def _faults(tools: Sequence[FleetTool]) -> dict[int, str]:
-    """What is wrong with the schemas of tools, by their places."""
+    """Return what is wrong with the schemas of tools, by their places."""
     faults: dict[int, str] = {}
     for place, tool in enumerate(tools):
         try:

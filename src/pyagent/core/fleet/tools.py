@@ -81,11 +81,11 @@ class FleetTool:
             raise RequestError(f"the tool {self.name} cannot be offered: {error}", param="tools") from error
 
     def definition(self) -> Tool:
-        """The tool as a model is told of it: a JSON schema with the arguments' properties at its top."""
+        """Return the tool as a model is told of it: a JSON schema with the arguments' properties at its top."""
         return Tool(function=FunctionDefinition(self.name, self.description, self._parameters()))
 
     def _parameters(self) -> JsonObject:
-        """The arguments as a JSON schema of an object."""
+        """Return the arguments as a JSON schema of an object."""
         return {"type": "object", **self.arguments} if isinstance(self.arguments, Mapping) else _schema(self.arguments)
 
 

@@ -20,7 +20,7 @@ class Tracer(Protocol):
     """Opens spans."""
 
     def span(self, name: str, attributes: Attributes, parent: Mapping[str, str]) -> AbstractContextManager[Note]:
-        """A span while the context manager is open; what leaves it with an exception is an error.
+        """Return a context manager with an open span; an exception that leaves it fails the span.
 
         `parent` has the headers of the span it belongs to; without any it belongs to the trace of this context.
         """

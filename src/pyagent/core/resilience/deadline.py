@@ -28,7 +28,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None, clock: Clock = time.monotonic) -> Deadline:
-        """The deadline that lies `seconds` from now; None means never. Raises `RequestError` for a bad time."""
+        """Return the deadline that lies `seconds` from now; None means never. Raises `RequestError` for a bad time."""
         if seconds is None:
             return cls(math.inf, clock)
         if math.isnan(seconds) or seconds < 0:

@@ -25,7 +25,7 @@ class RecentTimes:
         self._num_new += 1
 
     def percentile(self, part: float, least: int = _LEAST) -> float | None:
-        """The time that `part` of them do not exceed; None while there are fewer than `least`."""
+        """Return the time that `part` of them do not exceed; None while there are fewer than `least`."""
         if len(self._times) < least:
             return None
         if self._num_new >= _SORT_EVERY or len(self._sorted) < min(len(self._times), _LEAST):

@@ -93,5 +93,5 @@ class RetryPolicy:
 
 
 def _asked_seconds(error: Exception) -> float:
-    """What a Retry-After said; 0 when nothing did."""
+    """Return what a Retry-After said; 0 when nothing did."""
     return (error.retry_after_seconds or 0.0) if isinstance(error, CapacityError) else 0.0

@@ -74,7 +74,7 @@ _MAX_RETRY_AFTER_SECONDS = 86400.0
 
 
 def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -> PyAgentError:
-    """The one place where an HTTP status becomes an error of ours."""
+    """Map an HTTP status to an error of ours, in this one place."""
     fault = _fault(body)
     text = f"{backend}: {fault.message or 'no reason given'} (HTTP {status})"
     if status in {400, 415, 422, 500, 501} and _NO_IMAGES.search(fault.message):
@@ -94,7 +94,7 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
 
 
 def _lack(fault: Fault, backend: str, status: int) -> UnsupportedError | None:
-    """The fields that the server says its model cannot be asked for, which another link's may."""
+    """Return the fields that the server says its model cannot be asked for, which another link's may."""
     fields = [name for name in _lacking(fault) if name not in _UNFORBIDDEN]
     if not fields:
         return None
@@ -124,7 +124,7 @@ def _refusal(fault: Fault, status: int, text: str) -> RequestError:
 
 
 def _fault(body: bytes) -> Fault:
-    """What the body says went wrong, in any of the shapes that servers use."""
+    """Return what the body says went wrong, in any of the shapes that servers use."""
     try:
         said = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

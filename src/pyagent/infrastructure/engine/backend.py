@@ -84,7 +84,7 @@ class NativeBackend:
         *,
         look: Callable[[], str] | None = None,
     ) -> NativeBackend:
-        """A backend of one model with an engine of its own. `locate` finds the file; it may block."""
+        """Return a backend of one model with an engine of its own. `locate` finds the file; it may block."""
         ledger = Ledger(total_for(None))
         pool = ModelPool(lambda _: locate(), options or EngineOptions(), ledger, measure_process=resident_bytes)
         look = look or (lambda: "loads on first use")
@@ -121,7 +121,7 @@ class NativeBackend:
         raise RequestError(f"{self.name} does not offer model {asked!r}; {hint}", param="model", code="model_not_found")
 
     async def models(self) -> list[ModelInfo]:
-        """The models offered, with their sizes once they are loaded."""
+        """Return the models offered, with their sizes once they are loaded."""
         loaded = {model.id: model for model in (await self.engine.state()).models}
         return [
             loaded.get(name) or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False) for name in self.model_names
@@ -177,7 +177,7 @@ class NativeBackend:
             return False, str(error)
 
     async def engine_state(self) -> EngineState:
-        """What the engine is doing. Starts nothing."""
+        """Return what the engine is doing. Starts nothing."""
         return await self.engine.state()
 
     def hint(self, hint: Hint) -> None:

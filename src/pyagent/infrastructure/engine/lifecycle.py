@@ -58,12 +58,12 @@ class Shared:
         return self._num_owners <= 0
 
     def share(self) -> Self:
-        """The engine with one owner more."""
+        """Return the engine with one owner more."""
         self._num_owners += 1
         return self
 
     def give_up(self) -> bool:
-        """One owner fewer; True when it was the last."""
+        """Give up one owner's share; return True when it was the last."""
         self._num_owners -= 1
         return self.is_closed
 
@@ -108,7 +108,7 @@ class LifeCycle:
                 self.become(new)
 
     def enter(self) -> None:
-        """A request begins; it wakes a sleeping engine. Raises `CapacityError` when none may begin now."""
+        """Count a request that begins; it wakes a sleeping engine. Raises `CapacityError` when none may begin now."""
         with self._changed:
             if self._state is State.STOPPED:
                 raise CapacityError("the engine is stopped; make a new one")
@@ -120,7 +120,7 @@ class LifeCycle:
             self._num_running += 1
 
     def leave(self) -> None:
-        """A request ended."""
+        """Count a request that ended."""
         with self._changed:
             self._num_running -= 1
             self._last_left = time.monotonic()

@@ -55,7 +55,7 @@ class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, stats: PoolStats) -> PoolCounts:
-        """The counts of a pool."""
+        """Return the counts of a pool."""
         return cls(
             num_pages=stats.num_pages,
             limit=stats.limit,
@@ -143,7 +143,7 @@ class Counts:
     inter_token_seconds: Window = field(default_factory=Window)
 
     def note_step_time(self, seconds: float, expected: float, num_tokens: int, num_requests: int) -> None:
-        """A step took so many seconds, where so many were expected of its tokens; told before `note_step`."""
+        """Record a step's seconds, and those expected of its tokens; called before `note_step`."""
         self.busy_seconds += seconds
         usual = max(expected, self._usual_seconds or math.inf)
         if seconds > _SLOW * usual:
@@ -157,14 +157,14 @@ class Counts:
             self._usual_seconds = self.step_seconds.median()
 
     def note_step(self, planning: float, num_tokens: int, num_output_tokens: int) -> None:
-        """A step was computed."""
+        """Count a computed step."""
         self.num_steps += 1
         self.generation_tokens += num_output_tokens
         self.scheduler_seconds.add(planning)
         self.tokens_per_step.add(num_tokens)
 
     def note_end(self, request: Request) -> None:
-        """A request ended."""
+        """Count a request that ended."""
         self.finished[request.finish_reason or "error"] += 1
         if request.scheduled is None:
             return
@@ -183,7 +183,7 @@ class Counts:
     def snapshot(
         self, *, num_running: int, waiting: dict[str, int], preemptions: Mapping[str, int], pool: PoolStats
     ) -> EngineStats:
-        """The counts with what the engine holds now."""
+        """Return the counts with what the engine holds now."""
         return EngineStats(
             num_running=num_running,
             waiting=waiting,

@@ -82,7 +82,7 @@ CATALOG: dict[str, WheelSource] = {
 
 
 def _installer(folder: Path, requirements: tuple[str, ...]) -> list[str]:
-    """The command that puts packages, without their dependencies, into `folder`: the user's pip, or uv."""
+    """Return the command that puts packages, without their dependencies, into `folder`: the user's pip, or uv."""
     # Wheels only: a source package would run its own code to be built.
     wheels = ["--no-deps", "--quiet", "--only-binary", ":all:"]
     download = ["download", *wheels, "--disable-pip-version-check", "--dest", str(folder)]
@@ -127,7 +127,7 @@ def _run_installer(command: list[str], folder: Path, size: int, progress: Progre
 
 
 def _reason(complaint: str) -> str:
-    """The line of an installer's complaint that says why."""
+    """Return the line of an installer's complaint that says why."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or [""])[-1]

@@ -82,14 +82,14 @@ class ModelStore:
         self._watch: Watcher = watch or _LoggedFetch().watch
 
     def list(self) -> list[StoredModel]:
-        """Every model in the store, by name."""
+        """Return every model in the store, by name."""
         if not self.folder.is_dir():
             return []
         entries = [self._read(entry) for entry in self.folder.iterdir() if not entry.name.startswith(".")]
         return sorted((model for model in entries if model), key=lambda model: model.manifest.name)
 
     def find(self, name: str) -> StoredModel | None:
-        """The model of this name, if the store has it."""
+        """Return the model of this name, if the store has it."""
         found = self._read(self.folder / _folder_name(name))
         return found if found and found.manifest.name == name else None
 
@@ -104,7 +104,7 @@ class ModelStore:
             _check_file(found.path / file, digest, name)
 
     def locate(self, name: str) -> Path:
-        """The file or folder to load for a name or path, fetched first when it is a known name.
+        """Return the file or folder to load for a name or path, fetched first when it is a known name.
 
         Raises `ModelError` naming what was looked for, what is there, and what to do.
         """
@@ -180,7 +180,7 @@ class ModelStore:
         return Manifest(name, path.name, origin, source.licence, source.sha256)
 
     def _empty_partial(self, name: str) -> Path:
-        """The folder a fetch of `name` works in, cleared of what one that died left there."""
+        """Return the folder a fetch of `name` works in, cleared of what one that died left there."""
         partial = self.folder / f"{_PARTIAL}{_folder_name(name)}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
@@ -258,6 +258,6 @@ def _checked_path(name: str) -> Path:
 
 
 def _folder_name(name: str) -> str:
-    """A model's name as a folder's: unique, and harmless whatever was typed."""
+    """Return a model's name as a folder's: unique, and harmless whatever was typed."""
     escaped = re.sub(rb"[^A-Za-z0-9._-]", lambda match: b"%%%02x" % match[0][0], name.encode(errors="replace"))
     return escaped.decode().lstrip(".") or "%"

@@ -81,7 +81,7 @@ def _formatter(format: Format, *, is_terminal: bool) -> logging.Formatter:  # no
 
 
 def _traceback_of(exc_info: _ExcInfo) -> str:
-    """Where an exception and its causes were raised, by type; the first cause comes first."""
+    """Return where an exception and its causes were raised, by type; the first cause comes first."""
     error: BaseException | None = exc_info[1]
     parts: list[str] = []
     while error is not None and len(parts) < _MAX_CAUSES:

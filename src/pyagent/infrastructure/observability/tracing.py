@@ -35,7 +35,7 @@ def tracer_of(provider: TracerProvider) -> Tracer:
 
 
 def headers_of(span: Span) -> dict[str, str]:
-    """What tells a backend that it works for the span."""
+    """Return what tells a backend that it works for the span."""
     headers: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(headers, set_span_in_context(span))
     return headers

@@ -54,11 +54,11 @@ class EngineLink(Protocol):
     name: str
 
     async def models(self) -> list[ModelInfo]:
-        """Its models, and which are loaded."""
+        """Return the engine's models, and which are loaded."""
         ...
 
     async def engine_state(self) -> EngineState:
-        """What the engine is doing."""
+        """Return what the engine is doing."""
         ...
 
     async def drain(self, grace_seconds: float) -> int:
@@ -110,7 +110,7 @@ class EngineRoutes:
     settings: Server
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """Return the routes."""
         paths: dict[str, tuple[str, Function]] = {
             "/pyagent/cache": ("GET", self.show),
             "/pyagent/cache/explain": ("POST", self.explain),
@@ -246,7 +246,7 @@ def _tenant(request: Request, *, is_shared: bool) -> str:
 
 
 def engine_links(backend: Backend) -> Sequence[EngineLink]:
-    """The links of a backend that have an engine."""
+    """Return the links of a backend that have an engine."""
     links = backend.links if isinstance(backend, Chain) else (backend,)
     return [link for link in links if isinstance(link, EngineLink)]
 

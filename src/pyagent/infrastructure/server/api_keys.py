@@ -41,7 +41,7 @@ class ApiKey:
 
 
 def read_keys(settings: Server) -> list[ApiKey]:
-    """The accepted keys. Raises `ConfigError` for a file that will not do, and when any machine could call."""
+    """Return the accepted keys. Raises `ConfigError` for a file that will not do, and when any machine could call."""
     keys: list[ApiKey] = []
     for setting, file in (("api_keys_file", settings.api_keys_file), ("admin_keys_file", settings.admin_keys_file)):
         if file is not None:
@@ -79,7 +79,7 @@ def _keys_in(file: Path, setting: str, *, is_admin: bool) -> Iterator[ApiKey]:
 
 
 def key_of(headers: dict[bytes, bytes], keys: Sequence[ApiKey]) -> ApiKey | None:
-    """The key that a request's headers hold, if it is one of these."""
+    """Return the key that a request's headers hold, if it is one of these."""
     scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() != b"bearer":
         given = headers.get(b"x-api-key", b"")  # where Anthropic's clients have it
@@ -101,7 +101,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tenant_of(request: Request) -> str:
-    """The caller's tenant: its key's name, or nothing where no keys are configured."""
+    """Return the caller's tenant: its key's name, or nothing where no keys are configured."""
     return str(request.state.client)
 
 
@@ -118,7 +118,7 @@ def check_admin(request: Request) -> None:
 
 
 def owned(asked: ChatRequest, request: Request) -> ChatRequest:
-    """A request as its caller's: with the tenant, and a client's name that begins with it."""
+    """Return a request as its caller's: with the tenant, and a client's name that begins with it."""
     tenant, origin = tenant_of(request), asked.origin
     client = f"{tenant}/{origin.client}".removesuffix("/") if tenant else origin.client
     return msgspec.structs.replace(asked, origin=msgspec.structs.replace(origin, tenant=tenant, client=client))

@@ -134,7 +134,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
     emulates: bool = True,
     settings: Server = Server(),  # noqa: B008 - frozen
 ) -> MetricsMiddleware:
-    """The application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet.
+    """Return the application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet.
 
     `emulates` is whether backends emulate what they lack, as far as that can be (`backends.unsupported`).
     """
@@ -159,7 +159,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
 
 
 def _shared(app: ASGIApp, origins: Sequence[str], *, has_keys: bool) -> ASGIApp:
-    """The application for pages of these origins too; before the guard, since browsers ask without a key."""
+    """Return the application for pages of these origins too; before the guard, since browsers ask without a key."""
     from starlette.middleware.cors import CORSMiddleware
 
     if "*" in origins and not has_keys:
@@ -170,7 +170,7 @@ def _shared(app: ASGIApp, origins: Sequence[str], *, has_keys: bool) -> ASGIApp:
 
 
 def _traced(app: ASGIApp, endpoint: str, paths: frozenset[str]) -> ASGIApp:
-    """The application with traces of its requests; raises `ConfigError` where OpenTelemetry is not installed."""
+    """Return the application with traces of its requests; raises `ConfigError` where OpenTelemetry is not installed."""
     try:
         from pyagent.infrastructure.server.middleware.tracing import TracingMiddleware, make_tracer
     except ModuleNotFoundError as error:

@@ -32,7 +32,7 @@ async def read_body(request: Request, settings: Server) -> bytes:
 
 
 async def read_pieces(request: Request, settings: Server, max_bytes: int | None = None) -> list[bytes]:
-    """The body as `read_body` has it, as it came: to put a large one together takes its time."""
+    """Return the body as `read_body` has it, as it came: to put a large one together takes its time."""
     _check_encoding(request.headers)
     kind = _content_type(request.headers)
     if kind != "application/json" and not request.url.path.startswith("/api/"):
@@ -94,7 +94,7 @@ async def _linger(request: Request) -> None:
 
 
 async def _read(request: Request, limit: int) -> list[bytes] | None:
-    """The body's pieces, None when it is longer.
+    """Return the body's pieces, None when it is longer.
 
     Some of the rest is read and dropped, so that the client hears the answer.
     """

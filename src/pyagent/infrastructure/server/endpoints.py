@@ -25,7 +25,7 @@ Function = Callable[[Request], Awaitable[Response]]
 
 
 def route(method: str, path: str, function: Function) -> Route:
-    """The route of one method and path."""
+    """Return the route of one method and path."""
     return Route(path, _Endpoint(function), methods=[method])
 
 

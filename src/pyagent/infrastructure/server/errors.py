@@ -53,7 +53,7 @@ class HttpError:
         return {"error": fault | ({"backend": self.backend} if self.backend else {})}
 
     def body_at(self, path: str) -> bytes:
-        """The body in the shape of the API whose path was called."""
+        """Return the body in the shape of the API whose path was called."""
         body = self.body
         if path.startswith("/api/"):
             body = {"error": self.message}
@@ -97,7 +97,7 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def http_error(error: Exception) -> HttpError:
-    """The one place where an error of ours becomes a status. A foreign one is our bug: 500, without its text."""
+    """Map an error to its HTTP status, in this one place. A foreign one is our bug: 500, without its text."""
     found = next(((status, kind) for type_, status, kind in _STATUSES if isinstance(error, type_)), None)
     if found is None:
         return refusal(500, "internal error; the server's log has it under the request id", "internal", "server_error")
@@ -126,12 +126,12 @@ def without_folders(text: str) -> str:
 
 
 def refusal(status: int, message: str, code: str, kind: str = "invalid_request_error") -> HttpError:
-    """An error of HTTP itself: no such path, wrong method, body too large, no key."""
+    """Return an error of HTTP itself: no such path, wrong method, body too large, no key."""
     return HttpError(status, message, code, kind)
 
 
 def logged_error(error: Exception, request_id: str) -> HttpError:
-    """The error as a client sees it; one that is our side's is logged, under the request's id.
+    """Return the error as a client sees it; one that is our side's is logged, under the request's id.
 
     Of failures of links and of full queues only the kind is logged: their texts may quote what was asked.
     """

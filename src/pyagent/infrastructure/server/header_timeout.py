@@ -55,7 +55,7 @@ class Waiting:
         self.bodies.pop(connection, None)
 
     def longest(self) -> H11Protocol | None:
-        """The one to close for another: it waits longest, and rather for a head than for a body.
+        """Return the one to close for another: it waits longest, and rather for a head than for a body.
 
         A head that waits a moment only may lie unread in its socket, and is a client's own.
         """
@@ -68,7 +68,7 @@ class _CheckedHttp(h11.Connection):
     """h11, which passes over a length beside chunks (a way to smuggle requests) and long heads that come at once."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """The next event; raises `RemoteProtocolError` for a head that is refused."""
+        """Return the next event; raises `RemoteProtocolError` for a head that is refused."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}

@@ -58,7 +58,7 @@ def _is_public(address: str) -> bool:
 
 
 def _embedded(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The address of IPv4 that a gateway or this machine makes of one of IPv6."""
+    """Return the address of IPv4 that a gateway or this machine makes of one of IPv6."""
     if isinstance(ip, ipaddress.IPv4Address):
         return None
     if ip in _NAT64 or ip in _COMPATIBLE:

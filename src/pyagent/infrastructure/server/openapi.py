@@ -90,7 +90,7 @@ def _described(engine: tuple[tuple[str, str, str], ...]) -> bytes:
 
 
 def _anything(_kind: type) -> JsonObject:
-    """The schema of `object`: a field that may hold anything."""
+    """Return the schema of `object`: a field that may hold anything."""
     return {"description": "Anything: it is ignored, or refused unless it asks for nothing."}
 
 

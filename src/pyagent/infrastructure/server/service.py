@@ -62,7 +62,7 @@ class Service:
     )
 
     async def read(self, request: Request, read: Callable[[bytes], T]) -> T:
-        """What `read` makes of the body of a JSON request; of a long one in a thread.
+        """Return what `read` makes of the body of a JSON request; of a long one in a thread.
 
         Decoding keeps the interpreter's lock, so that there is one thread: between two bodies the event loop has its
         turn, however many there are.
@@ -181,7 +181,7 @@ class Service:
         return await asyncio.shield(self._asking)
 
     async def models(self) -> list[ModelInfo]:
-        """The models of the chain, as far as its links say in time, and the agents."""
+        """Return the models of the chain, as far as its links say in time, and the agents."""
         own = [model for link in engine_links(self.backend) for model in await link.models()]  # they know it now
         now = {(model.id, model.backend): model for model in own}
         models = [now.get((model.id, model.backend), model) for model in await self.backend.models()]
@@ -211,6 +211,6 @@ def unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response of JSON: `body` as it is when it is bytes."""
+    """Return a response of JSON: `body` as it is when it is bytes."""
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return Response(content, status, headers, media_type="application/json")

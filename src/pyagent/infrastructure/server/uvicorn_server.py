@@ -40,7 +40,7 @@ logger = logging.getLogger("pyagent.server")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; raises `ConfigError` in one sentence when the address cannot be had."""
+    """Return a listening socket; raises `ConfigError` in one sentence when the address cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return _listening(family, host, port)
@@ -73,7 +73,7 @@ def _listening(family: int, host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """The URL to reach a bound socket at."""
+    """Return the URL to reach a bound socket at."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

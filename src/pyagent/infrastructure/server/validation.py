@@ -67,7 +67,7 @@ def checked_choice(tools: Sequence[Tool], choice: str | JsonObject | None) -> st
 
 
 def model_asked(model: str | None) -> str:
-    """The model to ask a backend for, empty for whatever there is; raises `RequestError` for an empty name.
+    """Return the model to ask a backend for, empty for whatever there is; raises `RequestError` for an empty name.
 
     An empty name is mostly a variable that was not set, and no server of these APIs answers it.
     """

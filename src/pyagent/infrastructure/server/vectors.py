@@ -8,7 +8,7 @@ from pyagent.core.errors import RequestError
 
 
 def shortened(vectors: list[list[float]], dimensions: int | None) -> list[list[float]]:
-    """The vectors cut to their first `dimensions` and scaled to length 1; as they are when that is None.
+    """Return the vectors cut to their first `dimensions` and scaled to length 1; as they are when that is None.
 
     Sound for models trained so that a vector's beginning stands for it (https://arxiv.org/abs/2205.13147).
     """

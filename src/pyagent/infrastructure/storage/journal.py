@@ -53,13 +53,13 @@ _decoder = msgspec.json.Decoder(JournalRecord)
 
 
 def shard_name(key: str) -> str:
-    """The file of a key, the same on every machine and in every process."""
+    """Return the file of a key, the same on every machine and in every process."""
     digest = blake2b(key.encode(), digest_size=8).digest()
     return f"{int.from_bytes(digest) % NUM_SHARDS:02x}.jsonl"
 
 
 def encode_line(record: JournalRecord) -> bytes:
-    """A record as its line. A value that cannot be written as JSON is named in its place."""
+    """Return a record as its line. A value that cannot be written as JSON is named in its place."""
     try:
         body = _encoder.encode(record)
     except Exception:  # noqa: BLE001 - outputs are of other people's types
@@ -70,7 +70,7 @@ def encode_line(record: JournalRecord) -> bytes:
 
 
 def _writable(value: object) -> object:
-    """A field's value, or what stands for it; a mapping keeps those of its values that can be written."""
+    """Return a field's value, or what stands for it; a mapping keeps those of its values that can be written."""
     if isinstance(value, dict):
         items = cast("dict[object, object]", value).items()
         return {key: _named(each) for key, each in items if isinstance(key, str)}
@@ -86,7 +86,7 @@ def _named(value: object) -> object:
 
 
 def decode_line(line: bytes) -> JournalRecord | None:
-    """The record of a line (with its newline); None when the line is torn or damaged."""
+    """Return the record of a line (with its newline); None when the line is torn or damaged."""
     body = line[:-_CHECK_BYTES] + b"}"
     if len(line) <= _CHECK_BYTES or line[-_CHECK_BYTES:] != _CHECK % zlib.crc32(body):
         return None
@@ -200,7 +200,7 @@ class FileJournal:
         os.close(opened.lock)
 
     def replay(self, run: str) -> list[JournalRecord]:
-        """The run's records in order, up to the first one missing."""
+        """Return the run's records in order, up to the first one missing."""
         kept = self.read(run)
         records = [record for number, record in enumerate(kept.records) if record.number == number]
         if not kept.is_whole:
@@ -240,7 +240,7 @@ class FileJournal:
         return folder
 
     def runs(self) -> list[RunSummary]:
-        """The runs kept, newest first."""
+        """Return the runs kept, newest first."""
         rows = [self._summary(folder) for folder in self._folders()]
         return sorted((row for row in rows if row), key=lambda row: row.started_at, reverse=True)
 

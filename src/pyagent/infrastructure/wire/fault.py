@@ -60,7 +60,7 @@ def _facts_of(error: BaseException, kind: str) -> dict[str, object] | None:
 
 @cache
 def _facts_type(name: str) -> type[msgspec.Struct]:
-    """The keyword arguments that an error's constructor takes, as a struct."""
+    """Return the keyword arguments that an error's constructor takes, as a struct."""
     constructor = _NAME_TO_CLASS[name].__init__
     hints = get_type_hints(constructor)
     fields: list[tuple[str, object] | tuple[str, object, object]] = [
@@ -72,5 +72,5 @@ def _facts_type(name: str) -> type[msgspec.Struct]:
 
 
 def _encodable(text: str) -> str:
-    """A text as UTF-8 has it, lone surrogates escaped."""
+    """Return a text as UTF-8 has it, lone surrogates escaped."""
     return text.encode(errors="backslashreplace").decode()

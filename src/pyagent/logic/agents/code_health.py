@@ -102,7 +102,7 @@ class CodeHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _maintainability(files: Sequence[FileHealth], count: int) -> str:
-    """The mean of the files, and the files that are worst, on a line each."""
+    """Return the mean of the files, and the files that are worst, on a line each."""
     ranked = sorted(files, key=lambda file: (file.maintainability or 0.0, file.path))
     mean = sum(file.maintainability or 0.0 for file in files) / len(files)
     rows = [f"{file.maintainability:>5.0f}  {short_path(file.path)}" for file in ranked[:count]]
@@ -139,7 +139,7 @@ class CodeHealthAgent:
         return 0.0
 
     async def run(self, context: Context, task: Task) -> CodeHealth:
-        """The health of the files and folders named."""
+        """Return the health of the files and folders named."""
         arguments = task.arguments_as(HealthArguments)
         paths: Sequence[str] = task.files or [_path_asked(task, arguments.path)]
         top = arguments.top if arguments.top is not None else _top_in(task.text)
@@ -149,7 +149,7 @@ class CodeHealthAgent:
 async def audit(
     paths: Sequence[str], *, top: int = _DEFAULT_TOP, progress: Callable[[str], object] = str
 ) -> CodeHealth:
-    """The health of files and folders. Raises `RequestError` for a path that is not there."""
+    """Return the health of files and folders. Raises `RequestError` for a path that is not there."""
     from pyagent import _rust
 
     if top < 0:
@@ -171,7 +171,7 @@ async def audit(
 
 
 def most_complex(files: Sequence[FileHealth], count: int) -> list[RankedFunction]:
-    """The functions of highest complexity; among equals the first by path and line."""
+    """Return the functions of highest complexity; among equals the first by path and line."""
     rows = [
         RankedFunction(file.path, function.name, function.line, function.complexity)
         for file in files
@@ -198,7 +198,7 @@ def _is_skipped(folder: Path) -> bool:
 
 
 def _path_asked(task: Task, path: str | None) -> str:
-    """The path named as an option or in the text; raises `RequestError` for two of them."""
+    """Return the path named as an option or in the text; raises `RequestError` for two of them."""
     if path is None:
         return _path_in(task.text)
     if task.text.strip():
@@ -207,7 +207,7 @@ def _path_asked(task: Task, path: str | None) -> str:
 
 
 def _path_in(text: str) -> str:
-    """The path a sentence names: all of it, or the word that is one; the working folder when it names none."""
+    """Return the path a sentence names: all of it, or the word that is one; the working folder when it names none."""
     if text.strip() and find_path(text.strip()) is not None:
         return text.strip()
     named = _named_path(text)

@@ -25,12 +25,12 @@ class Document(msgspec.Struct, frozen=True):
 
 
 async def read_documents(paths: Sequence[str]) -> list[Document]:
-    """The files' texts. Raises `RequestError` naming the file that cannot be read."""
+    """Return the files' texts. Raises `RequestError` naming the file that cannot be read."""
     return [Document(path, await asyncio.to_thread(_read, path)) for path in paths]
 
 
 def short_path(path: str) -> str:
-    """The path as seen from the working folder, where that is shorter."""
+    """Return the path as seen from the working folder, where that is shorter."""
     return min(path, os.path.relpath(path), key=len)
 
 

@@ -19,7 +19,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,3}[.)])\s+", re.MULTILINE)
 
 
 def weight(text: str) -> int:
-    """The length of the English text that would have as many tokens, about."""
+    """Return the length of the English text that would have as many tokens, about."""
     if text.isascii():
         return len(text)
     num_ascii = len(text.encode("ascii", "ignore"))
@@ -42,12 +42,12 @@ def spans(text: str, max_weight: int) -> list[tuple[int, int]]:
 
 
 def split_text(text: str, max_weight: int) -> list[str]:
-    """The text in parts of about equal weight; joined, they hold every word of it in its order."""
+    """Return the text in parts of about equal weight; joined, they hold every word of it in its order."""
     return [text[start:end] for start, end in spans(text, max_weight)]
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences, on one line each and without bullets; the last may be unfinished."""
+    """Return the sentences, on one line each and without bullets; the last may be unfinished."""
     found: list[str] = []
     for paragraph in _BULLET.sub("", text).split("\n"):
         for match in _SENTENCE.finditer(paragraph.strip()):
@@ -81,7 +81,7 @@ def _cut(text: str, limit: int) -> int:
 
 
 def _fitting(text: str, limit: int) -> int:
-    """How many characters of the text have at most this weight, at least one."""
+    """Return how many characters of the text have at most this weight, at least one."""
     if text[:limit].isascii():
         return min(len(text), limit)
     low, high = 1, min(len(text), limit)

@@ -43,7 +43,7 @@ class Passage(msgspec.Struct, frozen=True):
 
 
 def passages_of(document: Document) -> list[Passage]:
-    """The paragraphs of a document, long ones in parts; a heading goes with what it stands above."""
+    """Return the paragraphs of a document, long ones in parts; a heading goes with what it stands above."""
     text, found, line, seen = document.text, list[Passage](), 1, 0
     for start, end in _paragraphs(text):
         for part_start, part_end in spans(text[start:end], PASSAGE_WEIGHT):
@@ -75,7 +75,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def find(question: str, passages: Sequence[Passage], *, max_weight: int, max_count: int = 5) -> Found:
-    """The passages that matter to a question; none when none has a word of it."""
+    """Return the passages that matter to a question; none when none has a word of it."""
     asked = set(terms(question)) - STOP_STEMS
     texts = [_counted(passage.text, asked) for passage in passages]
     num_having = Counter(term for text, _ in texts for term in text)
@@ -105,7 +105,7 @@ def _score(text: Counter[str], wanted: dict[str, float], relative_length: float)
 
 
 def _fitting(places: Sequence[int], passages: Sequence[Passage], max_weight: int) -> list[int]:
-    """The first of them that fit together, at least one."""
+    """Return the first of them that fit together, at least one."""
     chosen: list[int] = []
     for place in places:
         max_weight -= weight(passages[place].text)
@@ -116,7 +116,7 @@ def _fitting(places: Sequence[int], passages: Sequence[Passage], max_weight: int
 
 
 def terms(text: str) -> list[str]:
-    """What a text is compared by: stems of its words, pairs of characters where there are no spaces."""
+    """Return what a text is compared by: stems of its words, pairs of characters where there are no spaces."""
     words = _WORD.findall(text.lower())
     if text.isascii():
         return [stem(word) for word in words]
@@ -130,7 +130,7 @@ def terms(text: str) -> list[str]:
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """The word without the commonest English endings: pets and pet, smoking and smoke are one."""
+    """Return the word without the commonest English endings: pets and pet, smoking and smoke are one."""
     for ending in ("ies", "ings", "ing", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
             word = word[: -len(ending)] + ("y" if ending == "ies" else "")

@@ -36,7 +36,7 @@ class ReasoningArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     tools: tuple[str, ...] = ()
 
     def chosen(self) -> Literal["chain-of-thought", "self-consistency"]:
-        """The strategy; raises `RequestError` for samples or tools of one that takes none."""
+        """Return the strategy; raises `RequestError` for samples or tools of one that takes none."""
         draws = "samples" if self.samples is not None else "seed" if self.seed is not None else ""
         if self.strategy == "chain-of-thought" and draws:
             raise RequestError(f"{draws} is for the strategy self-consistency", param=draws)
@@ -80,7 +80,7 @@ class ReasoningAgent:
     arguments = ReasoningArguments
 
     async def run(self, context: Context, task: Task) -> Reasoned:
-        """The answer to the text, about the files and results if there are any."""
+        """Return the answer to the text, about the files and results if there are any."""
         options = task.arguments_as(ReasoningArguments)
         strategy = options.chosen()
         if not task.text.strip():
@@ -115,7 +115,7 @@ async def _with_tools(
 
 
 def _conversation(task: Task) -> list[str]:
-    """The end of what was said before, as a text, for questions that go on from it; empty when nothing was."""
+    """Return the end of what was said before, as a text, for questions that go on from it; empty when nothing was."""
     turns = [f"{message.role}: {message.text.strip()}" for message in task.history if message.role != "system"]
     told = "\n".join(turns)[-_MAX_HISTORY_CHARACTERS:]
     return [f"The conversation so far:\n{told}"] if told else []

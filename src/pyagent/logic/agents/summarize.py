@@ -91,7 +91,7 @@ class SummarizeAgent:
         return 0.0
 
     async def run(self, context: Context, task: Task) -> Summary:
-        """The summary of the files, else of the results handed on, else of the text."""
+        """Return the summary of the files, else of the results handed on, else of the text."""
         num_sentences = task.arguments_as(SummaryArguments).num_sentences
         if not 1 <= num_sentences <= 50:
             raise RequestError(f"num_sentences goes from 1 to 50, got {num_sentences}", param="num_sentences")
@@ -136,7 +136,7 @@ class SummarizeAgent:
         return summaries
 
     async def _part(self, context: Context, part: str, focus: str) -> str:
-        """A part's summary; a part that is too long for the model after all is cut in two."""
+        """Return a part's summary; a part that is too long for the model after all is cut in two."""
         system = _SYSTEM.format(num_sentences=_PART_SENTENCES, focus=focus)
         try:
             summary = await context.complete(part, system=system, sampling=_PART_SAMPLING)
@@ -151,7 +151,7 @@ class SummarizeAgent:
 
 
 def _focus(task: Task) -> str:
-    """What the summary is to look for, where the wish for one names it."""
+    """Return what the summary is to look for, where the wish for one names it."""
     if not (task.files or task.results):
         return ""
     is_named = bool(_PLAIN_WISH.sub("", task.text).strip())
@@ -159,7 +159,7 @@ def _focus(task: Task) -> str:
 
 
 def _counted(text: str, num_sentences: int, *, is_cut: bool) -> str:
-    """The first sentences, without the one an answer was cut in, unless there is no other."""
+    """Return the first sentences, without the one an answer was cut in, unless there is no other."""
     found = sentences(text)
     is_last_broken = is_cut and len(found) > 1 and not is_finished(found[-1])
     return " ".join((found[:-1] if is_last_broken else found)[:num_sentences])

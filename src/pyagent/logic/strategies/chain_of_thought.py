@@ -29,7 +29,7 @@ class Thought(msgspec.Struct, frozen=True):
 async def chain_of_thought(
     context: Context, question: str, *, sampling: SamplingParams = GREEDY, is_shown: bool = True
 ) -> Thought:
-    """One line of thought. `is_shown` streams it to the run's watchers."""
+    """Return one line of thought. `is_shown` streams it to the run's watchers."""
     if is_shown:
         stream = context.stream(question, system=SYSTEM, sampling=sampling)
         text, is_cut = "".join([piece async for piece in stream]), stream.is_cut
@@ -60,7 +60,7 @@ def _are_steps(lines: Sequence[str]) -> bool:
 
 
 def read_thought(text: str) -> Thought:
-    """The steps and the answer in a text; the answer is empty when no line gives one."""
+    """Return the steps and the answer in a text; the answer is empty when no line gives one."""
     found = list(_ANSWER.finditer(text))
     steps_text = text[: found[-1].start()] if found else text
     steps = [line.strip() for line in steps_text.splitlines() if line.strip()]

@@ -64,12 +64,12 @@ async def read(context: Context, text: str, documents: Sequence[Document], backg
 
 
 async def matching(text: str, documents: Sequence[Document]) -> list[Passage]:
-    """The passages of the documents to show beside `text`, in their order."""
+    """Return the passages of the documents to show beside `text`, in their order."""
     return (await asyncio.to_thread(_search, text, documents))[2]
 
 
 def _search(text: str, documents: Sequence[Document]) -> tuple[list[Passage], Found, list[Passage]]:
-    """All passages, what was found among them, and those to show."""
+    """Return all passages, what was found among them, and those to show."""
     passages = [passage for document in documents for passage in passages_of(document)]
     found = find(text, passages, max_weight=MAX_WEIGHT)
     return passages, found, _shown(found, passages)
@@ -98,7 +98,7 @@ def _quotes(found: Found) -> list[Passage]:
 
 
 def _checked(answer: str, question: str, texts: Sequence[str], quotes: list[Passage], note: str) -> Reading:
-    """The answer, if it says what the texts say; else the passages alone."""
+    """Return the answer, if it says what the texts say; else the passages alone."""
     said = sentences(answer)[:_MAX_SENTENCES]
     told = " ".join(said if is_finished(said[-1]) or len(said) == 1 else said[:-1]) if said else answer
     fault = _strange(told, " ".join([*texts, question]))
@@ -111,7 +111,7 @@ def _checked(answer: str, question: str, texts: Sequence[str], quotes: list[Pass
 
 
 def _strange(answer: str, source: str) -> str:
-    """What an answer has that its source does not; empty when it is made of the source's words and numbers."""
+    """Return what an answer has that its source does not; empty when it is made of the source's words and numbers."""
     numbers = set(_NUMBER.findall(answer)) - set(_NUMBER.findall(source))
     if numbers:
         return f"{', '.join(sorted(numbers))}, which the text has not"

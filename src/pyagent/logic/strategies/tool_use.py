@@ -19,7 +19,7 @@ _MAX_SHOWN = 200
 
 
 async def use_tools(context: Context, question: str, tools: Sequence[str]) -> Thought:
-    """The answer, after the calls and the thoughts that led to it."""
+    """Return the answer, after the calls and the thoughts that led to it."""
     completion = await context.complete(question, system=SYSTEM, sampling=GREEDY, tools=tools)
     text = completion.text.strip()
     if not text:

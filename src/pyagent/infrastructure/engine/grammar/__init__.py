@@ -92,7 +92,7 @@ class Grammar:
 
 
 def told_briefly(error: object) -> str:
-    """A fault of a grammar's for people: llguidance adds its inner state, which holds the answer's tokens."""
+    """Return a fault of a grammar's for people: llguidance adds its inner state, which holds the answer's tokens."""
     first = " ".join(_INNER_STATE.split(str(error), maxsplit=1)[0].split())[:_MAX_REASON_CHARS]
     for pattern, words in _WORDS:
         first = pattern.sub(words, first) if pattern.fullmatch(first) else first
@@ -115,7 +115,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # requests are prepared in several threads
 
     def compile(self, wanted: ResponseFormat, tenant: str = "") -> Grammar:
-        """A grammar at its start. Raises `RequestError` saying what in the schema cannot be enforced.
+        """Return a grammar at its start. Raises `RequestError` saying what in the schema cannot be enforced.
 
         What was compiled for another tenant (`Origin.tenant`) is compiled again: the time would tell of it.
         """
@@ -222,7 +222,7 @@ def _source(wanted: ResponseFormat) -> str:
 
 
 def _refusal(error: str, schema: JsonObject) -> RequestError:
-    """The error for a schema that llguidance refuses, with the place of a keyword that it does not know."""
+    """Return the error for a schema that llguidance refuses, with the place of a keyword that it does not know."""
     unknown = _UNKNOWN_KEYWORD.search(error)
     place = place_of(schema, unknown[1]) if unknown else ""
     return RequestError(told_briefly(error) + (f" ({place})" if place else ""), param="response_format")
@@ -232,7 +232,7 @@ _SPACING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "k
 
 
 def _either(calls: str, other: ResponseFormat) -> str:
-    """A grammar of calls with a response format as the other choice."""
+    """Return a grammar of calls with a response format as the other choice."""
     if other.type == "choice":
         answer = " | ".join(json.dumps(text, ensure_ascii=False) for text in other.choice or ())
     else:

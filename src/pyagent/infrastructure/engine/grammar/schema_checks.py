@@ -54,7 +54,7 @@ def place_of(schema: JsonObject, keyword: str) -> str:
 
 
 def _nodes(schema: JsonObject) -> dict[str, JsonObject]:
-    """The schemas within a schema and those that it refers to, by their JSON pointers."""
+    """Return the schemas within a schema and those that it refers to, by their JSON pointers."""
     nodes, left = dict[str, JsonObject](), [("", schema)]
     while left:
         pointer, node = left.pop()
@@ -87,7 +87,7 @@ def _schema(pointer: str, held: object) -> Iterator[tuple[str, JsonObject]]:
 
 
 def _target(node: JsonObject) -> str | None:
-    """The JSON pointer that a schema refers to; None without one, and for names, which llguidance resolves."""
+    """Return the JSON pointer that a schema refers to; None without one, and for names, which llguidance resolves."""
     ref = node.get("$ref")
     if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
         return None
@@ -99,7 +99,7 @@ def _steps(pointer: str) -> list[str]:
 
 
 def _at(schema: JsonObject, target: str, pointer: str, ref: object) -> JsonObject:
-    """What stands there; raises `RequestError` for nothing, and for what is no schema."""
+    """Return what stands there; raises `RequestError` for nothing, and for what is no schema."""
     found: object = schema
     for name in _steps(target):
         if isinstance(found, list) and name.isdecimal() and str(int(name[:9])) == name:

@@ -35,7 +35,7 @@ def pyagent_register_eviction_policies() -> Mapping[str, EvictionPolicyFactory]:
 
 
 def pick_eviction(name: str, factories: Mapping[str, EvictionPolicyFactory] = BUILT_IN) -> EvictionPolicyFactory:
-    """The maker of the policy that the settings name. Raises `ConfigError`.
+    """Return the maker of the policy that the settings name. Raises `ConfigError`.
 
     The default is there even when the plugin that brings the policies is disabled.
     """
@@ -53,7 +53,7 @@ def make_pool(
     make_eviction: EvictionPolicyFactory,
     prefix_hash: str = "siphash",
 ) -> _rust.BlockPool:
-    """A block pool with a policy of its own. Raises `ConfigError` when the policy cannot be made."""
+    """Return a block pool with a policy of its own. Raises `ConfigError` when the policy cannot be made."""
     try:
         policy: EvictionPolicy | str = make_eviction(num_pages)
         return _rust.BlockPool(num_pages, groups=groups, eviction=policy, prefix_hash=prefix_hash)

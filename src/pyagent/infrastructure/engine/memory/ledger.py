@@ -80,7 +80,7 @@ class Ledger:
             return self._free()
 
     def accounts(self) -> dict[str, int]:
-        """Bytes by account, largest first; accounts that hold nothing are left out."""
+        """Return bytes by account, largest first; accounts that hold nothing are left out."""
         with self._lock:
             held = Counter[str]()
             for reservation in self._held.values():
@@ -120,7 +120,7 @@ class Ledger:
             reservation.num_bytes, reservation.is_released = 0, True
 
     def tick(self) -> int:
-        """The next moment of the ledger's clock."""
+        """Return the next moment of the ledger's clock."""
         return next(self._ticks)
 
     def _free(self) -> int:

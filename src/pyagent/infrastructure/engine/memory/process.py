@@ -26,7 +26,7 @@ def resident_bytes(status: Path = Path("/proc/self/status")) -> int:
 
 
 def heap_bytes() -> int | None:
-    """Bytes that are allocated from the C library's heap now, by all threads."""
+    """Return bytes that are allocated from the C library's heap now, by all threads."""
     import ctypes
 
     fields = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # mallinfo2(3)

@@ -51,7 +51,7 @@ def record_answers(
 
 
 def _message(text: str, answer: list[Output]) -> Message:
-    """The answer as its client sends it back."""
+    """Return the answer as its client sends it back."""
     joiner = ToolCallJoiner()
     calls = [*joiner.push(piece for output in answer for piece in output.tool_calls), *joiner.finish()]
     return Message("assistant", text or None, tool_calls=calls or None)

@@ -25,7 +25,7 @@ class AssistantPrefix:
 
     @classmethod
     def of(cls, text: str, tokenizer: ModelTokenizer) -> AssistantPrefix:
-        """The beginning in a tokenizer's tokens; control tokens written in it stay text."""
+        """Return the beginning in a tokenizer's tokens; control tokens written in it stay text."""
         return (
             cls(text, tuple(tokenizer.encode_continuation(tokenizer.markers.parted_answer(text))))
             if text
@@ -40,14 +40,14 @@ class AssistantPrefix:
     def detokenizer(
         self, tokenizer: ModelTokenizer, *, shows_special: bool = False, shown: frozenset[int] = frozenset()
     ) -> Detokenizer:
-        """A stream of text that goes on after it."""
+        """Return a stream of text that goes on after it."""
         stream = tokenizer.detokenizer(shows_special=shows_special, shown=shown)
         for token in self.tokens:
             stream.push(token)
         return stream
 
     def accepted(self, grammar: Grammar | None) -> Grammar | None:
-        """The grammar after it. Raises `RequestError` where the format does not begin so, or ends with it."""
+        """Return the grammar after it. Raises `RequestError` where the format does not begin so, or ends with it."""
         if grammar is None or not self.tokens:
             return grammar
         try:

@@ -78,7 +78,7 @@ class ModelPool:
         self._is_closed = False
 
     def loaded(self) -> dict[str, LoadedModel]:
-        """The models in memory now, by name."""
+        """Return the models in memory now, by name."""
         with self._lock:
             return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
 
@@ -213,7 +213,7 @@ class ModelPool:
         return measured
 
     def _reserve_for(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
-        """A model's reservations: estimates, until it is loaded. Waits for other models to be idle, for a while.
+        """Return a model's reservations: estimates, until it is loaded. Waits for other models to be idle, for a while.
 
         What waits holds nothing: two models that load at once cannot keep each other from what both need.
         """

@@ -47,7 +47,7 @@ class SwapSpace:
         return sum(swapped.handle.bytes for swapped in [*self._kept.values()])
 
     def seconds(self, num_pages: int) -> float:
-        """What moving so many pages out and in again takes; infinite when nothing can be kept."""
+        """Return what moving so many pages out and in again takes; infinite when nothing can be kept."""
         return math.inf if self._is_broken else 2 * num_pages * self._page_bytes * self._seconds_per_byte
 
     def move_out(self, sequence_id: int) -> bool:

@@ -59,18 +59,18 @@ class ClassQueue:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request, now: float) -> None:
-        """A request waits: new or put back."""
+        """Enqueue a waiting request, new or preempted."""
         self.running.pop(request.id, None)
         self._ask(lambda policy: policy.add(request, now), now)
         self.waiting[request.id] = request
 
     def start(self, request: Request, now: float) -> None:
-        """A waiting request runs."""
+        """Note that a waiting request starts."""
         self._leave(request, now)
         self.running[request.id] = request
 
     def remove(self, request: Request, now: float) -> None:
-        """A request ended, waiting or running; nothing happens when that is known."""
+        """Remove a request that ended, waiting or running; do nothing when it is removed already."""
         if request.id not in self.waiting and request.id not in self.running:
             return
         self.settle(request, now)
@@ -173,11 +173,11 @@ class RequestQueues:
         return [request for queue in self._queues.values() for request in queue.waiting.values()]
 
     def depths(self) -> dict[str, int]:
-        """How many wait, by class."""
+        """Return how many wait, by class."""
         return {name: len(queue.waiting) for name, queue in self._queues.items()}
 
     def check(self, request_class: str) -> str:
-        """The class's name; raises `RequestError` naming the classes when there is no such one."""
+        """Return the class's name; raises `RequestError` naming the classes when there is no such one."""
         name = request_class or DEFAULT_CLASS
         if name not in self._queues:
             known = ", ".join(self._queues)
@@ -193,11 +193,11 @@ class RequestQueues:
         queue.add(request, now)
 
     def start(self, request: Request, now: float) -> None:
-        """A waiting request runs."""
+        """Note that a waiting request starts."""
         self._queues[request.request_class].start(request, now)
 
     def remove(self, request: Request, now: float) -> None:
-        """A request ended, waiting or running."""
+        """Remove a request that ended, waiting or running."""
         self._queues[request.request_class].remove(request, now)
 
     def settle(self, request: Request, now: float) -> None:
@@ -225,7 +225,7 @@ class RequestQueues:
 def make_queues(
     options: Mapping[str, QueueOptions], factories: Mapping[str, QueuePolicyFactory] = BUILT_IN
 ) -> RequestQueues:
-    """The queues of the settings, and the class `default` when they do not name it. Raises `ConfigError`.
+    """Return the queues of the settings, and the class `default` when they do not name it. Raises `ConfigError`.
 
     First come, first served is there even when the plugin that brings the policies is disabled.
     """

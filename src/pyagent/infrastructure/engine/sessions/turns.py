@@ -111,7 +111,7 @@ def next_key(key: bytes, message: Message) -> bytes:
 
 
 def _calls(message: Message) -> list[tuple[str, object]]:
-    """A message's calls as all APIs send them back: some write the arguments anew, and not all keep the ids."""
+    """Return a message's calls as all APIs send them back: some write the arguments anew, and not all keep the ids."""
     return [(call.function.name, _value(call.function.arguments)) for call in message.tool_calls or ()]
 
 

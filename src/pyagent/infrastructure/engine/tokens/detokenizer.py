@@ -48,7 +48,7 @@ class TokenBytes:
         return found
 
     def special(self, token: int) -> str:
-        """A control token's own text; nothing for other tokens."""
+        """Return a control token's own text; nothing for other tokens."""
         return (self._tokenizer.id_to_token(token) or "") if self._added.get(token) == b"" else ""
 
     def made(self, token: int) -> bytes:
@@ -96,12 +96,12 @@ class Detokenizer:
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """The end of the answer: bytes that never became a character, as U+FFFD."""
+        """Return the end of the answer: bytes that never became a character, as U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
 
 def byte_alphabet() -> list[str]:
-    """The letter for each byte in a byte-level vocabulary: itself, or for the unprintable one from U+0100 on."""
+    """Return the letter for each byte in a byte-level vocabulary: itself, or for the unprintable one from U+0100 on."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters: list[str] = []
     for byte in range(256):

@@ -32,7 +32,7 @@ SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "
 
 
 def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
-    """The tokenizer a GGUF file describes. Raises `ModelError` naming what it lacks or what is not supported."""
+    """Return the tokenizer a GGUF file describes. Raises `ModelError` naming what it lacks or what is not supported."""
     tokens = _texts(metadata, "tokenizer.ggml.tokens", name)
     types = cast("Sequence[int]", metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
     if len(types) != len(tokens):
@@ -74,7 +74,7 @@ def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) 
 
 
 def _read_bpe(tokens: _rust.Texts, merges: _rust.Texts, ignore_merges: bool, name: str) -> models.BPE:
-    """The model of a vocabulary and its merges, by way of two files in a temporary folder."""
+    """Return the model of a vocabulary and its merges, by way of two files in a temporary folder."""
     try:
         lines = merges.to_merge_lines()
     except ValueError as error:

@@ -56,7 +56,7 @@ class Markers:
         self._in_answers = [text for text in self.texts if text in special or not _is_looked_for(text, source)]
 
     def parted(self, value: _T) -> _T:
-        """The value with every marker in its texts parted, so that it stays text."""
+        """Return the value with every marker in its texts parted, so that it stays text."""
         return _parted(value, self.texts)
 
     def parted_answer(self, value: _T) -> _T:

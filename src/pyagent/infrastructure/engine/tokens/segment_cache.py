@@ -25,7 +25,7 @@ class SegmentCache:
         self._lock = Lock()
 
     def tokens_of(self, part: str, tenant: str = "") -> array[int]:
-        """The part's tokens, for a tenant (`Origin.tenant`)."""
+        """Return the part's tokens, for a tenant (`Origin.tenant`)."""
         key = tenant, part
         with self._lock:
             found = self._tokens.pop(key, None)

@@ -114,7 +114,7 @@ def _measured(value: object) -> int:
 
 
 def _counted(value: Any) -> Any:
-    """The value, its size counted; an iterator becomes a list."""
+    """Return the value, its size counted; an iterator becomes a list."""
     if isinstance(value, Iterator):
         value = list(islice(cast("Iterator[object]", value), MAX_VALUES + 1))
     _spend(_measured(value))
@@ -122,7 +122,7 @@ def _counted(value: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    """The value as text; raises before making one that is too long."""
+    """Return the value as text; raises before making one that is too long."""
     return str(_counted(value))
 
 
@@ -218,7 +218,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def counted(value: object) -> object:
-        """A literal list, tuple or mapping, its size counted."""
+        """Return a literal list, tuple or mapping, its size counted."""
         return _counted(value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -260,12 +260,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def _printed(value: object) -> object:
-    """What `{{ value }}` writes."""
+    """Return what `{{ value }}` writes."""
     return value if isinstance(value, str | Undefined) else _text(value)
 
 
 def _counting(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, its arguments counted first."""
+    """Return the filter, its arguments counted first."""
 
     @functools.wraps(filter_)
     def run(*args: Any, **fields: Any) -> Any:

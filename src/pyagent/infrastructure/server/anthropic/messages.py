@@ -41,7 +41,7 @@ class ImageBlock(_Block, tag="image", kw_only=True):
     transformations: object = None
 
     def part(self) -> ImagePart:
-        """The image as a part of a message."""
+        """Return the image as a part of a message."""
         refuse(self, _REFUSED_IMAGE, "image.")
         if isinstance(self.source, _Url):
             return ImagePart(ImageUrl(self.source.url))
@@ -67,7 +67,7 @@ class ToolResultBlock(_Block, tag="tool_result", kw_only=True):
     toolset_name: object = None
 
     def message(self) -> Message:
-        """The result as a message of its own."""
+        """Return the result as a message of its own."""
         content = _content(self.content or "")
         if self.is_error:
             content = f"Error: {content}" if isinstance(content, str) else [TextPart("Error: "), *content]
@@ -98,7 +98,7 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_conversation(system: str | list[TextBlock] | None, said: Sequence[InputMessage]) -> list[Message]:
-    """The messages as backends take them. Raises `RequestError` naming the one at fault."""
+    """Return the messages as backends take them. Raises `RequestError` naming the one at fault."""
     text = system if isinstance(system, str) else "\n".join(block.text for block in system or ())
     messages = [Message("system", text)] if text else []
     for number, message in enumerate(said):
@@ -110,7 +110,7 @@ def read_conversation(system: str | list[TextBlock] | None, said: Sequence[Input
 
 
 def _of_blocks(role: Literal["user", "assistant", "system"], blocks: _Blocks, where: str) -> list[Message]:
-    """A message's blocks as messages: results of tools first, each its own, then the rest."""
+    """Return a message's blocks as messages: results of tools first, each its own, then the rest."""
     results = [block.message() for block in blocks if isinstance(block, ToolResultBlock)]
     content = _content([block for block in blocks if isinstance(block, TextBlock | ImageBlock)])
     calls = [

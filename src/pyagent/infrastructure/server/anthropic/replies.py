@@ -28,7 +28,7 @@ class MessageEncoder:
     _last: ChatDelta | None = None
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
-        """The body of an answer that is not streamed, from all of its deltas."""
+        """Return the body of an answer that is not streamed, from all of its deltas."""
         blocks: list[JsonObject] = []
         thinking = "".join(delta.reasoning for delta in deltas)
         if thinking and self.has_thinking:
@@ -42,7 +42,7 @@ class MessageEncoder:
         return msgspec.json.encode(self._message(blocks, self._usage()) | self._ending() | resumed)
 
     def piece(self, delta: ChatDelta) -> bytes:
-        """The events of one delta of a streamed answer."""
+        """Return the events of one delta of a streamed answer."""
         events = b"" if self._last else self._start()
         self._saw(delta)
         if delta.resumed:  # ours; what comes after a restart is a block of its own
@@ -63,12 +63,12 @@ class MessageEncoder:
         return events
 
     def end(self) -> bytes:
-        """The last events."""
+        """Return the last events."""
         told = _event("message_delta", {"delta": self._ending(), "usage": self._usage()})
         return self._closed() + told + _event("message_stop", {})
 
     def failed(self, error: HttpError) -> bytes:
-        """The error as an event."""
+        """Return the error as an event."""
         return _event("error", error.anthropic_body)
 
     def _block(self, call: ToolCall) -> JsonObject:
@@ -96,7 +96,7 @@ class MessageEncoder:
         return _event("message_start", {"message": message}) + _event("ping", {})
 
     def _opened(self, kind: str, block: JsonObject) -> bytes:
-        """The events after which a block of this kind is open."""
+        """Return the events after which a block of this kind is open."""
         if self._open == kind:
             return b""
         events = self._closed()
@@ -109,7 +109,7 @@ class MessageEncoder:
         return _event("content_block_delta", {"index": self._num_blocks, "delta": {"type": kind, name: text}})
 
     def _closed(self) -> bytes:
-        """The events after which no block is open."""
+        """Return the events after which no block is open."""
         if not self._open:
             return b""
         event = _event("content_block_stop", {"index": self._num_blocks})

@@ -135,7 +135,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     speed: object = None
 
     def request(self, sampling: SamplingParams, client: str = "") -> ChatRequest:
-        """What the backend is asked."""
+        """Return what the backend is asked."""
         if not self.messages:
             raise RequestError("messages is empty; send at least one message", param="messages")
         if self.context_management is not None:
@@ -156,7 +156,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
     def _begun(self) -> tuple[list[InputMessage], str]:
-        """The messages without the last one where that is the assistant's: the answer's beginning."""
+        """Return the messages without the last one where that is the assistant's: the answer's beginning."""
         *said, last = self.messages
         if last.role != "assistant":
             return self.messages, ""

@@ -29,7 +29,7 @@ class _Client:
         return {name: bucket for name, bucket in pairs if bucket is not None}
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What is left, as OpenAI tells it."""
+        """Return what is left, as OpenAI tells it."""
         headers: list[tuple[bytes, bytes]] = []
         for name, bucket in self.buckets.items():
             told = {
@@ -84,7 +84,7 @@ class RateLimitMiddleware:
             settle()
 
     def _client(self, name: str) -> _Client:
-        """The client's buckets; there are as many clients as keys."""
+        """Return the client's buckets; there are as many clients as keys."""
         if name not in self._clients:
             limits = (self.requests_per_minute, self.tokens_per_minute)
             buckets = (TokenBucket(limit, _MINUTE, burst=limit) if limit else None for limit in limits)

@@ -22,7 +22,7 @@ from pyagent.infrastructure.observability.tracing import headers_of, make_provid
 
 
 def make_tracer(endpoint: str) -> Tracer:
-    """A tracer that sends to `endpoint`, a collector's base URL."""
+    """Return a tracer that sends to `endpoint`, a collector's base URL."""
     return tracer_of(make_provider(endpoint))
 
 

@@ -18,7 +18,7 @@ _LENGTH_BYTES, _CHECK_BYTES = 4, 4
 
 
 def write_context(messages: Sequence[Message]) -> list[int]:
-    """The numbers for a conversation."""
+    """Return the numbers for a conversation."""
     body = msgspec.json.encode(messages)
     whole = len(body).to_bytes(_LENGTH_BYTES, "big") + zlib.crc32(body).to_bytes(_CHECK_BYTES, "big") + body
     whole += bytes(-len(whole) % 3)
@@ -26,7 +26,7 @@ def write_context(messages: Sequence[Message]) -> list[int]:
 
 
 def read_context(numbers: Sequence[int]) -> list[Message]:
-    """The conversation that numbers stand for; raises `RequestError` for numbers that are not ours."""
+    """Return the conversation that numbers stand for; raises `RequestError` for numbers that are not ours."""
     try:
         whole = b"".join(number.to_bytes(3, "big") for number in numbers)
         length = int.from_bytes(whole[:_LENGTH_BYTES], "big")

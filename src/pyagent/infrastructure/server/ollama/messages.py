@@ -100,7 +100,7 @@ def _answered(unanswered: list[ToolCall], name: str | None) -> str:
 
 
 def content_of(text: str, images: list[str] | None) -> str | list[TextPart | ImagePart]:
-    """A text and images, each base64 of a file, as a message's content."""
+    """Return a text and images, each base64 of a file, as a message's content."""
     if not images:
         return text
     return [TextPart(text), *(ImagePart(ImageUrl(_data_url(image))) for image in images)]

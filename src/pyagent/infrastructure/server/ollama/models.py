@@ -35,7 +35,7 @@ _MEDIA_TYPE = "application/x-ndjson"
 
 
 async def find_model(service: Service, name: str) -> ModelInfo:
-    """The model of a name, with or without `:latest`; none named is the first. Raises `RequestError`."""
+    """Return the model of a name, with or without `:latest`; none named is the first. Raises `RequestError`."""
     models = await service.models()
     for wanted in (name, name.removesuffix(_LATEST), name + _LATEST):
         for model in models:

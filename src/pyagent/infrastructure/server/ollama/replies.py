@@ -36,7 +36,7 @@ class OllamaEncoder:
     _last: ChatDelta | None = None
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
-        """The body of an answer that is not streamed, from all of its deltas."""
+        """Return the body of an answer that is not streamed, from all of its deltas."""
         self._first = self._asked  # when they came is not known here: without timings all is drawing
         for delta in deltas:
             self._saw(delta)
@@ -48,7 +48,7 @@ class OllamaEncoder:
         return msgspec.json.encode(self._line(joined, whole_calls(deltas)) | self._end() | _resumed(deltas[0]))
 
     def piece(self, delta: ChatDelta) -> bytes:
-        """A line of a streamed answer, or nothing when the delta has no text."""
+        """Return a line of a streamed answer, or nothing when the delta has no text."""
         self._saw(delta)
         calls = self._joiner.push(delta.tool_calls)
         if delta.finish_reason:
@@ -59,11 +59,11 @@ class OllamaEncoder:
         return msgspec.json.encode(self._line(delta, calls) | {"done": False} | _resumed(delta)) + b"\n"
 
     def end(self) -> bytes:
-        """The last line."""
+        """Return the last line."""
         return msgspec.json.encode(self._line(ChatDelta()) | self._end()) + b"\n"
 
     def failed(self, error: HttpError) -> bytes:
-        """The error as a line; no line with `done` follows it."""
+        """Return the error as a line; no line with `done` follows it."""
         return msgspec.json.encode({"error": error.message}) + b"\n"
 
     def _saw(self, delta: ChatDelta) -> None:
@@ -124,23 +124,23 @@ def _resumed(delta: ChatDelta) -> JsonObject:
 
 
 def loaded(model: str, reason: str, *, is_chat: bool) -> JsonObject:
-    """The answer to a request without a prompt, which only loads or unloads."""
+    """Return the answer to a request without a prompt, which only loads or unloads."""
     text: JsonObject = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     return {"model": model, "created_at": now()} | text | {"done": True, "done_reason": reason}
 
 
 def now() -> str:
-    """The time as Ollama writes it."""
+    """Return the time as Ollama writes it."""
     return timestamp(time.time())
 
 
 def timestamp(seconds: float) -> str:
-    """A time since the epoch as Ollama writes it."""
+    """Return a time since the epoch as Ollama writes it."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def nanoseconds(seconds: float) -> int:
-    """A duration as Ollama writes it."""
+    """Return a duration as Ollama writes it."""
     return round(seconds * 1e9)
 
 

@@ -157,7 +157,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         assistant_prefix: str = "",
         tools: list[Tool] | None = None,
     ) -> ParsedRequest:
-        """The request understood."""
+        """Return the request understood."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         options = self.options or Options()
@@ -298,7 +298,7 @@ def _format(wanted: str | JsonObject | None) -> ResponseFormat | None:
 
 
 def _keep_seconds(said: float | str | None) -> float | None:
-    """How long to keep the model: the engine decides, but for 0."""
+    """Return how long to keep the model: the engine decides, but for 0."""
     if said is None or isinstance(said, int | float):
         return said
     if re.fullmatch(r"-?\d+(\.\d+)?", said):

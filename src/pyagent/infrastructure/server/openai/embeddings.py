@@ -46,7 +46,7 @@ def read_embeddings(body: bytes) -> EmbeddingsBody:
 
 
 def embeddings_body(said: EmbeddingsBody, found: EmbedResult) -> JsonObject:
-    """The answer."""
+    """Return the answer."""
     vectors = shortened(found.vectors, said.dimensions)
     shown = [_base64(vector) for vector in vectors] if said.encoding_format == "base64" else vectors
     listed = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]

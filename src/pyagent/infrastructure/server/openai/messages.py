@@ -82,7 +82,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     index: int | None = None  # of a streamed call, which clients send back
 
     def call(self, where: str) -> ToolCall:
-        """The call; raises `RequestError` for one of no function."""
+        """Return the call; raises `RequestError` for one of no function."""
         refuse(self, _REFUSED_TOOL, f"{where}.")
         if self.function is None:
             raise RequestError(f"{where} needs its function, with name and arguments", param=f"{where}.function")
@@ -190,12 +190,12 @@ class InputFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_messages(said: Sequence[InputMessage]) -> list[Message]:
-    """The messages as backends take them. Raises `RequestError` naming the field at fault."""
+    """Return the messages as backends take them. Raises `RequestError` naming the field at fault."""
     return [_message(message, f"messages[{number}]") for number, message in enumerate(said)]
 
 
 def read_tools(said: Sequence[InputTool]) -> list[Tool]:
-    """The tools as backends take them. Raises `RequestError` naming the field at fault."""
+    """Return the tools as backends take them. Raises `RequestError` naming the field at fault."""
     return [tool.tool(f"tools[{number}]") for number, tool in enumerate(said)]
 
 

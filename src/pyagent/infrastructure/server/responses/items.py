@@ -116,7 +116,7 @@ _KINDS: dict[object, type[_Said | _Call | _CallOutput | _Reasoning]] = {
 
 
 def messages_of(items: Sequence[JsonObject]) -> list[Message]:
-    """The messages that items stand for; raises `RequestError` naming the item at fault."""
+    """Return the messages that items stand for; raises `RequestError` naming the item at fault."""
     messages: list[Message] = []
     for number, item in enumerate(items):
         kind = item.get("type") or "message"

@@ -53,7 +53,7 @@ class KeptResponses:
         self._kept.put(str(body["id"]), KeptResponse(client, body, items, len(history), len(asked), until), size)
 
     def find(self, id: str, client: str, *, param: str | None = None) -> KeptResponse:  # noqa: A002 - the API's word
-        """A client's response; raises `RequestError` when it is not kept (any more)."""
+        """Return a client's response; raises `RequestError` when it is not kept (any more)."""
         self._forget_old()
         found = self._kept.peek(id)  # all are kept equally long, so the first kept is the first to go
         if found is None or found.client != client:

@@ -33,7 +33,7 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag
     output_schema: object = None
 
     def told(self) -> JsonObject:
-        """The function as the response repeats it."""
+        """Return the function as the response repeats it."""
         said: JsonObject = {"type": "function", "name": self.name, "description": self.description}
         return said | {"parameters": self.parameters, "strict": self.strict}
 
@@ -46,7 +46,7 @@ class Namespace(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_fi
     description: str | None = None
 
     def told(self) -> JsonObject:
-        """The namespace as the response repeats it."""
+        """Return the namespace as the response repeats it."""
         said: JsonObject = {"type": "namespace", "name": self.name, "description": self.description}
         return said | {"tools": [tool.told() for tool in self.tools]}
 
@@ -55,7 +55,7 @@ InputTool = FunctionTool | Namespace
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The name of a function as the model knows it."""
+    """Return the name of a function as the model knows it."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -66,7 +66,7 @@ def namespaced(tools: Sequence[InputTool]) -> dict[str, tuple[str, str]]:
 
 
 def functions(tools: Sequence[InputTool]) -> list[Tool]:
-    """What models are offered. Raises `RequestError` naming the tool at fault."""
+    """Return what models are offered. Raises `RequestError` naming the tool at fault."""
     offered = [*_functions(tools)]
     counts = Counter(tool.function.name for tool in offered)
     if repeated := next((name for name, count in counts.items() if count > 1 and "__" in name), None):

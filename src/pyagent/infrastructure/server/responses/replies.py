@@ -38,7 +38,7 @@ class ResponseEncoder:
     _last: ChatDelta | None = None
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
-        """The body of an answer that is not streamed, from all of its deltas."""
+        """Return the body of an answer that is not streamed, from all of its deltas."""
         for delta in deltas:
             self.piece(delta)
         self._closed()
@@ -46,7 +46,7 @@ class ResponseEncoder:
         return msgspec.json.encode(self._finished() | resumed)
 
     def piece(self, delta: ChatDelta) -> bytes:
-        """The events of one delta of a streamed answer."""
+        """Return the events of one delta of a streamed answer."""
         events = b"" if self._last else self._start()
         self._last = delta
         if delta.resumed:
@@ -63,13 +63,13 @@ class ResponseEncoder:
         return events
 
     def end(self) -> bytes:
-        """The last events."""
+        """Return the last events."""
         events = self._closed()
         body = self._finished()
         return events + self._event(f"response.{body['status']}", response=body)
 
     def failed(self, error: HttpError) -> bytes:
-        """The error as the last event."""
+        """Return the error as the last event."""
         body = self._body("failed") | {"error": {"code": error.code, "message": error.message}}
         return self._event("response.failed", response=body)
 
@@ -88,7 +88,7 @@ class ResponseEncoder:
     # -- items of text ------------------------------------------------------------------------------------------------
 
     def _opened(self, kind: str) -> bytes:
-        """The events after which an item of this kind is open."""
+        """Return the events after which an item of this kind is open."""
         if self._open == kind:
             return b""
         events = self._closed()
@@ -101,7 +101,7 @@ class ResponseEncoder:
         return self._part_event(kind, delta=text, **more)
 
     def _closed(self) -> bytes:
-        """The events after which no item is open."""
+        """Return the events after which no item is open."""
         if not self._open:
             return b""
         if self._call is not None:
@@ -139,7 +139,7 @@ class ResponseEncoder:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _called(self, piece: ToolCallDelta) -> bytes:
-        """The events of a piece of a call; its first one opens the call's item."""
+        """Return the events of a piece of a call; its first one opens the call's item."""
         events = b""
         if self._call is None or piece.index != self._call.index:
             events += self._closed()
@@ -152,7 +152,7 @@ class ResponseEncoder:
         return events
 
     def _call_closed(self, call: ToolCallDelta) -> bytes:
-        """The events after which a call is whole."""
+        """Return the events after which a call is whole."""
         arguments = "".join(self._texts) or "{}"
         is_cut = self._last is not None and self._last.finish_reason == "length"
         item = self._call_item(call, arguments, "incomplete" if is_cut else "completed")
@@ -175,7 +175,7 @@ class ResponseEncoder:
     # -- the response -------------------------------------------------------------------------------------------------
 
     def _finished(self) -> JsonObject:
-        """The response when all of it is there, kept if it is to be."""
+        """Return the response when all of it is there, kept if it is to be."""
         reason = self._last.finish_reason if self._last else None
         why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason or "")
         body = self._body("incomplete" if why else "completed")

@@ -146,7 +146,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return params
 
     def request(self, history: list[JsonObject]) -> ChatRequest:
-        """What the backend is asked, after the items of earlier responses."""
+        """Return what the backend is asked, after the items of earlier responses."""
         messages = messages_of([*history, *self.items])
         if not any(message.content or message.tool_calls for message in messages):
             raise RequestError("input is empty; send some text", param="input")
@@ -177,7 +177,7 @@ def read_response(body: bytes) -> ResponsesBody:
 
 
 def _choice(said: str | JsonObject | None) -> str | JsonObject | None:
-    """The choice of a tool in the form of chat completions."""
+    """Return the choice of a tool in the form of chat completions."""
     if not isinstance(said, dict):
         return said
     if said.get("type") != "function":

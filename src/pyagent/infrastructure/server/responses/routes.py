@@ -59,7 +59,7 @@ async def delete(service: Service, request: Request) -> Response:
 
 
 def _kept(service: Service) -> KeptResponses:
-    """The responses kept, from the first request on."""
+    """Return the responses kept, from the first request on."""
     if service.kept_responses is None:
         settings = service.settings
         service.kept_responses = KeptResponses(settings.kept_responses_bytes, settings.kept_responses_seconds)
@@ -67,7 +67,7 @@ def _kept(service: Service) -> KeptResponses:
 
 
 def _envelope(said: ResponsesBody) -> JsonObject:
-    """The fields of a response that repeat what was asked."""
+    """Return the fields of a response that repeat what was asked."""
     text: JsonObject = {"format": {"type": "text"}}
     if said.text is not None and said.text.format is not None:
         text["format"] = msgspec.to_builtins(said.text.format)

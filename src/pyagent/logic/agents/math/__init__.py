@@ -103,7 +103,7 @@ class MathAgent:
         return 0.0
 
     async def run(self, context: Context, task: Task) -> Solved:
-        """The answer to a question or an action."""
+        """Return the answer to a question or an action."""
         if task.arguments:
             action = cast("Action", task.arguments_as(cast("type[object]", Action)))
             action.check()
@@ -155,7 +155,7 @@ def _asks_for_a_sum(text: str) -> bool:
 
 
 def _difference(text: str, expression: str) -> str:
-    """What the expression says that the question does not, or the other way round: numbers, operations named."""
+    """Return what the expression says that the question does not, or the other way round: numbers, operations named."""
     if numbers_in(text) != numbers_in(expression):
         return "its numbers are not those of the question"
     named = {sign: len(re.findall(words, text, re.IGNORECASE)) for sign, words in _NAMED_OPERATIONS.items()}
@@ -172,7 +172,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def make_tool(sandbox: Sandbox) -> FleetTool:
-    """The calculator, for agents and models."""
+    """Return the calculator, for agents and models."""
 
     async def calculate(arguments: Question) -> Solved:
         return await sandbox.compute(read_question(arguments.question))
@@ -182,7 +182,7 @@ def make_tool(sandbox: Sandbox) -> FleetTool:
 
 @cache
 def _shared_sandbox() -> Sandbox:
-    """The workers that agent and tool share, so that closing the agent ends both's."""
+    """Return the workers that agent and tool share, so that closing the agent ends both's."""
     return Sandbox()
 
 

@@ -11,7 +11,7 @@ from pyagent.logic.agents.math.grammar import parse
 
 class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag=str.lower, forbid_unknown_fields=True):
     def texts(self) -> list[str]:
-        """The expressions in it."""
+        """Return the expressions in it."""
         values = (getattr(self, name) for name in ("expression", "point", "lower", "upper") if hasattr(self, name))
         return [value for value in values if value is not None]
 
@@ -87,7 +87,7 @@ class Solve(_Action, frozen=True):
     variables: list[str] = []
 
     def texts(self) -> list[str]:
-        """The equations."""
+        """Return the equations."""
         return [*self.equations, *self.variables]
 
 

@@ -32,7 +32,7 @@ _OF_ANGLES = ("sin", "cos", "tan", "cot", "sec", "csc")
 
 
 def compute(action: act.Action) -> act.Solved:
-    """The answer to an action. Raises `RequestError` for what has none, and whatever sympy raises."""
+    """Return the answer to an action. Raises `RequestError` for what has none, and whatever sympy raises."""
     return _COMPUTE[type(action)](action)
 
 
@@ -50,7 +50,7 @@ def _evaluate(action: act.Evaluate) -> act.Solved:
 
 
 def _conventions(node: Node) -> str:
-    """What is to be known of functions that people use in two ways."""
+    """Return what is to be known of functions that people use in two ways."""
     notes: list[str] = []
     if node.calls("log", num_arguments=1):
         notes.append("log is the natural logarithm; log10 is to base 10")
@@ -60,7 +60,7 @@ def _conventions(node: Node) -> str:
 
 
 def _neat(value: Expr) -> Expr:
-    """The shorter of a constant and its simplified form."""
+    """Return the shorter of a constant and its simplified form."""
     if value.is_Rational or value.is_Boolean or value.is_Float or not value.is_finite:
         return value
     simpler = sp.simplify(value)

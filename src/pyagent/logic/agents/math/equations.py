@@ -25,7 +25,7 @@ _MAX_ROOTS = 12
 
 
 def solve(action: act.Solve) -> act.Solved:
-    """The solutions, exact where they are known so, with a note where there may be more."""
+    """Return the solutions, exact where they are known so, with a note where there may be more."""
     equations = [as_zero(parse(text)) for text in action.equations]
     question = "; ".join(action.equations)
     unknown: list[Expr] = sorted({symbol for equation in equations for symbol in equation.free_symbols}, key=str)
@@ -57,7 +57,7 @@ def _is_always_true(equation: Expr) -> bool:
 def _shown(
     question: str, equations: list[Expr], variables: list[Expr], solutions: list[dict[Expr, Expr]]
 ) -> act.Solved:
-    """The solutions as texts, with the real roots that are not among them and what is known of others."""
+    """Return the solutions as texts, with the real roots that are not among them and what is known of others."""
     values = [value for solution in solutions for value in solution.values()]
     exact = [_solution(solution, variables, text_of) for solution in solutions]
     approximate = [_solution(solution, variables, number) for solution in solutions]

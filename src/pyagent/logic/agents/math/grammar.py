@@ -85,7 +85,7 @@ class Node:
     num_columns: int = 0
 
     def symbols(self) -> set[str]:
-        """The unknowns in it."""
+        """Return the unknowns in it."""
         found = {self.text} if self.kind == "symbol" else set[str]()
         return found.union(*(part.symbols() for part in self.parts)) if self.parts else found
 
@@ -101,7 +101,7 @@ class Node:
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression or equation; raises `RequestError` naming what cannot be read, and where."""
+    """Return the tree of an expression or equation; raises `RequestError` naming what cannot be read, and where."""
     if len(text) > MAX_CHARACTERS:
         raise RequestError(f"the expression has {len(text):,} characters; the most is {MAX_CHARACTERS:,}", param="text")
     parser = _Parser(text, _tokens(text))
@@ -207,7 +207,7 @@ class _Parser:
             ending = ending if ending == "mod" else ""
 
     def ambiguous(self, ending: str) -> RequestError:
-        """What is read in two ways is not computed in one of them."""
+        """Return the refusal of a text that can be read in two ways: neither is computed."""
         ways = {
             "mod": "(7 + 5) mod 3 or 7 + (5 mod 3)",
             "%": "10% of 200, 10/100 + 5 or (10 mod 5)",

@@ -59,7 +59,7 @@ _FRACTION = re.compile(
 
 
 def in_digits(text: str) -> str:
-    """The text with its numbers in plain digits; raises `RequestError` for one that could be several."""
+    """Return the text with its numbers in plain digits; raises `RequestError` for one that could be several."""
     text = _BASED.sub(lambda match: str(int(match[0], 0)), text)
     text = _ONE_SIGN.sub(_one_sign, text)
     text = _UNDERSCORED.sub(lambda match: match[0].replace("_", ""), text)
@@ -71,7 +71,7 @@ def in_digits(text: str) -> str:
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """The numbers in a text, in digits or words, in ascending order."""
+    """Return the numbers in a text, in digits or words, in ascending order."""
     return sorted(Fraction(number) for number in re.findall(r"\d+(?:\.\d+)?", in_digits(text)))
 
 
@@ -120,7 +120,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _spoken(match: re.Match[str]) -> str:
-    """A run of digits and number words as numbers in digits."""
+    """Return a run of digits and number words as numbers in digits."""
     words = re.findall(r"[\d.]+|[a-z]+", match[0].lower())
     if all(word == "and" or word[0].isdigit() for word in words):
         return match[0]
@@ -171,7 +171,7 @@ class _Reader:
         return True
 
     def _group(self) -> Fraction:
-        """A number below a thousand in words, or one in digits, with its hundreds."""
+        """Return a number below a thousand in words, or one in digits, with its hundreds."""
         word = self._word()
         if word in {"a", "an", "hundred"} or word in _SCALES:
             self.place += word in {"a", "an"}

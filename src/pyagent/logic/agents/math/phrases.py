@@ -172,7 +172,7 @@ def _operand(text: str) -> str:
 
 
 def _last_operand(text: str) -> str:
-    """The operand; raises `RequestError` when the operation may end within it, as in `divide 10 by 2 plus 3`."""
+    """Return the operand; raises `RequestError` when the operation may end within it, as in `divide 10 by 2 plus 3`."""
     is_open = parse(text).kind in {"+", "*", "%", "mod"} or re.search(
         r"\s\^", text
     )  # `3 ^2` is what `3 squared` became
@@ -251,7 +251,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Maker], ...] = tuple(
 
 
 def read_question(text: str) -> act.Action:
-    """The action a question asks for; raises `RequestError` saying what cannot be read."""
+    """Return the action a question asks for; raises `RequestError` saying what cannot be read."""
     if len(text) > _MAX_CHARACTERS:
         raise RequestError(f"the question has {len(text):,} characters; the most is {_MAX_CHARACTERS:,}", param="text")
     text = text.strip().rstrip("?. ").removesuffix("=").strip()

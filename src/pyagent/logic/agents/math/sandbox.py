@@ -35,7 +35,7 @@ class Sandbox:
             self._idle.put(None)
 
     async def compute(self, action: Action) -> Solved:
-        """The answer. Raises `RequestError` for a question without one, `AgentError` when a bound is hit."""
+        """Return the answer. Raises `RequestError` for a question without one, `AgentError` when a bound is hit."""
         left = threading.Event()
         try:
             return await asyncio.to_thread(self._compute, action, left)
@@ -119,7 +119,7 @@ class _Worker:
         return self._process.poll() is None
 
     def ask(self, action: Action, seconds: float, left: threading.Event) -> WorkerResult | None:
-        """The reply; None when time ran out, the caller left or the process died."""
+        """Return the reply; None when time ran out, the caller left or the process died."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(action) + b"\n")

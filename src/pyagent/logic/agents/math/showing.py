@@ -10,7 +10,7 @@ from pyagent.logic.agents.math.trees import MAX_RESULT_DIGITS, Expr, is_matrix, 
 
 
 def solved(question: str, value: Expr, note: str = "") -> act.Solved:
-    """The answer that a value is; raises `RequestError` for what is no value."""
+    """Return the answer that a value is; raises `RequestError` for what is no value."""
     if value is sp.zoo:
         raise RequestError(f"{question} is not defined (a division by zero)", param="expression")
     if value is sp.nan:
@@ -31,7 +31,7 @@ def has_numeric_roots(value: Expr) -> bool:
 
 
 def text_of(value: Expr) -> str:
-    """The value as the grammar writes it."""
+    """Return the value as the grammar writes it."""
     if is_matrix(value):
         return sp.sstr(value.tolist())
     is_constant = not value.free_symbols

@@ -65,7 +65,7 @@ _PLAIN: dict[str, Callable[..., Expr]] = {
 
 
 def build(node: Node) -> Expr:
-    """The sympy value of a tree."""
+    """Return the sympy value of a tree."""
     return _BUILD[node.kind](node)
 
 
@@ -144,7 +144,7 @@ def _power_mod(base: int, exponent: int, modulus: int) -> Expr:
 
 
 def _numerals(node: Node) -> str:
-    """The numbers in a tree, as they were written."""
+    """Return the numbers in a tree, as they were written."""
     return node.text + " ".join(_numerals(part) for part in node.parts)
 
 
@@ -205,7 +205,7 @@ _BUILD: dict[str, Callable[[Node], Expr]] = {
 
 
 def expression_of(text: str) -> Expr:
-    """The value of a text that is no equation."""
+    """Return the value of a text that is no equation."""
     node = parse(text)
     if node.kind == "=":
         raise RequestError(f"expected an expression, got the equation {text!r}", param="expression")
@@ -213,7 +213,7 @@ def expression_of(text: str) -> Expr:
 
 
 def as_zero(node: Node) -> Expr:
-    """What is zero when the equation holds."""
+    """Return what is zero when the equation holds."""
     if node.kind == "=":
         left, right = (build(part) for part in node.parts)
         return left - right
@@ -231,7 +231,7 @@ def is_zero(value: Expr) -> bool:
 
 
 def variable_of(value: Expr, name: str | None) -> Expr:
-    """The variable named, or the only one; x among several."""
+    """Return the variable named, or the only one; x among several."""
     if name is not None:
         node = parse(name)
         if node.kind != "symbol":
@@ -252,14 +252,14 @@ def is_matrix(value: Expr) -> bool:
 
 
 def matrix_of(value: Expr) -> Expr:
-    """The value, which has to be a matrix."""
+    """Return the value, which has to be a matrix."""
     if not is_matrix(value):
         raise RequestError("expected a matrix such as [[1, 2], [3, 4]]", param="expression")
     return value
 
 
 def inverse(matrix: Expr) -> Expr:
-    """The inverse of a square matrix that has one."""
+    """Return the inverse of a square matrix that has one."""
     if matrix.rows != matrix.cols:
         raise not_square(matrix)
     if matrix.det() == 0:
@@ -268,12 +268,12 @@ def inverse(matrix: Expr) -> Expr:
 
 
 def eigenvalues(matrix: Expr) -> list[Expr]:
-    """The eigenvalues, each as often as it counts."""
+    """Return the eigenvalues, each as often as it counts."""
     if matrix.rows != matrix.cols:
         raise not_square(matrix)
     return [sp.simplify(value) for value, count in matrix.eigenvals().items() for _ in range(count)]
 
 
 def not_square(matrix: Expr) -> RequestError:
-    """The refusal of a matrix whose width is not its height."""
+    """Return the refusal of a matrix whose width is not its height."""
     return RequestError(f"expected a square matrix, got {matrix.rows} by {matrix.cols}", param="expression")

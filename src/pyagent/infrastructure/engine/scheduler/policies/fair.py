@@ -47,7 +47,7 @@ class Fair:
         self._last_left = ""
 
     def add(self, request: Queued, now: float) -> None:
-        """A request waits; its client is lifted when it had none waiting."""
+        """Enqueue a waiting request; lift its client when it had none waiting."""
         name = self._name(request)
         if name not in self._waiting:
             self._lift(name)
@@ -58,7 +58,7 @@ class Fair:
         self._waiting[name].add((request.arrived,), request)
 
     def remove(self, request: Queued) -> None:
-        """A waiting request is taken or gone."""
+        """Remove a waiting request that starts, or is aborted."""
         name = self._name(request)
         self._waiting[name].remove(request)
         if not self._waiting[name]:
@@ -88,11 +88,11 @@ class Fair:
         """Changes nothing: what was served stays served."""
 
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
-        """The newest request of the client that was served most."""
+        """Return the newest request of the client that was served most."""
         return max(running, key=lambda request: (self.counter(request), request.arrived, request.id))
 
     def counter(self, request: Queued) -> float:
-        """What the request's client was served, in weighted tokens."""
+        """Return what the request's client was served, in weighted tokens."""
         return self._counters.get(self._name(request), 0.0)
 
     def _place(self, name: str) -> tuple[float, int, str]:

@@ -51,19 +51,19 @@ class Guarded:
         self._untold: list[Callable[[], None]] = []
 
     def add(self, request: Queued, now: float) -> None:
-        """A request waits."""
+        """Enqueue a waiting request."""
         self._tell(lambda: self._policy.add(request, now))
 
     def remove(self, request: Queued) -> None:
-        """A waiting request is taken or gone."""
+        """Remove a waiting request that starts, or is aborted."""
         self._tell(lambda: self._policy.remove(request))
 
     def served(self, request: Queued, num_prompt: int, num_output_tokens: int, now: float) -> None:
-        """A running request was served."""
+        """Charge a running request for what was computed."""
         self._tell(lambda: self._policy.served(request, num_prompt, num_output_tokens, now))
 
     def finished(self, request: Queued, now: float) -> None:
-        """A request ended."""
+        """Forget a request that ended."""
         self._tell(lambda: self._policy.finished(request, now))
 
     def ordered(self, now: float) -> Iterator[Queued]:
@@ -79,7 +79,7 @@ class Guarded:
             yield from chunk
 
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
-        """The one that yields first."""
+        """Return the running request to preempt first."""
         return self._ask(lambda: self._policy.victim(running, now))
 
     def _tell(self, call: Callable[[], None]) -> None:
@@ -111,5 +111,5 @@ class GuardedPreempting(Guarded):
 
 
 def guarded(policy: QueuePolicy) -> QueuePolicy:
-    """The policy, asked in time."""
+    """Return the policy with a time limit on its answers."""
     return GuardedPreempting(policy) if isinstance(policy, PreemptingPolicy) else Guarded(policy)

@@ -43,7 +43,7 @@ class _LevelState:
 
 
 class Mlfq:
-    """Takes from the highest level that has anything waiting; within a level, who came to it first."""
+    """Take from the highest level with waiting requests; within a level, first come, first served."""
 
     def __init__(self, options: MlfqOptions) -> None:
         self._options = options
@@ -54,7 +54,7 @@ class Mlfq:
         self._next_boost: float | None = None
 
     def add(self, request: Queued, now: float) -> None:
-        """A request waits; one put back keeps its level and its state there."""
+        """Enqueue a waiting request; a preempted one keeps its level and its place there."""
         state = self._states.get(request.id)
         if state is None:
             state = self._states[request.id] = _LevelState(self._join_level(request), 0.0, now)
@@ -64,7 +64,7 @@ class Mlfq:
         self._next_boost = self._next_boost or now + self._options.boost_seconds
 
     def remove(self, request: Queued) -> None:
-        """A waiting request is taken or gone."""
+        """Remove a waiting request that starts, or is aborted."""
         state = self._states[request.id]
         self._levels[state.level].remove(request)
         state.is_waiting = False
@@ -89,16 +89,16 @@ class Mlfq:
         del self._requests[request.id]
 
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
-        """The one at the lowest level; of several the last that came to it."""
+        """Return the one at the lowest level; of several the last that came to it."""
         return max(running, key=lambda request: (self.level(request), self._states[request.id].since, request.id))
 
     def victim_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
-        """The victim of these, if its level is lower."""
+        """Return the victim of these, if its level is lower."""
         victim = self.victim(running, now) if running else None
         return victim if victim is not None and self.level(victim) > self.level(waiting) else None
 
     def level(self, request: Queued) -> int:
-        """The request's level, 0 the highest."""
+        """Return the request's level, 0 the highest."""
         return self._states[request.id].level
 
     def _join_level(self, request: Queued) -> int:
@@ -106,7 +106,7 @@ class Mlfq:
         return next((level for level, quantum in enumerate(self._quanta) if quantum >= prefill), len(self._quanta) - 1)
 
     def _boost(self, now: float) -> None:
-        """All to the first level, those that waited longest in front, when it is time."""
+        """Move all to the first level, the longest waiting in front, when the boost is due."""
         if self._next_boost is None or now < self._next_boost:
             return
         self._next_boost = now + self._options.boost_seconds

@@ -14,7 +14,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def checked(kind: type[T], policy: str, options: Mapping[str, object]) -> T:
-    """The options as `kind`; raises `ConfigError` naming the option at fault and those there are."""
+    """Return the options as `kind`; raises `ConfigError` naming the option at fault and those there are."""
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:

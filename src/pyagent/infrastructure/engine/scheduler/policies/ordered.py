@@ -26,11 +26,11 @@ class Ordered:
         self._waiting = SortedQueue()
 
     def add(self, request: Queued, now: float) -> None:
-        """A request waits."""
+        """Enqueue a waiting request."""
         self._waiting.add(self._key(request), request)
 
     def remove(self, request: Queued) -> None:
-        """A waiting request is taken or gone."""
+        """Remove a waiting request that starts, or is aborted."""
         self._waiting.remove(request)
 
     def ordered(self, now: float) -> Iterator[Queued]:
@@ -44,7 +44,7 @@ class Ordered:
         """Changes nothing."""
 
     def victim(self, running: Sequence[Queued], now: float) -> Queued:
-        """The last by rank."""
+        """Return the last by rank."""
         return max(running, key=lambda request: (self._key(request), request.id))
 
     def _key(self, request: Queued) -> tuple[float, float]:
@@ -60,7 +60,7 @@ class Urgent(Ordered):
         self._outranks = outranks
 
     def victim_for(self, waiting: Queued, running: Sequence[Queued], now: float) -> Queued | None:
-        """The last by rank of those outranked."""
+        """Return the last by rank of those outranked."""
         behind = [request for request in running if self._outranks(waiting, request)]
         return self.victim(behind, now) if behind else None
 
