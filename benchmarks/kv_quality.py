@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyagent._rust import BlockPool, CpuModel
+from pyagent._rust import BlockPool, CpuModel, PromptScores
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -44,8 +44,9 @@ def scores(model: CpuModel, tokens: list[int]) -> list[tuple[float, int]]:
     pool = BlockPool(info["num_pages"], groups=info["kv_groups"])
     pool.add(1, tokens)
     pool.reserve(1, len(tokens))
-    model.execute(pool, [1], [len(tokens) - 1], tokens[:-1], num_outputs=[len(tokens) - 1])
-    return model.score(tokens[1:])
+    scores = PromptScores(tokens, 1)
+    model.execute(pool, [1], [len(tokens) - 1], tokens[:-1], scores={0: scores})
+    return [(logprob, top[0][0]) for logprob, _, top in scores.read(0, len(tokens))]
 
 
 def windows(path: Path, num_tokens: int) -> list[list[int]]:

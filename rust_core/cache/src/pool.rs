@@ -58,6 +58,8 @@ pub struct AddOptions {
     pub priority: i64,
     /// Whether the request ran before, so that its hits do not count again.
     pub is_resumed: bool,
+    /// Tokens that may be taken from the cache at most: those after them are to be computed, cached or not.
+    pub most_cached: Option<usize>,
 }
 
 /// What is there of a prompt.
@@ -147,7 +149,7 @@ impl BlockPool {
     /// [`CacheError::DuplicateSequence`], [`CacheError::EmptyPrompt`].
     pub fn add(&mut self, seq: u64, prompt: &[u32], salt: &Salt, options: AddOptions) -> Result<usize, CacheError> {
         self.check_new(seq, prompt)?;
-        let usable = &prompt[..prompt.len() - 1];
+        let usable = &prompt[..options.most_cached.unwrap_or(usize::MAX).min(prompt.len() - 1)];
         let mut sequence = self.start(prompt, usable, salt, options.priority);
         if self.store.policy.learns_from_misses() {
             self.store.report_misses(prompt, &sequence);

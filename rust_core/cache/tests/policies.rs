@@ -184,6 +184,7 @@ fn access(pool: &mut BlockPool, words: &[u32], priority: i64) {
     let options = AddOptions {
         priority,
         is_resumed: false,
+        most_cached: None,
     };
     let cached = pool.add(1, &prompt, &Salt::default(), options).expect("new");
     pool.reserve(1, tokens.len()).expect("room");

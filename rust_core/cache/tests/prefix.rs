@@ -427,3 +427,19 @@ proptest! {
         }
     }
 }
+
+/// A sequence that asks for less finds no more of its prompt cached than it asked for.
+#[test]
+fn no_more_is_taken_than_asked_for() {
+    let mut pool = pool(16);
+    let (prompt, salt) = ([1, 2, 3, 4, 5, 6, 7, 8, 9], Salt::default());
+    run(&mut pool, 1, &prompt, &salt);
+    for (seq, most_cached, expected) in [(2, Some(0), 0), (3, Some(7), 4), (4, Some(8), 8), (5, None, 8)] {
+        let options = AddOptions {
+            most_cached,
+            ..AddOptions::default()
+        };
+        assert_eq!(pool.add(seq, &prompt, &salt, options), Ok(expected));
+        pool.release(seq).expect("it runs");
+    }
+}

@@ -176,7 +176,7 @@ impl Machine {
             salt(adapter),
             AddOptions {
                 priority,
-                is_resumed: false,
+                ..AddOptions::default()
             },
         );
         if prompt.is_empty() || self.running.contains_key(&seq) {

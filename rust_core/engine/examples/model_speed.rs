@@ -52,6 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             first_position: 0,
             tokens: &tokens,
             num_outputs: 1,
+            scoring: None,
         }])?;
         println!(
             "prefill 512, round {round}: {:.0} tok/s",
@@ -66,6 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             first_position: 1000,
             tokens: &tokens[..20],
             num_outputs: 1,
+            scoring: None,
         }])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
@@ -81,6 +83,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     first_position: depth + position,
                     tokens: std::slice::from_ref(&tokens[16 * sequence + position]),
                     num_outputs: 1,
+                    scoring: None,
                 })
                 .collect();
             let start = Instant::now();

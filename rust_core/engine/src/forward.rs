@@ -48,6 +48,27 @@ pub struct Segment<'a> {
     pub tokens: &'a [u32],
     /// How many of the last tokens give logits.
     pub num_outputs: usize,
+    /// Which log-probabilities of known tokens are wanted.
+    pub scoring: Option<Scoring<'a>>,
+}
+
+/// Known tokens of a sequence whose log-probabilities are wanted, each given those before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scoring<'a> {
+    /// The token of the segment that comes before the first of them.
+    pub first: usize,
+    /// The tokens: each follows one of the segment's, and the last may come after it.
+    pub targets: &'a [u32],
+    /// How many of the most likely tokens are told beside each.
+    pub num_top: usize,
+}
+
+/// A token to score: the row that comes before it, its id, and how many of the most likely are told beside it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) row: usize,
+    pub(crate) token: u32,
+    pub(crate) num_top: usize,
 }
 
 /// A batch laid out in rows: which token is where.
@@ -59,6 +80,8 @@ pub struct Plan<'a> {
     starts: Vec<usize>,
     /// Rows that give logits.
     outputs: Vec<usize>,
+    /// Where the first of them goes in the memory for logits.
+    first_output: usize,
     attention: AttentionPlan,
     num_threads: usize,
 }
@@ -71,6 +94,7 @@ impl<'a> Plan<'a> {
             rows: Vec::new(),
             starts: Vec::new(),
             outputs: Vec::new(),
+            first_output: 0,
             attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
             num_threads,
         };
@@ -103,6 +127,28 @@ impl<'a> Plan<'a> {
     /// Rows of logits.
     pub fn num_outputs(&self) -> usize {
         self.outputs.len()
+    }
+
+    /// The tokens to score, in the order of the segments.
+    pub(crate) fn targets(&self) -> Vec<Target> {
+        let scored = self.segments.iter().zip(&self.starts);
+        let scored =
+            scored.filter_map(|(segment, start)| segment.scoring.map(|scoring| (start + scoring.first, scoring)));
+        let targets = scored.flat_map(|(first, scoring)| {
+            (first..).zip(scoring.targets).map(move |(row, &token)| Target {
+                row,
+                token,
+                num_top: scoring.num_top,
+            })
+        });
+        targets.collect()
+    }
+
+    /// Has other rows give logits, which go behind the `first_output` first ones.
+    pub(crate) fn set_outputs(&mut self, rows: impl Iterator<Item = usize>, first_output: usize) {
+        self.outputs.clear();
+        self.outputs.extend(rows);
+        self.first_output = first_output;
     }
 }
 
@@ -171,6 +217,14 @@ pub enum Stage {
     Output,
 }
 
+/// The stages after the last layer.
+fn output_stages(is_shared: bool) -> impl Iterator<Item = Stage> {
+    is_shared
+        .then_some(Stage::OutputNorm)
+        .into_iter()
+        .chain([Stage::Output])
+}
+
 impl Pass<'_> {
     /// The stages of a batch, and how many pieces each has.
     pub fn stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
@@ -183,12 +237,17 @@ impl Pass<'_> {
             let first = first.into_iter().chain(stream(attention + 1));
             first.chain(second).chain(stream(ffn + 1))
         };
-        let output = is_shared
-            .then_some(Stage::OutputNorm)
-            .into_iter()
-            .chain([Stage::Output]);
         let layers = (0..self.config.num_layers).flat_map(layer);
-        let stages: Vec<_> = stream(0).into_iter().chain(layers).chain(output).collect();
+        let stages = stream(0).into_iter().chain(layers);
+        self.counted(plan, stages.chain(output_stages(is_shared)).collect())
+    }
+
+    /// The last stages of a batch alone, to compute logits of other rows when all stages are over.
+    pub(crate) fn output_stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
+        self.counted(plan, output_stages(!is_few(plan.num_rows())).collect())
+    }
+
+    fn counted(&self, plan: &Plan<'_>, stages: Vec<Stage>) -> (Vec<Stage>, Vec<usize>) {
         let num_pieces = stages.iter().map(|&stage| self.num_pieces(plan, stage)).collect();
         (stages, num_pieces)
     }
@@ -427,18 +486,9 @@ impl Part<'_> {
             weights, space, isa, ..
         } = *self.pass;
         let (input, logits) = (&self.stream.output_input, &space.logits);
+        let first = logits.base().wrapping_add(self.plan.first_output * logits.width());
         // SAFETY: these groups' columns of these rows of the logits are this piece's.
-        unsafe {
-            matmul::matmul(
-                isa,
-                weights.output_matrix(),
-                groups,
-                input,
-                rows,
-                logits.base(),
-                logits.width(),
-            )
-        };
+        unsafe { matmul::matmul(isa, weights.output_matrix(), groups, input, rows, first, logits.width()) };
     }
 
     /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.

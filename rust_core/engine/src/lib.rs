@@ -5,6 +5,7 @@ pub mod forward;
 pub mod gguf;
 pub mod kv;
 pub mod model;
+pub mod prompt_scores;
 pub mod runner;
 pub mod safetensors;
 pub mod vocabulary;

@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
-use pyagent_kernels::elementwise::{self, RopeError, RopeTable};
+use pyagent_kernels::elementwise::{RopeError, RopeTable};
 use pyagent_kernels::isa::Isa;
-use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState};
+use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState, Scorer, TokenScore};
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 use crate::config::ModelConfig;
-use crate::forward::{Pass, Plan, Segment};
+use crate::forward::{Pass, Plan, Segment, Target};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
-use crate::workspace::{LargestStep, Workspace, num_rope_tables};
+use crate::workspace::{LargestStep, SCORED_ROWS, Workspace, num_rope_tables};
 
 /// What can go wrong while loading or running a model.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +95,7 @@ pub struct CpuModel {
     pool: Arc<ThreadPool>,
     isa: Isa,
     num_outputs: usize,
+    scores: Vec<Result<TokenScore, SampleError>>,
     load_seconds: f64,
     compute_seconds: f64,
     checked: CheckedTables,
@@ -137,6 +138,7 @@ impl CpuModel {
             pool,
             isa,
             num_outputs: 0,
+            scores: Vec::new(),
             load_seconds,
             compute_seconds: 0.0,
             checked: CheckedTables::default(),
@@ -199,6 +201,7 @@ impl CpuModel {
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
     pub fn execute(&mut self, segments: &[Segment<'_>]) -> Result<usize, EngineError> {
         self.num_outputs = 0;
+        self.scores.clear();
         let mut checked = std::mem::take(&mut self.checked);
         checked.begin();
         let mut results = segments
@@ -218,9 +221,11 @@ impl CpuModel {
         for table in &mut self.rope[..num_rope_tables(&self.config)] {
             table.grow_to(last)?;
         }
-        let plan = Plan::new(segments, &self.config, self.pool.num_threads());
+        let mut plan = Plan::new(segments, &self.config, self.pool.num_threads());
+        let (targets, num_outputs) = (plan.targets(), plan.num_outputs());
+        let logit_rows = num_outputs + targets.len().min(SCORED_ROWS);
         self.space
-            .prepare(&self.config, plan.num_rows(), plan.num_outputs(), plan.num_split_rows());
+            .prepare(&self.config, plan.num_rows(), logit_rows, plan.num_split_rows());
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
@@ -236,40 +241,23 @@ impl CpuModel {
             // written by two segments is the block pool's invariant.
             unsafe { pass.compute(&plan, stages[piece.stage], piece) };
         })?;
+        if !targets.is_empty() {
+            self.scores = score(&self.pool, &pass, &mut plan, &targets)?;
+        }
         self.compute_seconds = start.elapsed().as_secs_f64();
-        self.num_outputs = plan.num_outputs();
+        self.num_outputs = num_outputs;
         Ok(self.num_outputs)
+    }
+
+    /// The scores that the last batch's segments asked for, in their order; one that cannot be given is its own fault.
+    pub fn take_scores(&mut self) -> Vec<Result<TokenScore, SampleError>> {
+        std::mem::take(&mut self.scores)
     }
 
     /// The last batch's logits, [outputs, vocab].
     pub fn logits(&mut self) -> &mut [f32] {
         let rows = self.num_outputs;
         self.space.logits.first(rows)
-    }
-
-    /// The log probability of one token, and the most likely one, for each row of the last batch's logits. The logits
-    /// are used up.
-    pub fn score(&mut self, targets: &[u32]) -> Result<Vec<(f64, u32)>, String> {
-        let vocab = self.config.vocab_size;
-        if targets.len() != self.num_outputs || targets.iter().any(|&token| token as usize >= vocab) {
-            let rows = self.num_outputs;
-            return Err(format!("expected {rows} tokens below {vocab}, one for each row"));
-        }
-        let isa = self.isa;
-        let rows = self.logits().chunks_exact_mut(vocab).zip(targets);
-        let scores = rows.map(|(row, &target)| {
-            let (best, greatest) = row
-                .iter()
-                .enumerate()
-                .fold((0, f32::NEG_INFINITY), |best, (token, &logit)| {
-                    if logit > best.1 { (token, logit) } else { best }
-                });
-            let logit = f64::from(row[target as usize] - greatest);
-            (logit - elementwise::exp_sum(isa, row, greatest, 1.0).ln(), best as u32)
-        });
-        let scores = scores.collect();
-        self.num_outputs = 0;
-        Ok(scores)
     }
 
     /// Samples a token from each given row of the last batch's logits, on all threads. A row's fault is its own.
@@ -329,6 +317,16 @@ impl CpuModel {
             ));
         }
         self.kv.check(segment.tables, segment.first_position, end, checked)?;
+        if let Some(scoring) = segment.scoring
+            && scoring.first + scoring.targets.len() > segment.tokens.len()
+        {
+            return Err(format!(
+                "{} tokens to score after token {} of {}",
+                scoring.targets.len(),
+                scoring.first,
+                segment.tokens.len()
+            ));
+        }
         match segment
             .tokens
             .iter()
@@ -341,4 +339,41 @@ impl CpuModel {
             None => Ok(()),
         }
     }
+}
+
+/// Scores tokens after a pass, on all threads: logits of a few rows at a time, behind those of the plan's outputs.
+fn score(
+    pool: &ThreadPool,
+    pass: &Pass<'_>,
+    plan: &mut Plan<'_>,
+    targets: &[Target],
+) -> Result<Vec<Result<TokenScore, SampleError>>, EngineError> {
+    let first = plan.num_outputs();
+    let scorers: Vec<Mutex<Scorer>> = (0..pool.num_threads()).map(|_| Mutex::default()).collect();
+    let mut scores = Vec::with_capacity(targets.len());
+    for targets in targets.chunks(SCORED_ROWS) {
+        plan.set_outputs(targets.iter().map(|target| target.row), first);
+        pass.space.rewind();
+        let (stages, mut num_pieces) = pass.output_stages(plan);
+        num_pieces.push(targets.len());
+        let results: Vec<_> = targets.iter().map(|_| Mutex::new(None)).collect();
+        let plan = &*plan;
+        pool.run(&num_pieces, |piece| match stages.get(piece.stage) {
+            // SAFETY: all stages of the plan were run, `check` saw that the rows are the plan's, and room was made for
+            // the logits.
+            Some(&stage) => unsafe { pass.compute(plan, stage, piece) },
+            None => {
+                let mut scorer = scorers[piece.thread].lock().unwrap_or_else(PoisonError::into_inner);
+                // SAFETY: the row's logits are computed, and this piece has them to itself.
+                let logits = unsafe { pass.space.logits.row(first + piece.index) };
+                let target = targets[piece.index];
+                let score = scorer.score(logits, target.token, target.num_top);
+                *results[piece.index].lock().unwrap_or_else(PoisonError::into_inner) = Some(score);
+            }
+        })?;
+        let results = results.into_iter();
+        let results = results.map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner));
+        scores.extend(results.map(|result| result.expect("every row was scored")));
+    }
+    Ok(scores)
 }

@@ -15,6 +15,10 @@ use crate::config::ModelConfig;
 use crate::forward::{FEW_ROWS, most_piece_columns, most_piece_rows, most_split_rows, num_delta_rows, num_streams};
 use crate::model::Weights;
 
+/// Tokens of a prompt that are scored at a time: enough to read the output matrix seldom, few enough for their logits to
+/// take little memory.
+pub(crate) const SCORED_ROWS: usize = 16;
+
 /// A matrix of f32 whose rows different threads write in one stage.
 pub struct Rows {
     values: UnsafeCell<Vec<f32>>,
@@ -317,6 +321,13 @@ impl Workspace {
         resize(&mut self.ffn_input, tokens, config.ffn_size, self.ffn_forms);
     }
 
+    /// Has every thread that keeps a stream of its own compute it anew from the blocks' outputs, for other rows' logits.
+    pub fn rewind(&self) {
+        for index in 0..self.own.len() {
+            self.own(index).num_blocks = None;
+        }
+    }
+
     /// What the thread with this index has to itself.
     pub fn own(&self, index: usize) -> MutexGuard<'_, Own> {
         // After a panic its content is as good as any.
@@ -358,7 +369,7 @@ impl LargestStep {
         let mut space = Workspace::new(config, weights, self.threads);
         for tokens in [self.tokens.min(FEW_ROWS), self.tokens] {
             let split_rows = self.split_rows(config);
-            space.prepare(config, tokens, self.outputs.min(tokens), split_rows);
+            space.prepare(config, tokens, self.logit_rows(tokens), split_rows);
         }
         let bytes = space.bytes() as u128 + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -383,11 +394,16 @@ impl LargestStep {
         let rows = 4 * (tokens * query + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
         let inputs = input(tokens, query) + input(tokens, ffn);
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
-        let logits = self.outputs as u128 * config.vocab_size as u128 * 4;
+        let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;
         let chunks = chunks * (config.head_dim as u128 + 48) * 4;
         let bytes = rows + chunks + inputs + streams + logits + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Rows of logits that a step of so many tokens has at once.
+    fn logit_rows(&self, tokens: usize) -> usize {
+        self.outputs.min(tokens) + SCORED_ROWS.min(tokens)
     }
 
     /// Query tokens times chunks that are computed apart, at most.
@@ -395,12 +411,13 @@ impl LargestStep {
         most_split_rows(self.tokens, self.positions.min(config.context_length), self.threads)
     }
 
-    /// Bytes of rotary tables and samplers.
+    /// Bytes of rotary tables, and of what samplers and scorers rank in.
     fn table_bytes(&self, config: &ModelConfig) -> u128 {
         let positions = self.positions.min(config.context_length) as u128;
         let angles = num_rope_tables(config) as u128 * positions * config.head_dim as u128;
-        let weights = self.outputs as u128 * config.vocab_size as u128;
-        (angles + weights) * size_of::<f32>() as u128
+        let scorers = self.threads.min(SCORED_ROWS).min(self.tokens);
+        let rankings = (self.outputs + scorers) as u128 * config.vocab_size as u128;
+        (angles + rankings) * size_of::<f32>() as u128
     }
 }
 

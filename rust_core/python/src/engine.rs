@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
+use pyagent_engine::prompt_scores;
 use pyagent_engine::runner::{self, EngineError, LoadOptions};
 use pyagent_engine::workspace::LargestStep;
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
@@ -109,6 +110,53 @@ impl SamplerState {
     }
 }
 
+/// The log probabilities of a prompt's tokens, gathered by the steps that compute it.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct PromptScores {
+    inner: Arc<Mutex<prompt_scores::PromptScores>>,
+}
+
+#[pymethods]
+impl PromptScores {
+    /// `num_top` of the most likely tokens are told beside each of the prompt's own.
+    #[new]
+    fn new(tokens: Vec<u32>, num_top: usize) -> Self {
+        Self {
+            inner: Arc::new(Mutex::new(prompt_scores::PromptScores::new(tokens, num_top))),
+        }
+    }
+
+    /// Whether all tokens but the first have their score.
+    #[getter]
+    fn is_complete(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.lock(py)?.is_complete())
+    }
+
+    /// Tokens scored so far; the first token of a prompt has no score.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.lock(py)?.scores().len())
+    }
+
+    /// Of tokens `start` to `stop` of those that have a score: log probability, rank (from 1), and the most likely
+    /// tokens with their log probabilities, best first.
+    fn read(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<Vec<(f32, u32, Vec<(u32, f32)>)>> {
+        let scores = self.lock(py)?;
+        let read = scores.scores().iter().take(stop).skip(start);
+        Ok(read
+            .map(|score| (score.logprob, score.rank, score.top.clone()))
+            .collect())
+    }
+}
+
+impl PromptScores {
+    /// As [`SamplerState::lock`].
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, prompt_scores::PromptScores>> {
+        self.inner
+            .lock_py_attached(py)
+            .map_err(|_| PyRuntimeError::new_err("scoring this prompt failed in another thread; ask again"))
+    }
+}
+
 /// The content of KV pages in a file without a name, whose space is free again when this is dropped.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct SwapHandle {
@@ -206,13 +254,13 @@ impl CpuModel {
     /// A segment is the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]` of `pool`, which learns that they are
     /// computed. The first `len(samplers)` segments sample the token after their last, with `samplers[i]`, as its
     /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. `num_outputs` says how many of each segment's last tokens give
-    /// logits, if not one of each that samples.
+    /// logits, if not one of each that samples. The segments in `scores` are parts of prompts whose tokens are scored.
     ///
     /// Returns the tokens sampled, likelihoods by segment where they were asked for, and by segment what was wrong with it:
     /// the others were computed all the same. Raises `ValueError` when the columns do not fit; then nothing was.
     #[expect(clippy::too_many_arguments, reason = "a column for each thing that a segment has")]
     #[pyo3(signature = (pool, sequence_ids, lengths, tokens, samplers = Vec::new(), steps = Vec::new(),
-        masks = HashMap::new(), *, num_outputs = None))]
+        masks = HashMap::new(), *, num_outputs = None, scores = HashMap::new()))]
     fn execute(
         &self,
         py: Python<'_>,
@@ -224,6 +272,7 @@ impl CpuModel {
         steps: Vec<u64>,
         masks: HashMap<usize, PyBackedBytes>,
         num_outputs: Option<Vec<usize>>,
+        scores: HashMap<usize, Bound<'_, PromptScores>>,
     ) -> PyResult<StepOutput> {
         if samplers.len() != steps.len() {
             return Err(PyValueError::new_err("there is not one step for each sampler"));
@@ -244,6 +293,10 @@ impl CpuModel {
             sequence_ids,
             lengths,
             tokens,
+            scores: scores
+                .iter()
+                .map(|(segment, scores)| (*segment, Arc::clone(&scores.get().inner)))
+                .collect(),
         };
         let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, columns, &asked))?;
         Ok((outcome.tokens, outcome.likelihoods, outcome.errors))
@@ -259,12 +312,6 @@ impl CpuModel {
             }
             Ok(())
         })
-    }
-
-    /// The log probability of one token, and the most likely one, for each row of the last step's logits.
-    fn score(&self, py: Python<'_>, targets: Vec<u32>) -> PyResult<Vec<(f64, u32)>> {
-        let scored = py.detach(|| self.lock().map(|mut model| model.score(&targets)))?;
-        scored.map_err(PyValueError::new_err)
     }
 
     /// Copies the content of KV pages: (from, to), in this order.

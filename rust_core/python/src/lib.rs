@@ -27,8 +27,8 @@ mod _rust {
 
     #[pymodule_export]
     use crate::engine::{
-        CpuModel, ModelFileError, SamplerState, SwapHandle, available_cores, cpu_features, describe_model,
-        most_step_bytes,
+        CpuModel, ModelFileError, PromptScores, SamplerState, SwapHandle, available_cores, cpu_features,
+        describe_model, most_step_bytes,
     };
 
     #[pymodule_export]

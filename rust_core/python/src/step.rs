@@ -6,10 +6,12 @@
 //! left out with the reason; the others are computed.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::forward::Segment;
 use pyagent_engine::kv::KvGroup;
+use pyagent_engine::prompt_scores::PromptScores;
 use pyagent_engine::runner::{CpuModel, EngineError, SamplingRow};
 use pyagent_kernels::attention::BLOCK_TOKENS;
 use pyagent_kernels::sampling::{Sampled, SamplerState};
@@ -26,6 +28,8 @@ pub(crate) struct Columns {
     pub(crate) tokens: Vec<u32>,
     /// Rows of logits of each segment.
     pub(crate) num_outputs: Vec<usize>,
+    /// Of segments of prompts to score, by segment, where their scores go.
+    pub(crate) scores: HashMap<usize, Arc<Mutex<PromptScores>>>,
 }
 
 /// What the first segments sample, each from its last row of logits.
@@ -49,6 +53,8 @@ struct Place {
     /// Range of the step's tokens.
     tokens: (usize, usize),
     first_position: usize,
+    /// Positions of the prompt to score.
+    scored: Range<usize>,
 }
 
 impl Place {
@@ -75,9 +81,13 @@ struct Step<'a> {
     outcome: Outcome,
 }
 
+type Scores<'a> = HashMap<usize, MutexGuard<'a, PromptScores>>;
+
 /// Computes a step and samples its tokens. A `ValueError` says what is wrong with the columns; then nothing was computed.
 pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: Columns, asked: &[Asked]) -> PyResult<Outcome> {
     check(&columns, asked, model.config().vocab_size)?;
+    let wanted = columns.scores.clone();
+    let mut scores = lock_scores(&wanted)?;
     let mut samplers = Vec::with_capacity(asked.len());
     for sample in asked {
         let sampler = sample.sampler.try_lock();
@@ -92,11 +102,20 @@ pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: Columns, aske
         outcome: Outcome::default(),
     };
     step.outcome.tokens.resize(asked.len(), 0);
-    step.locate()?;
-    step.compute(model)?;
+    step.locate(&scores)?;
+    step.compute(model, &scores)?;
     step.commit(model)?;
+    step.take_scores(model, &mut scores);
     step.sample(model, asked, &mut samplers)?;
     Ok(step.outcome)
+}
+
+fn lock_scores(scores: &HashMap<usize, Arc<Mutex<PromptScores>>>) -> PyResult<Scores<'_>> {
+    let twice = || PyValueError::new_err("the scores of a prompt are used twice in one step");
+    let locked = scores
+        .iter()
+        .map(|(&segment, scores)| Ok((segment, scores.try_lock().map_err(|_| twice())?)));
+    locked.collect()
 }
 
 /// Whether the columns fit each other.
@@ -142,7 +161,7 @@ fn check(columns: &Columns, asked: &[Asked], vocab_size: usize) -> PyResult<()> 
 
 impl Step<'_> {
     /// Finds each segment's tables and position.
-    fn locate(&mut self) -> PyResult<()> {
+    fn locate(&mut self, scores: &Scores<'_>) -> PyResult<()> {
         let pool = self.pool.lock()?;
         if pool.block_tokens() != BLOCK_TOKENS {
             let got = pool.block_tokens();
@@ -159,12 +178,24 @@ impl Step<'_> {
                 .and_then(|tables| Ok((tables, pool.num_tokens(sequence)?)))
             {
                 Ok((tables, first_position)) if tables.len() == self.num_groups => {
-                    self.tables.extend_from_slice(tables);
-                    self.places.push(Place {
-                        segment,
-                        tokens,
-                        first_position,
-                    });
+                    let computed = &self.columns.tokens[tokens.0..tokens.1];
+                    let scored = scores
+                        .get(&segment)
+                        .map(|scores| scores.wanted(first_position, computed));
+                    match scored.unwrap_or(Ok(0..0)) {
+                        Ok(scored) => {
+                            self.tables.extend_from_slice(tables);
+                            self.places.push(Place {
+                                segment,
+                                tokens,
+                                first_position,
+                                scored,
+                            });
+                        }
+                        Err(reason) => {
+                            self.outcome.errors.insert(segment, reason);
+                        }
+                    }
                 }
                 Ok((tables, _)) => {
                     let (got, expected) = (tables.len(), self.num_groups);
@@ -180,7 +211,7 @@ impl Step<'_> {
     }
 
     /// Runs the model, without the segments that it refuses.
-    fn compute(&mut self, model: &mut CpuModel) -> PyResult<()> {
+    fn compute(&mut self, model: &mut CpuModel, scores: &Scores<'_>) -> PyResult<()> {
         loop {
             let places = self.places.iter().zip(self.tables.chunks_exact(self.num_groups));
             let segments: Vec<Segment<'_>> = places
@@ -189,6 +220,9 @@ impl Step<'_> {
                     first_position: place.first_position,
                     tokens: &self.columns.tokens[place.tokens.0..place.tokens.1],
                     num_outputs: self.columns.num_outputs[place.segment],
+                    scoring: scores
+                        .get(&place.segment)
+                        .and_then(|scores| scores.scoring(place.first_position, place.scored.clone())),
                 })
                 .collect();
             match model.execute(&segments) {
@@ -230,6 +264,26 @@ impl Step<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Hands the scores to the prompts they are of. One that cannot be given ends its sequence's part in the step.
+    fn take_scores(&mut self, model: &mut CpuModel, scores: &mut Scores<'_>) {
+        let mut given = model.take_scores().into_iter();
+        for place in &self.places {
+            let results: Result<Vec<_>, _> = given
+                .by_ref()
+                .take(place.scored.len())
+                .collect::<Vec<_>>()
+                .into_iter()
+                .collect();
+            match (results, scores.get_mut(&place.segment)) {
+                (Ok(results), Some(scores)) => scores.extend(results),
+                (Err(error), _) => {
+                    self.outcome.errors.insert(place.segment, error.to_string());
+                }
+                (Ok(_), None) => {}
+            }
+        }
     }
 
     /// Samples from the last row of each of the first segments.

@@ -11,11 +11,13 @@ mod buckets;
 mod params;
 mod rank;
 mod sample;
+mod score;
 
 #[cfg(test)]
 mod tests;
 
 pub use params::{SamplingParams, SamplingParamsError};
+pub use score::{Scorer, TokenScore};
 
 use std::collections::HashMap;
 

@@ -291,8 +291,11 @@ impl Ranking {
 
     /// Puts the best `count` tokens into `ranked`; fewer if fewer are allowed.
     fn rank(&mut self, logits: &[f32], count: usize) {
-        let bound = self.bound(logits, count);
         self.ranked.clear();
+        if count == 0 {
+            return;
+        }
+        let bound = self.bound(logits, count);
         for (i, run) in logits.chunks(RUN).enumerate() {
             if self.run_maxima[i] < bound {
                 continue;
@@ -303,7 +306,7 @@ impl Ranking {
                 }
             }
         }
-        if self.ranked.len() > count && count > 0 {
+        if self.ranked.len() > count {
             self.ranked.select_nth_unstable(count - 1);
         }
         self.ranked.truncate(count);
@@ -315,7 +318,7 @@ impl Ranking {
         let maximum = |run: &[f32]| run.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
         self.run_maxima.clear();
         self.run_maxima.extend(logits.chunks(RUN).map(maximum));
-        if count == 0 || count > self.run_maxima.len() {
+        if count > self.run_maxima.len() {
             return f32::NEG_INFINITY;
         }
         let mut maxima = self.run_maxima.clone();

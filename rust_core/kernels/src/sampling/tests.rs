@@ -404,6 +404,24 @@ proptest! {
         prop_assert!((0..row.len()).filter(|i| allowed(*i)).all(|i| row[i] <= row[best as usize]));
     }
 
+    /// A known token's score is its log-softmax in double precision, its rank its place in the sorted row.
+    #[test]
+    fn scores_are_the_log_softmax(row in prop::collection::vec(-9_i8..9, 1..300), token in 0_usize..300, count in 0_usize..25) {
+        let row: Vec<f32> = row.into_iter().map(|x| f32::from(x) / 2.0).collect();
+        let token = token % row.len();
+        let mut order: Vec<u32> = (0..row.len() as u32).collect();
+        order.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b)));
+        let sum: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
+        let logprob = |token: u32| f64::from(row[token as usize]) - sum.ln();
+        let score = Scorer::default().score(&mut row.clone(), token as u32, count).unwrap();
+        prop_assert!((f64::from(score.logprob) - logprob(token as u32)).abs() < 1e-5);
+        prop_assert_eq!(order[score.rank as usize - 1], token as u32);
+        order.truncate(count);
+        let (tokens, logprobs): (Vec<u32>, Vec<f32>) = score.top.into_iter().unzip();
+        prop_assert!(tokens.iter().zip(&logprobs).all(|(&token, &told)| (f64::from(told) - logprob(token)).abs() < 1e-5));
+        prop_assert_eq!(tokens, order);
+    }
+
     /// The ranking made from run maxima is the sorted row, for any count and any number of ties.
     #[test]
     fn ranking_is_the_sorted_row(row in prop::collection::vec(-5_i8..5, 1..500), count in 1_usize..600) {

@@ -156,10 +156,11 @@ impl BlockPool {
         self.call(py, |pool| Ok(pool.most_pages(num_tokens, step_tokens)))
     }
 
-    /// Starts a sequence on the longest usable prefix of `prompt` in whole blocks; returns its number of tokens.
+    /// Starts a sequence on the longest usable prefix of `prompt` in whole blocks, of `most_cached` tokens at most;
+    /// returns its number of tokens.
     #[expect(clippy::too_many_arguments, reason = "one keyword for each part of the key")]
     #[pyo3(signature = (seq, prompt, *, adapter_id = 0, media_hash = b"".as_slice(), tenant = "", priority = 0,
-        count = true))]
+        count = true, most_cached = None))]
     fn add(
         &self,
         py: Python<'_>,
@@ -170,11 +171,13 @@ impl BlockPool {
         tenant: &str,
         priority: i64,
         count: bool,
+        most_cached: Option<usize>,
     ) -> PyResult<usize> {
         let salt = salt(adapter_id, media_hash, tenant);
         let options = AddOptions {
             priority,
             is_resumed: !count,
+            most_cached,
         };
         self.call(py, |pool| pool.add(seq, &prompt, &salt, options))
     }
@@ -204,6 +207,7 @@ impl BlockPool {
         let options = AddOptions {
             priority,
             is_resumed: true,
+            most_cached: None,
         };
         self.call(py, |pool| pool.restore(seq, &tokens, &salt, options))
     }
