@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pyagent._rust import PromptScores
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.memory.process import heap_bytes
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
@@ -40,14 +41,14 @@ async def main():
     pool = ModelPool(lambda _: Path(sys.argv[1]), options, Ledger(260_000_000), measure_process=resident_bytes)
     backend = NativeBackend(["m"], LocalEngine(pool), look=lambda _: "")
 
-    async def ask(text, **more):
-        params = SamplingParams(max_tokens=4, temperature=0.9)
+    async def ask(text, prompt_logprobs=None, **more):
+        params = SamplingParams(max_tokens=4, temperature=0.9, prompt_logprobs=prompt_logprobs)
         await collect(backend.chat(ChatRequest(messages=[Message("user", text)], sampling=params, **more)))
 
     for _ in range(2):
         await backend.load()
         tell("loaded", pool.ledger.accounts())
-        await asyncio.gather(*(ask(f"{number} " + "one two three " * 100) for number in range(8)))
+        await asyncio.gather(*(ask(f"{number} " + "one two three " * 100) for number in range(7)), ask("one " * 300, 1))
         tell("worked", pool.ledger.accounts())
         await ask("x", response_format=ResponseFormat(type="choice", choice=["yes", "no"]))
         tell("grammar", pool.ledger.accounts())
@@ -85,22 +86,25 @@ def test_resident_memory_is_what_the_ledger_counts(smollm2_path: Path) -> None:
 
 
 def test_workspace_is_what_the_largest_steps_hold(tiny_model_path: Path) -> None:
-    """After the largest steps of few and of many tokens the buffers hold the bytes foretold, less the samplers'."""
+    """After the largest steps of few and of many tokens the buffers hold the bytes foretold, less what ranks tokens."""
     runner = CpuRunner(tiny_model_path, RunnerOptions(threads=2, kv_bytes=1 << 20))
     for num_tokens, num_outputs in ((300, 3), (4, 3), (300, 1)):
-        runner.add(1, list(range(4, 4 + num_tokens // 2)))
-        runner.add(2, list(range(50, 50 + num_tokens - num_tokens // 2)))
+        runner.add(1, list(range(4, 4 + num_tokens // 2)), most_cached=0)
+        runner.add(2, list(range(50, 50 + num_tokens - num_tokens // 2)), most_cached=0)
         lengths = [num_tokens // 2, num_tokens - num_tokens // 2]
         tokens = [*range(4, 4 + lengths[0]), *range(50, 50 + lengths[1])]
         tokens = [token % 250 for token in tokens]
         for number, length in zip((1, 2), lengths, strict=True):
             assert runner.reserve(number, length)
         outputs = [num_outputs - num_outputs // 2, num_outputs // 2]
-        runner.model.execute(runner.pool, [1, 2], lengths, tokens, num_outputs=outputs)
+        halves = tokens[: lengths[0]], tokens[lengths[0] :]
+        scores = {row: PromptScores([*half, 5], 0) for row, half in enumerate(halves)}
+        _, _, errors = runner.model.execute(runner.pool, [1, 2], lengths, tokens, num_outputs=outputs, scores=scores)
+        assert not errors
         runner.release(1)
         runner.release(2)
-    samplers = 3 * runner.vocab_size * 4
-    assert runner.model.info()["workspace_bytes"] == runner.model.step_bytes(300, 3, 150) - samplers
+    rankings = (3 + 2) * runner.vocab_size * 4  # of samplers, and of threads that score
+    assert runner.model.info()["workspace_bytes"] == runner.model.step_bytes(300, 3, 150) - rankings
 
 
 def test_estimates_before_loading_are_above_what_is_held(tiny_model_path: Path) -> None:

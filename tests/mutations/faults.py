@@ -341,4 +341,18 @@ FAULTS = (
         "lambda: self.pool.fork(parent, child)",
         "tests/integration/test_runner_conformance.py -k pages",
     ),
+    Fault(
+        "scored-prompts-are-taken-from-the-cache",
+        f"{_ENGINE}/request.py",
+        "return None if self.scores is None or self.scores.is_complete else len(self.scores)",
+        "return None",
+        "tests/integration/test_prompt_logprobs.py -k cached_for_others",
+    ),
+    Fault(
+        "prompt-tokens-are-scored-one-place-off",
+        "rust_core/engine/src/prompt_scores.rs",
+        "targets: &self.tokens[positions.start + 1..positions.end + 1],",
+        "targets: &self.tokens[positions.start + usize::from(!FAULT)..positions.end + usize::from(!FAULT)],",
+        "tests/integration/test_prompt_logprobs.py -k log_softmax",
+    ),
 )

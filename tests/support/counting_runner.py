@@ -38,7 +38,15 @@ class CountingRunner:
     def lookup(self, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> tuple[int, int]:
         return self.pool.lookup(tokens, tenant=key.tenant)
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
+    def add(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        key: PrefixKey = PLAIN_KEY,
+        *,
+        is_resumed: bool = False,
+        most_cached: int | None = None,
+    ) -> int:
         return self.pool.add(sequence_id, tokens, tenant=key.tenant, count=not is_resumed)
 
     def fork(self, parent: int, child: int) -> bool:

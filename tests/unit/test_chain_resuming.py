@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -186,6 +187,18 @@ def test_answer_read_whole_begins_anew_in_silence(tmp_path: Path) -> None:
     answer = ask(chain_of(tmp_path, FILE.format("error").replace("error", "continue"), a, b), whole=True)
     assert answer.text == "Let me see."
     assert answer.tool_calls == [CALL]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(echo=True), SamplingParams(prompt_logprobs=0)])
+def test_answer_that_tells_of_its_prompt_does_not_go_on_elsewhere(tmp_path: Path, sampling: SamplingParams) -> None:
+    """Going on would tell of the prompt twice: a stream ends with the error, a whole answer begins anew."""
+    asked: dict[str, Any] = {"messages": [], "prompt": "Once", "sampling": sampling}
+    a, b = Played("a", says("Once upon", GONE)), Played("b", says("Once more."))
+    with pytest.raises(BackendError, match="does not go on elsewhere"):
+        ask(chain_of(tmp_path, FILE.format("continue"), a, b), **asked)
+    a, b = Played("a", says("Once upon", GONE)), Played("b", says("Once more."))
+    assert ask(chain_of(tmp_path, FILE.format("continue"), a, b), whole=True, **asked).text == "Once more."
+    assert b.requests[0].prompt == "Once"
 
 
 def test_answer_with_a_form_goes_on_only_exactly(tmp_path: Path) -> None:

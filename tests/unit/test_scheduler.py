@@ -196,7 +196,15 @@ def test_loop_that_fails_ends_every_request_and_says_so_to_later_ones() -> None:
 class PickyRunner(CountingRunner):
     """Cannot start one of its sequences."""
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
+    def add(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        key: PrefixKey = PLAIN_KEY,
+        *,
+        is_resumed: bool = False,
+        most_cached: int | None = None,
+    ) -> int:
         if sequence_id == 2:
             raise ValueError("a token is out of range")
         return super().add(sequence_id, tokens, key, is_resumed=is_resumed)

@@ -127,6 +127,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     greedy; a tie goes to the lowest id. With `seed`, a token depends only on the seed, the position and the logits.
     `stop_token_ids` end the answer and are no part of it, as end-of-sequence tokens are; neither is sampled before the
     answer has `min_tokens` tokens. Control tokens are left out of the text with `skip_special_tokens`.
+
+    `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside it.
+    With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens; only
+    then `max_tokens` may be 0.
     """
 
     max_tokens: int | None = None
@@ -145,6 +149,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    echo: bool = False
 
     def validate(self) -> None:
         """Raise `RequestError` naming the first field out of its range."""
@@ -152,6 +158,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             value: float | None = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 raise RequestError(f"{name} must be between {_shown(low)} and {_shown(high)}, got {value}", param=name)
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens must be between 1 and 2147483647 without echo, got 0", param="max_tokens")
         if self.top_p == 0 or self.repetition_penalty == 0:
             name = "top_p" if self.top_p == 0 else "repetition_penalty"
             raise RequestError(f"{name} must be greater than 0, got 0", param=name)
@@ -175,7 +183,7 @@ def _shown(bound: float) -> str:
 
 _MAX_STOP_TOKENS = 256
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    ("max_tokens", 1, 2**31 - 1),
+    ("max_tokens", 0, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
     ("temperature", 0, 2),
     ("top_p", 0, 1),
@@ -185,6 +193,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("frequency_penalty", -2, 2),
     ("presence_penalty", -2, 2),
     ("top_logprobs", 0, 20),
+    ("prompt_logprobs", 0, 20),
     ("seed", -(2**63), 2**64 - 1),
 )
 
@@ -263,6 +272,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     assistant_prefix: str = ""
     answer_prefix: str = ""
     whole: bool = False
+
+
+def check_echo(request: ChatRequest) -> None:
+    """Raise `RequestError` where there is no prompt to repeat, but messages."""
+    if request.sampling.echo and request.messages:
+        raise RequestError("echo repeats a prompt, and a chat has messages instead", param="echo")
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -379,11 +394,19 @@ class Resumption(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token's log probability, and those of the likeliest tokens at its position."""
+    """A token's log probability, and those of the likeliest tokens at its position; None for a text's first token."""
 
     token: str
-    logprob: float
+    logprob: float | None
     top_logprobs: list[tuple[str, float]] = []
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """How likely a token was at some place of a prompt, and its `rank` there from 1 (vLLM's)."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -392,6 +415,9 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     Of `n` answers, `index` says which one the delta belongs to; each ends with its own `finish_reason`, and the last
     delta of all has the `usage`. `backend` names the backend that answers (on every delta); a chain lists the links
     that did not, with reasons, in `attempts` of the first delta.
+
+    `prompt_logprobs` come with the first delta of each answer: for each token of the prompt by token id its own entry,
+    then the likeliest; None for the first token.
     """
 
     index: int = 0
@@ -403,6 +429,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     model: str = ""
     backend: str = ""
     logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] = []
     attempts: list[FailedAttempt] = []
     resumed: Resumption | None = None
 

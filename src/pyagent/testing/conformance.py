@@ -385,6 +385,8 @@ _REQUESTS: dict[str, ChatRequest] = {
     "min_tokens": _sampled(min_tokens=2, max_tokens=4),
     "skip_special_tokens": _sampled(skip_special_tokens=False),
     "top_logprobs": _sampled(top_logprobs=2, max_tokens=4),
+    "prompt_logprobs": _sampled(prompt_logprobs=1, max_tokens=4),
+    "echo": ChatRequest(prompt="Once upon", sampling=SamplingParams(echo=True, top_logprobs=1, max_tokens=4)),
 }
 
 

@@ -31,6 +31,7 @@ class OpenAIServer:
     `answer` None means: JSON of the schema asked for, a call of the first tool (with `arguments`, or with a
     sample of its schema), or a greeting. With `api_key`, others
     are refused. `status` and `retry_after` refuse every request; without `reads_images`, those with images are refused.
+    With `scores_prompts` it knows `echo` and `prompt_logprobs` as vLLM does, else it ignores them as most do.
     """
 
     models: tuple[str, ...] = ("fake-1",)
@@ -38,6 +39,7 @@ class OpenAIServer:
     arguments: Json | None = None
     reasoning: str = ""
     reads_images: bool = True
+    scores_prompts: bool = True
     fault: Fault | None = None
     delay_seconds: float = 0.0
     api_key: str = ""
@@ -122,7 +124,8 @@ class _Completion:
         num_answers = cast("int", self.body.get("n") or 1)
         for index in range(num_answers):
             calls = self._calls()
-            pieces = re.findall(r"\s*\S+|\s+$", "" if calls else self._text())
+            pieces = [self._echo()] if self._echo() else []
+            pieces += re.findall(r"\s*\S+|\s+$", "" if calls else self._text())
             for piece in re.findall(r"\s*\S+", self.server.reasoning) if self.is_chat else ():
                 yield self._chunk(index, {"reasoning_content": piece})
             for piece in pieces:
@@ -142,10 +145,24 @@ class _Completion:
         num_answers, calls = cast("int", self.body.get("n") or 1), self._calls()
         message: Json = {"role": "assistant", "content": None if calls else self._text()}
         message |= {"tool_calls": calls} if calls else {}
-        said: Json = {"message": message} if self.is_chat else {"text": self._text()}
+        said: Json = {"message": message} if self.is_chat else {"text": self._echo() + self._text()}
+        said |= {} if self.is_chat else self._prompt_logprobs()
         finish = "tool_calls" if calls else "stop"
         choices = [{"index": index, "finish_reason": finish, **said} for index in range(num_answers)]
-        return self._head("completion") | {"choices": choices, "usage": self._usage(num_answers)}
+        body = self._head("completion") | {"choices": choices, "usage": self._usage(num_answers)}
+        return body | (self._prompt_logprobs() if self.is_chat else {})
+
+    def _echo(self) -> str:
+        knows_echo = self.server.scores_prompts and not self.is_chat
+        return cast("str", self.body["prompt"]) if knows_echo and self.body.get("echo") else ""
+
+    def _prompt_logprobs(self) -> Json:
+        """A prompt of two tokens, the second the likeliest but one."""
+        if not self.server.scores_prompts or self.body.get("prompt_logprobs") is None:
+            return {}
+        own = {"7": {"logprob": -1.5, "rank": 2, "decoded_token": " upon"}}
+        best = {"5": {"logprob": -0.5, "rank": 1, "decoded_token": " more"}}
+        return {"prompt_logprobs": [None, {**own, **(best if self.body["prompt_logprobs"] else {})}]}
 
     def _text(self) -> str:
         if self.server.answer is not None:

@@ -68,6 +68,8 @@ _ABILITIES: Abilities = ABILITIES - {
     "stop_token_ids",
     "min_tokens",
     "skip_special_tokens",
+    "prompt_logprobs",
+    "echo",
     "top_logprobs",
     "n",
     "best_of",

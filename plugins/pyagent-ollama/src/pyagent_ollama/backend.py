@@ -62,6 +62,8 @@ _ABILITIES: Abilities = ABILITIES - {
     "stop_token_ids",
     "min_tokens",
     "skip_special_tokens",
+    "prompt_logprobs",
+    "echo",
     "n",
     "best_of",
     "beam",

@@ -52,7 +52,7 @@ _WORDS: dict[str, Callable[[ChatRequest], bool]] = {
     "schema": lambda request: request.response_format is not None and request.response_format.type != "text",
     "private": lambda request: request.private,
     "session": lambda request: request.session is not None,
-    "logprobs": lambda request: request.sampling.top_logprobs is not None,
+    "logprobs": lambda request: bool({request.sampling.top_logprobs, request.sampling.prompt_logprobs} - {None}),
     "completion": lambda request: not request.messages,
 }
 _NUMBERS: dict[str, Callable[[ChatRequest], int]] = {

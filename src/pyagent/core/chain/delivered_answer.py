@@ -56,7 +56,8 @@ class DeliveredAnswer:
             if self.policy == "error" or not isinstance(error, BackendError):
                 raise error
             raise BackendError(f"{error}; {obstacle}", backend=attempt.name, status=error.status) from error
-        kind: Literal["continue", "restart"] = "restart" if self.policy == "restart" else "continue"
+        is_void = self.policy == "restart" or self._has_prompt
+        kind: Literal["continue", "restart"] = "restart" if is_void else "continue"
         self.resumed = Resumption(kind, attempt.name, reason)
         if kind == "restart":
             self.text, self.num_pieces, self.has_calls, self.is_begun = "", 0, False, False
@@ -66,9 +67,16 @@ class DeliveredAnswer:
             return "rules.after_first_token is `error`"
         if self.request.whole:
             return ""  # nothing has been delivered yet
+        if self._has_prompt:
+            return "an answer that says something of its prompt does not go on elsewhere"
         if self.request.n > 1 or self.request.best_of is not None or self.request.beam is not None:
             return "several answers do not go on elsewhere"
         return "it does not go on elsewhere, as a tool call was told already" if self.has_calls else ""
+
+    @property
+    def _has_prompt(self) -> bool:
+        """Whether the answer repeats or scores its prompt, which a link that goes on with it would do again."""
+        return self.request.sampling.echo or self.request.sampling.prompt_logprobs is not None
 
     def is_taken_by(self, link: Link) -> bool:
         """Return whether a link can continue the answer: structured output, or one with logprobs, only exactly."""

@@ -224,7 +224,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
     num_shown = len(begun)
     for _ in range(_NUM_ROUNDS):
         text, held, last = begun, list[ChatDelta](), ChatDelta()
-        joiner, calls = ToolCallJoiner(), list[ToolCall]()
+        joiner, calls, scored = ToolCallJoiner(), list[ToolCall](), ChatDelta()
         tags = dialect.TagReader(plan.tagged) if plan.tagged else None
         ready = tags.push(begun) if tags else begun
         async with aclosing(answer(_with_time(request, deadline))) as deltas:
@@ -233,6 +233,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
                 calls += joiner.push(delta.tool_calls)
                 held += [msgspec.structs.replace(delta, content="")] if delta.reasoning else []
                 last = delta
+                scored = delta if delta.prompt_logprobs else scored
                 ready += tags.push(delta.content) if tags else delta.content
                 if plan.is_shown_at_once and not faults and len(ready) > num_shown:
                     yield _of(delta, content=ready[num_shown:])
@@ -252,6 +253,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
             yield _of(last, content=shown[num_shown:])
         reason = "tool_calls" if calls else last.finish_reason
         pieces, used = as_deltas(calls), summed(usage)
+        last = msgspec.structs.replace(last, prompt_logprobs=scored.prompt_logprobs)
         yield msgspec.structs.replace(last, content="", tool_calls=pieces, finish_reason=reason, usage=used)
         return
     text = f"{backend}: the model's answers do not match {plan.param}, also when asked again: {faults[-1]}"

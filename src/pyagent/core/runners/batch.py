@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from pyagent._rust import SamplerState
+    from pyagent._rust import PromptScores, SamplerState
 
 BLOCK_TOKENS = 16
 """Tokens of a KV block: the unit in which memory is reserved and prefixes are shared."""
@@ -39,7 +39,8 @@ class Batch:
 
     The first `len(samplers)` segments sample the sequence's next token after their last: with `samplers[i]`, as its
     `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. The first `num_decoding` segments have
-    room for `Runner.num_lookahead_tokens` more.
+    room for `Runner.num_lookahead_tokens` more. A segment with `scores[i]` is a part of a prompt whose tokens' log
+    probabilities are wanted; they go there.
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -48,6 +49,7 @@ class Batch:
     samplers: list[SamplerState] = field(default_factory=list["SamplerState"])
     steps: list[int] = field(default_factory=list[int])
     masks: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    scores: dict[int, PromptScores] = field(default_factory=dict[int, "PromptScores"])
     num_decoding: int = 0
 
 

@@ -68,10 +68,19 @@ class Runner(Protocol):
         """How many of a prompt's tokens `add` would find cached, and how many free pages it would take by that."""
         ...
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
+    def add(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        key: PrefixKey = PLAIN_KEY,
+        *,
+        is_resumed: bool = False,
+        most_cached: int | None = None,
+    ) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing.
 
-        One that is resumed after a preemption is not counted again as a prompt looked up.
+        One that is resumed after a preemption is not counted again as a prompt looked up. With `most_cached`, no more
+        of its tokens are taken from the cache.
         """
         ...
 
@@ -128,6 +137,11 @@ class ModelRunner(Runner, Protocol):
     @property
     def num_threads(self) -> int:
         """This machine's threads that its steps keep busy."""
+        ...
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether it fills a batch's `scores`; where not, requests for log probabilities of prompts are refused."""
         ...
 
     @property

@@ -135,7 +135,13 @@ class OpenAIBackend:
             refused = self._model_to_refused.get(model, frozenset())
             ignored = needs(request) & refused & SOFT
             path, body = encode_request(request, model, is_openai=self._is_openai, refused=refused)
-            reader = ChunkReader(self.name, request.model or self._model, request.n)
+            reader = ChunkReader(
+                self.name,
+                request.model or self._model,
+                request.n,
+                echo=(request.prompt or "") if request.sampling.echo else "",
+                has_prompt_logprobs=request.sampling.prompt_logprobs is not None,
+            )
             try:
                 async with aclosing(self._events(path, body)) as events:
                     while (

@@ -14,19 +14,21 @@ from typing import cast
 
 import msgspec
 
-from pyagent.core.errors import BackendError
+from pyagent.core.errors import BackendError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
     EmbedResult,
     FinishReason,
     JsonObject,
+    PromptLogprob,
     PromptTokensDetails,
     ResponseFormat,
     SamplingParams,
     TokenLogprob,
     ToolCallDelta,
     Usage,
+    check_echo,
 )
 from pyagent.infrastructure.backends.openai_errors import Fault
 
@@ -78,6 +80,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
 
 class _Details(msgspec.Struct):
@@ -92,7 +95,10 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    """A part of all answers. vLLM says of the prompt here in a chat, and with each choice of a completion."""
+
     choices: list[_Choice] | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
     usage: _Usage | None = None
     model: str | None = None
     error: Fault | str | None = None
@@ -190,7 +196,10 @@ def encode_request(
     Models of OpenAI's that reason take the limit of a chat only under its newer name, which others do not all know:
     `is_openai` says whose they are, and `refused` which fields a server was found not to take.
     """
+    check_echo(request)
     body: JsonObject = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    if request.sampling.prompt_logprobs is not None:  # vLLM gives them with whole answers only
+        body = {"model": model}
     is_chat = bool(request.messages)
     body |= {"messages": _messages(request)} if is_chat else {"prompt": request.prompt or ""}
     if begun_with := request.assistant_prefix + request.answer_prefix:
@@ -230,7 +239,8 @@ def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:
     plain = SamplingParams()
     fields = ("max_tokens", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
     body: JsonObject = {"temperature": sampling.temperature}
-    for name in (*fields, "seed", "ignore_eos", "stop_token_ids", "min_tokens", "skip_special_tokens"):
+    others = ("seed", "ignore_eos", "stop_token_ids", "min_tokens", "skip_special_tokens", "prompt_logprobs", "echo")
+    for name in (*fields, *others):
         value: object = getattr(sampling, name)
         if value != getattr(plain, name):
             body[name] = value
@@ -308,6 +318,7 @@ class _Member:
     calls: list[_Call] = field(default_factory=list[_Call])
     places: dict[int, int] = field(default_factory=dict[int, int])
     num_ended: int = 0
+    num_echoed: int = 0
 
     def add_call(self, part: _ToolCallPart) -> list[ToolCallDelta]:
         """Join a piece to its call, and return what can be told. Some servers give every call the index 0."""
@@ -367,11 +378,16 @@ def _chunk_of(data: bytes) -> _Chunk:
 
 @dataclass(slots=True)
 class ChunkReader:
-    """Turns the events of `count` answers into deltas. An answer's calls come one after another, each in its pieces."""
+    """Turns the events of `count` answers into deltas. An answer's calls come one after another, each in its pieces.
+
+    Every answer must begin with the text `echo`, and come with its `prompt_logprobs` where they are asked for.
+    """
 
     backend: str
     model: str
     count: int = 1
+    echo: str = ""
+    has_prompt_logprobs: bool = False
     is_finished: bool = False
     _usage: Usage | None = None
     _members: dict[int, _Member] = field(default_factory=dict[int, _Member])
@@ -394,6 +410,8 @@ class ChunkReader:
         self.model = chunk.model or self.model
         if chunk.usage:
             self._usage = _usage(chunk.usage)
+        if self.has_prompt_logprobs:
+            self._check_prompt_logprobs(chunk)
         return [delta for choice in chunk.choices or () if (delta := self._delta(choice)) is not None]
 
     def _finish(self, said: str) -> FinishReason:
@@ -414,6 +432,7 @@ class ChunkReader:
 
     def _end(self, index: int, usage: Usage | None) -> ChatDelta:
         member = self._members[index]
+        self._check_echo(member, "", is_whole=True)
         if faulty := member.faulty_call():
             text = f"{self.backend} sent a tool call whose arguments are no JSON object: {faulty[:80]!r}"
             raise BackendError(text, backend=self.backend)
@@ -438,7 +457,8 @@ class ChunkReader:
             calls += member.add_call(part)
         content = member.joined(delta.content or "")
         reasoning = delta.reasoning_content or delta.reasoning or ""
-        logprobs = _logprobs(choice.logprobs) if choice.logprobs else []
+        logprobs = _logprobs(choice.logprobs, has_prompt=bool(self.echo)) if choice.logprobs else []
+        self._check_echo(member, content)
         if not (content or reasoning or calls or logprobs):
             return None
         return ChatDelta(
@@ -447,12 +467,30 @@ class ChunkReader:
             reasoning=reasoning,
             tool_calls=calls,
             logprobs=logprobs,
+            prompt_logprobs=choice.prompt_logprobs or [],
             model=self.model,
             backend=self.backend,
         )
 
+    def _check_echo(self, member: _Member, content: str, *, is_whole: bool = False) -> None:
+        """Raise `UnsupportedError` when an answer does not begin with the prompt: many servers do not know `echo`."""
+        left = self.echo[member.num_echoed :]
+        if not (left.startswith(content) or content.startswith(left)) or (is_whole and left):
+            text = f"{self.backend} does not repeat the prompt (echo)"
+            raise UnsupportedError(text, backend=self.backend, fields=["echo"])
+        member.num_echoed += min(len(left), len(content))
 
-def _logprobs(said: _Logprobs) -> list[TokenLogprob]:
+    def _check_prompt_logprobs(self, chunk: _Chunk) -> None:
+        """Put what is said of the prompt with each choice; raise `UnsupportedError` when nothing is."""
+        for choice in chunk.choices or ():
+            choice.prompt_logprobs = choice.prompt_logprobs or chunk.prompt_logprobs
+            if not choice.prompt_logprobs:
+                text = f"{self.backend} gives no prompt_logprobs"
+                raise UnsupportedError(text, backend=self.backend, fields=["prompt_logprobs"])
+
+
+def _logprobs(said: _Logprobs, *, has_prompt: bool) -> list[TokenLogprob]:
+    """The entries of an answer's tokens; only a prompt's first token has no log probability."""
     if said.content is not None:
         return [
             TokenLogprob(entry.token, entry.logprob, [(rival.token, rival.logprob) for rival in entry.top_logprobs])
@@ -460,7 +498,11 @@ def _logprobs(said: _Logprobs) -> list[TokenLogprob]:
         ]
     rivals = said.top_logprobs or [None] * len(said.tokens)
     rows = zip(said.tokens, said.token_logprobs, rivals, strict=False)
-    return [TokenLogprob(token, logprob or 0.0, [*(best or {}).items()]) for token, logprob, best in rows]
+    unknown = None if has_prompt else 0.0
+    return [
+        TokenLogprob(token, unknown if logprob is None else logprob, [*(best or {}).items()])
+        for token, logprob, best in rows
+    ]
 
 
 def _usage(counted: _Usage) -> Usage:

@@ -24,6 +24,7 @@ from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
+from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
 from pyagent.infrastructure.engine.sessions.cache_query import run_cache_query
 from pyagent.infrastructure.engine.stats import EngineStats
 from pyagent.infrastructure.engine.usage import usage_of
@@ -181,10 +182,15 @@ class LocalEngine(Shared):
             prepared = await self._prepare(model, request, tell, log, past)
             prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
             model.engine.submit(prepared)
+            of_prompt: PromptReport | None = None
             try:
                 while True:
                     output = await within(deadline, outputs.get(), name)
-                    yield Piece(_delta(output, prepared, name), output.tokens, prompt)
+                    delta = _delta(output, prepared, name)
+                    if output.scores is not None:  # with the first output of each answer
+                        of_prompt = of_prompt or await self.in_thread(PromptReport.of, prepared, output.scores)
+                        delta = of_prompt.before(delta)
+                    yield Piece(delta, output.tokens, prompt)
                     prompt = b""
                     if output.is_last:
                         return

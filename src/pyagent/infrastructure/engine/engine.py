@@ -219,13 +219,14 @@ class Engine:
         return output
 
     def _apply_output(self, in_flight: InFlightStep, output: StepOutput) -> set[Request]:
-        """End the requests that the step could not sample for, and append the tokens of the others to their logs.
+        """End the requests that the step failed for, and append the sampled tokens of the others to their logs.
 
         Return the requests that are over, though some of their last outputs are yet to be emitted.
         """
         plan = in_flight.plan
         for row, reason in {**output.errors, **in_flight.faults}.items():
-            request = plan.sampled[row]
+            num_sampled = len(plan.sampled)
+            request = plan.sampled[row] if row < num_sampled else plan.unsampled[row - num_sampled]
             if request.status is not Status.FINISHED:
                 self._end(request, request.finish("error", error=reason))
         start = time.perf_counter()
@@ -256,8 +257,10 @@ class Engine:
         try:
             if likelihood is not None:
                 request.note(likelihood)
-            if token in request.end_ids:
-                emitted: Output | None = request.stop(now)
+            if request.params.max_tokens == 0:
+                emitted: Output | None = request.end_prompt(now)
+            elif token in request.end_ids:
+                emitted = request.stop(now)
             else:
                 emitted = request.accept(token, likelihood, now, num_after)
         except GrammarError as error:

@@ -22,7 +22,7 @@ from pyagent.infrastructure.engine.answer_text import AnswerText, joined
 from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
-    from pyagent._rust import SamplerState
+    from pyagent._rust import PromptScores, SamplerState
     from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.sampling.beam_search import Search
     from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples
@@ -120,7 +120,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `tokens` are the ids sampled since the last output, in order: with the prompt, a client's own token log. `index`
     says which of several answers it belongs to, `is_last` that no output of any of them follows. Of an answer that is
-    parsed, `text` is the content; the last output has all of it as the model wrote it in `written`.
+    parsed, `text` is the content; the last output has all of it as the model wrote it in `written`. `scores` are
+    those of the prompt, with an answer's first output where they were asked for.
     """
 
     text: str = ""
@@ -133,6 +134,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     written: str | None = None
+    scores: PromptScores | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -141,6 +143,7 @@ class Request:
 
     Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
     prefix may be shared. `followers` are to be forked from it when its prompt is computed, all but the last token.
+    `scores` takes the log probabilities of the prompt's tokens, where they are asked for.
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
     done, `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it
@@ -165,6 +168,7 @@ class Request:
     key: PrefixKey = PLAIN_KEY
     index: int = 0
     prompt: Prompt = NO_PROMPT
+    scores: PromptScores | None = None
     samples: Samples | None = None
     search: Search | None = None
     followers: list[Request] = field(default_factory=list["Request"])
@@ -211,6 +215,14 @@ class Request:
     def num_left(self) -> int:
         """Tokens still to compute before the next token can be sampled."""
         return 1 if self.status is Status.DECODING else len(self.tokens) - self.num_computed
+
+    @property
+    def most_cached(self) -> int | None:
+        """How many tokens may be taken from the prefix cache; None for all.
+
+        A token computed by another request has no score: while scores are asked for, what is not scored is computed.
+        """
+        return None if self.scores is None or self.scores.is_complete else len(self.scores)
 
     @property
     def has_mask(self) -> bool:
@@ -301,6 +313,12 @@ class Request:
         self.last_token = now
         self.first_token = self.first_token or now
         return self.finish("stop", self.text.flush())
+
+    def end_prompt(self, now: float) -> Output:
+        """Finish a request for its prompt alone; drop the token that was sampled after it."""
+        del self.tokens[self.num_prompt_tokens :]
+        self.last_token = self.first_token = now
+        return self.finish("length")
 
     def finish(
         self,

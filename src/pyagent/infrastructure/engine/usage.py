@@ -14,6 +14,8 @@ from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.request import Request
 
+_SCORED = "the log probabilities of the prompt were asked for, so all of it was computed"
+
 
 def usage_of(request: Request) -> Usage:
     """Return what a finished request used, all its answers together."""
@@ -54,7 +56,7 @@ def _cache_report(request: Request) -> CacheReport:
         prompt_tokens=request.num_prompt_tokens,
         cached_tokens=num_cached,
         log_tokens=prompt.num_log_tokens,
-        note=prompt.note,
+        note=prompt.note or (_SCORED if request.scores is not None else ""),
         normalized=list(prompt.normalized.names),
-        miss=explain_miss(prompt, num_cached, BLOCK_TOKENS, request.tokenizer),
+        miss=explain_miss(prompt, num_cached, BLOCK_TOKENS, request.tokenizer) if request.scores is None else None,
     )

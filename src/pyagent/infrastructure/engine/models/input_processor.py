@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import RequestError
-from pyagent.core.messages import ChatRequest, SamplingParams
+from pyagent.core.errors import RequestError, UnsupportedError
+from pyagent.core.messages import ChatRequest, SamplingParams, check_echo
 from pyagent.core.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.models.answer_log import record_answers, without_prefix
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.models.preprocessor import InputPreprocessor, PromptTokens
+from pyagent.infrastructure.engine.prompt_logprobs import make_scores, with_prompt
 from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
 from pyagent.infrastructure.engine.sampling.beam_search import Search, check_beam
 from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, num_samples
@@ -58,8 +59,11 @@ class InputProcessor:
         sessions: Sessions,
         grammars: GrammarCompiler,
         check_class: Callable[[str], str],
+        *,
+        scores_prompts: bool,
     ) -> None:
         """`check_class` returns the queue of a request class, or raises `RequestError`."""
+        self._scores_prompts = scores_prompts
         self._preprocessor = preprocessor
         self._tokenizer = preprocessor.tokenizer
         self._sessions = sessions
@@ -82,12 +86,27 @@ class InputProcessor:
         if request.beam is not None:
             Search(lead, request.beam, request.n, make)
         resumed = None if common.log is None else _resume(lead, common.log)
+        if log is None:  # else the engine that began the answer has delivered it
+            on_output = self._with_prompt(request, lead, on_output)
         if resumed is not None and request.answer_prefix:
             on_output = without_prefix(on_output, len(request.answer_prefix) - len(resumed.text))
         lead.on_output = record_answers(self._sessions, common.prompt, on_output, resumed)
         if num_answers > 1:
             Samples(answers, request.n, lead.on_output)
         return lead
+
+    def _with_prompt(
+        self, request: ChatRequest, lead: Request, on_output: Callable[[Output], None]
+    ) -> Callable[[Output], None]:
+        """Return `on_output` that begins with the prompt, where that is asked for; the lead computes its scores."""
+        lead.scores = make_scores(request.sampling, lead.tokens[: lead.num_prompt_tokens])
+        if lead.scores is not None and not self._scores_prompts:
+            text = "this model's runner gives no log probabilities of prompts"
+            raise UnsupportedError(text, backend="native", fields=["prompt_logprobs"])
+        text = ""
+        if request.sampling.echo:
+            text = request.prompt if request.prompt is not None else self._tokenizer.shown(request.prompt_token_ids)
+        return with_prompt(on_output, text, lead.scores) if text or lead.scores is not None else on_output
 
     def _process(self, request: ChatRequest, log: TokenLog | None) -> ProcessedInput:
         prompt = self._preprocessor.tokenize(request, log)
@@ -129,7 +148,7 @@ class InputProcessor:
             tokens=[*common.tokens, *output_tokens],
             num_prompt_tokens=len(common.tokens),
             params=params,
-            max_tokens=min(params.max_tokens or common.max_new_tokens, common.max_new_tokens),
+            max_tokens=_max_tokens(params, common.max_new_tokens),
             sampler=make_sampler(sampled, tokenizer.vocab_size, common.tokens),
             tokenizer=tokenizer,
             text=self._text(common.prompt, params),
@@ -180,12 +199,18 @@ class InputProcessor:
 def _check(request: ChatRequest) -> int:
     """Return how many answers are sampled at once. Raises `RequestError` naming the field out of its range."""
     request.sampling.validate()
+    check_echo(request)
     if request.beam is not None:
         check_beam(request, request.beam)
     num_answers = 1 if request.beam is not None else num_samples(request)
     if request.answer_prefix and _has_several(request):
         raise RequestError("answer_prefix begins one answer, and several are asked for", param="answer_prefix")
     return num_answers
+
+
+def _max_tokens(params: SamplingParams, most: int) -> int:
+    """Return how many tokens are sampled: one also where none is wanted, by the step that ends the prompt."""
+    return most if params.max_tokens is None else min(max(1, params.max_tokens), most)
 
 
 def _has_several(request: ChatRequest) -> bool:

@@ -66,7 +66,11 @@ class LoadedModel:
         chat_format = ChatFormat.of_model(self.tokenizer, options.dialect, options.dialects)
         self.preprocessor = InputPreprocessor(self.tokenizer, self.sessions, self._context, normalized, chat_format)
         self.input_processor = InputProcessor(
-            self.preprocessor, self.sessions, self.grammars, self.engine.scheduler.queues.check
+            self.preprocessor,
+            self.sessions,
+            self.grammars,
+            self.engine.scheduler.queues.check,
+            scores_prompts=self.runner.scores_prompts,
         )
         self._takes_hints = options.takes_hints
 

@@ -20,6 +20,8 @@ _DEFAULT_KV_BYTES = 1 << 30
 class CpuRunner(PagedRunner):
     """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
 
+    scores_prompts = True
+
     def __init__(self, path: Path, options: RunnerOptions | None = None, kv: KvReservation | None = None) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it.
 
@@ -44,7 +46,14 @@ class CpuRunner(PagedRunner):
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for; the pool learns what was computed."""
         tokens, likelihoods, errors = self.model.execute(
-            self.pool, batch.sequence_ids, batch.lengths, batch.tokens, batch.samplers, batch.steps, batch.masks
+            self.pool,
+            batch.sequence_ids,
+            batch.lengths,
+            batch.tokens,
+            batch.samplers,
+            batch.steps,
+            batch.masks,
+            scores=batch.scores,
         )
         found = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
         return StepOutput(tokens, likelihoods=found, errors=errors)

@@ -36,6 +36,8 @@ class PagedRunner:
     num_lookahead_tokens = 0
     num_threads = 0
     """This machine's threads that steps keep busy."""
+    scores_prompts = False
+    """Whether `execute` fills a batch's `scores`."""
 
     def __init__(self, info: RunnerInfo, options: RunnerOptions, kv: KvReservation | None = None) -> None:
         """With a reservation, KV memory grows from what it holds up to what its ledger has; without, it is all there.
@@ -137,7 +139,15 @@ class PagedRunner:
         """How many of a prompt's tokens are cached, and how many free pages holding them would take."""
         return self.pool.lookup(tokens, adapter_id=key.adapter_id, media_hash=key.media_hash, tenant=key.tenant)
 
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
+    def add(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        key: PrefixKey = PLAIN_KEY,
+        *,
+        is_resumed: bool = False,
+        most_cached: int | None = None,
+    ) -> int:
         """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
         num_cached = self.pool.add(
             sequence_id,
@@ -147,9 +157,11 @@ class PagedRunner:
             tenant=key.tenant,
             priority=key.priority,
             count=not is_resumed,
+            most_cached=most_cached,
         )
         # A token is left to compute: nothing else tells what to sample.
-        next_block = tokens[num_cached : min(num_cached + BLOCK_TOKENS, len(tokens) - 1)]
+        usable = len(tokens) - 1 if most_cached is None else min(most_cached, len(tokens) - 1)
+        next_block = tokens[num_cached : min(num_cached + BLOCK_TOKENS, usable)]
         return num_cached + (self._take_part(sequence_id, next_block) if next_block else 0)
 
     def _take_part(self, sequence_id: int, tokens: list[int]) -> int:

@@ -225,6 +225,8 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         "top_logprobs": sampling.top_logprobs is not None,
         "stop_token_ids": bool(sampling.stop_token_ids),
         "min_tokens": sampling.min_tokens > 0,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "echo": sampling.echo,
         "skip_special_tokens": not sampling.skip_special_tokens,
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),
     }

@@ -475,7 +475,9 @@ class Scheduler:
             if not self._fits(request, budget, is_short=is_short):
                 return None
             is_resumed = request.num_preemptions > 0
-            num_cached = self.runner.add(request.id, request.tokens, request.key, is_resumed=is_resumed)
+            num_cached = self.runner.add(
+                request.id, request.tokens, request.key, is_resumed=is_resumed, most_cached=request.most_cached
+            )
         except Exception as error:
             logger.exception("request %d cannot be started", request.id)
             self.failed.append((request, str(error)))
@@ -489,7 +491,9 @@ class Scheduler:
 
     def _fits(self, request: Request, budget: int, *, is_short: bool) -> bool:
         """Return whether a waiting request fits. A lookup only: it does not count as use for the eviction policy."""
-        num_cached, num_taken = self.runner.lookup(request.tokens, request.key)
+        most_cached = request.most_cached
+        usable = request.tokens if most_cached is None else request.tokens[: most_cached + 1]
+        num_cached, num_taken = self.runner.lookup(usable, request.key)
         num_left = len(request.tokens) - num_cached
         if is_short and num_left > budget:
             self._long = (request, num_left)

@@ -39,7 +39,7 @@ class PendingPrefixes:
 
     def has_more_for(self, request: Request) -> bool:
         """Return whether another request is about to compute a block that this one needs: waiting a step is cheaper."""
-        if not self._by_head or len(request.tokens) <= BLOCK_TOKENS:
+        if not self._by_head or len(request.tokens) <= BLOCK_TOKENS or request.most_cached is not None:
             return False
         others = self._by_head.get(_head(request))
         return others is not None and any(

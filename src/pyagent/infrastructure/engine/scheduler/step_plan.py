@@ -24,7 +24,10 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """A step: the batch, the requests that get a token (in the batch's order), and those for which it is the last."""
+    """A step: the batch, the requests that get a token (in the batch's order), and those for which it is the last.
+
+    `unsampled` are those of the batch's further segments, in their order.
+    """
 
     batch: Batch
     sampled: list[Request]
@@ -32,6 +35,7 @@ class Plan:
     num_decoding: int
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     ending: list[Request] = field(default_factory=list[Request])
+    unsampled: list[Request] = field(default_factory=list[Request])
     has_ended: bool = False
     """Whether a request of the step ended while it was computed."""
 
@@ -48,6 +52,8 @@ class Plan:
                 request = chunk.request
                 if (chunk.end == len(request.tokens)) is not is_sampled:
                     continue
+                if request.scores is not None and not request.scores.is_complete:
+                    batch.scores[len(batch.sequence_ids)] = request.scores
                 batch.sequence_ids.append(request.id)
                 batch.lengths.append(chunk.num_tokens)
                 batch.tokens += request.tokens[chunk.end - chunk.num_tokens : chunk.end]
@@ -56,6 +62,8 @@ class Plan:
                     batch.steps.append(request.num_output_tokens)
                     self.sampled.append(request)
                     self.logs.append(request.tokens)
+                else:
+                    self.unsampled.append(request)
 
     def fill(self, ended: Collection[Request]) -> None:
         """Give a step planned ahead its input, each request's newest token; drop the requests that have `ended`."""

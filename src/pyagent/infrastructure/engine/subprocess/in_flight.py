@@ -39,6 +39,7 @@ class _Amount:
     calls: int = 0
     arguments: int = 0
     logprobs: int = 0
+    prompt_logprobs: int = 0
 
     def add(self, delta: ChatDelta) -> None:
         """Count a delta."""
@@ -47,6 +48,7 @@ class _Amount:
         self.calls += sum(bool(piece.id) for piece in delta.tool_calls)
         self.arguments += sum(len(piece.arguments) for piece in delta.tool_calls)
         self.logprobs += len(delta.logprobs)
+        self.prompt_logprobs += len(delta.prompt_logprobs)
 
     def rest_of(self, delta: ChatDelta) -> ChatDelta:
         """Take a delta off; return what goes beyond the amount."""
@@ -57,6 +59,7 @@ class _Amount:
             reasoning=delta.reasoning[self._taken("reasoning", len(delta.reasoning)) :],
             tool_calls=[piece for piece in pieces if piece.id or piece.arguments],
             logprobs=delta.logprobs[self._taken("logprobs", len(delta.logprobs)) :],
+            prompt_logprobs=delta.prompt_logprobs[self._taken("prompt_logprobs", len(delta.prompt_logprobs)) :],
         )
 
     def _rest_of_piece(self, piece: ToolCallDelta) -> ToolCallDelta:
@@ -127,7 +130,7 @@ class InFlightRequest:
         else:
             delta = self._undelivered(delta)
         self._delivered[delta.index].add(delta)
-        has_news = delta.content or delta.reasoning or delta.tool_calls or delta.logprobs
+        has_news = delta.content or delta.reasoning or delta.tool_calls or delta.logprobs or delta.prompt_logprobs
         return delta if has_news or delta.finish_reason or delta.usage else None
 
     @property

@@ -14,6 +14,8 @@ from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, Usage
 
 MAX_PROMPTS = 64
+MAX_PROMPT_LOGPROBS = 300_000
+"""Of all prompts of a request: each takes some hundred bytes until the last prompt is answered."""
 _KINDS = "prompt takes a text, token ids, or a list of either"
 
 
@@ -55,7 +57,7 @@ async def side_by_side(answers: Sequence[AsyncIterator[ChatDelta]], n: int) -> A
     deltas: asyncio.Queue[tuple[int, ChatDelta | BaseException | None]] = asyncio.Queue()
     tasks = [asyncio.create_task(_read(index, answer, deltas)) for index, answer in enumerate(answers)]
     usage: list[Usage | None] = []
-    num_open = len(tasks)
+    num_open, num_logprobs = len(tasks), 0
     held: ChatDelta | None = None  # an end, until it is known whether it is the last one
     try:
         while num_open:
@@ -68,6 +70,12 @@ async def side_by_side(answers: Sequence[AsyncIterator[ChatDelta]], n: int) -> A
             if held is not None:
                 yield held
                 held = None
+            num_logprobs += _num_of_prompt(delta)
+            if num_logprobs > MAX_PROMPT_LOGPROBS:
+                text = (
+                    f"these prompts have more than {MAX_PROMPT_LOGPROBS} log probabilities together; send fewer at once"
+                )
+                raise RequestError(text, param="prompt")
             delta = msgspec.structs.replace(delta, index=index * n + delta.index)
             if delta.finish_reason:
                 usage.append(delta.usage)
@@ -80,6 +88,13 @@ async def side_by_side(answers: Sequence[AsyncIterator[ChatDelta]], n: int) -> A
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _num_of_prompt(delta: ChatDelta) -> int:
+    """Return about how many log probabilities of a prompt a delta has: only an answer's first one has any."""
+    entries = sum(len(entry) for entry in delta.prompt_logprobs if entry)
+    is_echo = bool(delta.logprobs) and delta.logprobs[0].logprob is None
+    return entries + (sum(1 + len(entry.top_logprobs) for entry in delta.logprobs) if is_echo else 0)
 
 
 async def _read(

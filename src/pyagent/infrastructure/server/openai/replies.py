@@ -36,6 +36,7 @@ class OpenAIEncoder:
         usage = next((delta.usage for delta in reversed(deltas) if delta.usage), Usage())
         body = self._envelope("chat.completion" if self.is_chat else "text_completion")
         body |= {"choices": choices, "usage": _full(usage)}
+        body |= _prompt_logprobs(deltas) if self.is_chat else {}
         return msgspec.json.encode(body | _who(deltas[0]))
 
     def _choice(self, deltas: list[ChatDelta]) -> JsonObject:
@@ -51,7 +52,7 @@ class OpenAIEncoder:
             message |= {"tool_calls": calls} if calls else {}
             choice |= {"message": message, "logprobs": _chat_logprobs(logprobs)}
         else:
-            choice |= {"text": text, "logprobs": _text_logprobs(logprobs)}
+            choice |= {"text": text, "logprobs": _text_logprobs(logprobs), **_prompt_logprobs(deltas)}
         return choice
 
     def piece(self, delta: ChatDelta) -> bytes:
@@ -153,8 +154,22 @@ def _chat_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
     }
 
 
-def _logprob(token: str, logprob: float) -> JsonObject:
+def _prompt_logprobs(deltas: list[ChatDelta]) -> JsonObject:
+    """What the deltas say of the prompt, in vLLM's field."""
+    said = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None)
+    return {"prompt_logprobs": said} if said else {}
+
+
+def _logprob(token: str, logprob: float | None) -> JsonObject:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "surrogatepass"))}
+
+
+def _by_text(entry: TokenLogprob) -> dict[str, float] | None:
+    """Rivals by their texts: of several with one text, such as parts of characters, the likeliest."""
+    rivals: dict[str, float] = {}
+    for token, logprob in entry.top_logprobs:
+        rivals.setdefault(token, logprob)
+    return None if entry.logprob is None else rivals
 
 
 def _text_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
@@ -167,6 +182,6 @@ def _text_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
     return {
         "tokens": [entry.token for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [dict(entry.top_logprobs) for entry in entries],
+        "top_logprobs": [_by_text(entry) for entry in entries],
         "text_offset": offsets[:-1],
     }

@@ -50,7 +50,6 @@ IGNORED = (
     "prediction",
 )
 REFUSED: Refused = {
-    "echo": ((False,), "prompts are not echoed"),
     "suffix": (("",), "no text is inserted before a suffix"),
     "audio": ((), "no audio is made"),
     "modalities": ((["text"],), "text is all there is"),
@@ -74,6 +73,7 @@ _SAMPLING = (
     "ignore_eos",
     "min_tokens",
     "skip_special_tokens",
+    "prompt_logprobs",
 )
 
 
@@ -110,6 +110,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
     timeout_seconds: float | None = None
     private: bool | None = None
     session: str | None = None
@@ -133,7 +134,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_retention: object = None
     prediction: object = None
 
-    def sampling(self, max_tokens: int | None, top_logprobs: int | None) -> SamplingParams:
+    def sampling(self, max_tokens: int | None, top_logprobs: int | None, *, echo: bool = False) -> SamplingParams:
         """How to draw, checked."""
         given = {name: value for name in _SAMPLING if (value := cast("object", getattr(self, name))) is not None}
         params = msgspec.structs.replace(
@@ -143,6 +144,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 logit_bias=_token_ids(self.logit_bias or {}),
+                echo=echo,
             ),
             **given,
         )
@@ -216,8 +218,8 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
 
     prompt: str | list[object]
     logprobs: int | None = None
+    echo: bool | None = None
     # refused
-    echo: object = None
     suffix: object = None
 
 
@@ -271,7 +273,8 @@ def read_completion(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/completions."""
     said = decode(body, CompletionBody, REFUSED)
     prompts = read_prompts(said.prompt)
-    sampling = said.sampling(said.max_tokens if said.max_tokens is not None else 16, said.logprobs)  # 16 is OpenAI's
+    max_tokens = said.max_tokens if said.max_tokens is not None else 16  # 16 is OpenAI's
+    sampling = said.sampling(max_tokens, said.logprobs, echo=bool(said.echo))
     first, *others = [asking(said.chat_request(sampling), prompt) for prompt in prompts]
     return msgspec.structs.replace(_asked(said, first, is_chat=False), others=others)
 
@@ -296,6 +299,9 @@ def _begun(said: ChatBody, messages: list[Message]) -> tuple[list[Message], str]
 def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> ParsedRequest:
     if said.stream_options is not None and not said.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
+    if said.prompt_logprobs is not None and said.stream:
+        text = "prompt_logprobs come with whole answers only; leave stream out"
+        raise RequestError(text, param="prompt_logprobs")
     return ParsedRequest(
         request=request,
         model=said.model or "default",
