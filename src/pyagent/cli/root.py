@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": "Watch three agents solve a mixed task.",
     "doctor": "Say what this machine can do and what is missing.",
     "bench": "Measure tokens per second.",
+    "score": "Say how likely a model finds a text.",
     "models": "List, fetch and inspect models.",
     "runs": "Look at past runs.",
     "cache": "Look into a running server's prompt cache.",
