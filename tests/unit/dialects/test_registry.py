@@ -138,3 +138,15 @@ def test_reference_page_names_every_dialect() -> None:
     for dialect in DIALECTS:
         assert f"| `{dialect.name}` | {dialect.models} |" in page  # type: ignore[attr-defined]
     assert isinstance(HERMES, TagDialect)
+
+
+class Broken(TagDialect):
+    def matches(self, template: str) -> bool:
+        raise ValueError("no such template")
+
+
+def test_dialect_that_fails_to_match_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """A plugin's fault does not keep a model from loading: its dialect is named in a warning, and the next is asked."""
+    broken = Broken(name="broken", models="", calls=HERMES.calls)
+    assert dialect_for("<tool_call>", [broken]) is HERMES
+    assert "the dialect broken is passed over" in caplog.text
