@@ -1,9 +1,9 @@
 //! Samples from logits that were computed elsewhere, as `CpuModel.execute` samples from its own.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::TryLockError;
 
-use pyagent_kernels::sampling::{Sampled, SamplerState as Sampler};
+use pyagent_kernels::sampling::Sampled;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -26,7 +26,7 @@ pub fn sample_logits(
     masks: HashMap<usize, PyBackedBytes>,
 ) -> PyResult<StepOutput> {
     let count = logits.item_count();
-    if samplers.len() != steps.len() || !count.checked_rem(samplers.len()).is_none_or(|rest| rest == 0) {
+    if samplers.len() != steps.len() || count.checked_rem(samplers.len()).is_some_and(|rest| rest != 0) {
         let (rows, steps) = (samplers.len(), steps.len());
         return Err(PyValueError::new_err(format!(
             "{count} logits and {steps} steps do not fit {rows} samplers"
@@ -55,7 +55,7 @@ fn sample_rows(values: &mut [f32], asked: &[Asked]) -> PyResult<Outcome> {
         return Ok(outcome);
     }
     for (row, (logits, one)) in values.chunks_exact_mut(vocab).zip(asked).enumerate() {
-        match sample_row(&one.sampler, logits, one)? {
+        match sample_row(logits, one)? {
             Ok(sampled) => {
                 outcome.tokens[row] = sampled.token;
                 if let Some(logprob) = sampled.logprob {
@@ -70,8 +70,8 @@ fn sample_rows(values: &mut [f32], asked: &[Asked]) -> PyResult<Outcome> {
     Ok(outcome)
 }
 
-fn sample_row(sampler: &Arc<Mutex<Sampler>>, logits: &mut [f32], asked: &Asked) -> PyResult<Result<Sampled, String>> {
-    let mut state = sampler.try_lock().map_err(|error| match error {
+fn sample_row(logits: &mut [f32], asked: &Asked) -> PyResult<Result<Sampled, String>> {
+    let mut state = asked.sampler.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => PyValueError::new_err("a sampler is used twice at once"),
         TryLockError::Poisoned(_) => PyRuntimeError::new_err("this sampler failed in another thread; make a new one"),
     })?;
