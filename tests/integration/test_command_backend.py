@@ -55,3 +55,30 @@ def test_chain_test_fails_when_one_link_does(environment: dict[str, str]) -> Non
     assert done.returncode == 1
     assert "✓ command:cat" in done.stdout
     assert "✗ command:false" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        (
+            'frozenset({"prompt"})',
+            'frozenset({"promt"})',
+            "`capabilities.abilities` names 'promt', which no request asks",
+        ),
+        ("Capabilities(abilities=", "Capabilities(abilites=", "abilites"),
+        ("self.name = str(link)", "self.name = 'native:x'", "`name` is 'native:x', expected the scheme 'command'"),
+    ],
+)
+def test_backend_that_says_what_is_not_so_is_named(
+    environment: dict[str, str], tmp_path: Path, right: str, wrong: str, complaint: str
+) -> None:
+    """A misspelt ability or field, or another scheme's name, ends the command with an error that names the plugin."""
+    module = tmp_path / "site/pyagent_command.py"
+    source = module.read_text(encoding="utf-8")
+    assert source.count(right) == 1
+    module.write_text(source.replace(right, wrong), encoding="utf-8")
+    done = pyagent(environment, "chat", "--chain", "command:cat", text="hi there\n")
+    assert done.returncode != 0
+    assert complaint in done.stderr
+    assert "command" in done.stderr
+    assert "Traceback" not in done.stderr
