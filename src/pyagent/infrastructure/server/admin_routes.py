@@ -146,19 +146,19 @@ class EngineRoutes:
 
     async def pin(self, request: Request) -> Response:
         """POST /pyagent/cache/pin: compute a beginning and keep it, for the caller or, `shared`, for all."""
-        said = await self._read(request, PinBody)
-        check_name("name", said.name)
-        asked = read_chat(msgspec.json.encode({"messages": said.messages, "model": said.model or None})).request
-        if not said.name or not any(message.text.strip() for message in asked.messages):
+        parsed = await self._read(request, PinBody)
+        check_name("name", parsed.name)
+        asked = read_chat(msgspec.json.encode({"messages": parsed.messages, "model": parsed.model or None})).request
+        if not parsed.name or not any(message.text.strip() for message in asked.messages):
             raise RequestError("a pin needs a name, and messages with some text", param="messages")
-        origin = msgspec.structs.replace(asked.origin, tenant=_tenant(request, is_shared=said.shared))
+        origin = msgspec.structs.replace(asked.origin, tenant=_tenant(request, is_shared=parsed.shared))
         asked = msgspec.structs.replace(asked, origin=origin)
-        return _json({"name": said.name, "num_tokens": (await self._ask(PinPrompt(said.name, asked))).num_tokens})
+        return _json({"name": parsed.name, "num_tokens": (await self._ask(PinPrompt(parsed.name, asked))).num_tokens})
 
     async def unpin(self, request: Request) -> Response:
         """POST /pyagent/cache/unpin: end a pin."""
-        said = await self._read(request, NameBody)
-        name, tenant = said.name, _tenant(request, is_shared=said.shared)
+        parsed = await self._read(request, NameBody)
+        name, tenant = parsed.name, _tenant(request, is_shared=parsed.shared)
         num_tokens = (await self._ask(UnpinPrompt(name, tenant))).num_tokens
         if num_tokens == 0:
             raise RequestError(f"nothing is pinned as {name!r}", param="name", code="pin_not_found")

@@ -29,19 +29,19 @@ def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
     """Read a body; raises `RequestError` naming the field at fault."""
     check_body(body)
     try:
-        said = msgspec.json.decode(body, type=kind)
+        parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise field_error(error, kind, whole="the body") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise json_error("the body", error, body) from error
-    refuse(said, refused)
-    return said
+    refuse(parsed, refused)
+    return parsed
 
 
-def refuse(said: msgspec.Struct, refused: Refused, prefix: str = "") -> None:
-    """Raise `RequestError` for the first field of `said` that is not supported and asks for something."""
+def refuse(parsed: msgspec.Struct, refused: Refused, prefix: str = "") -> None:
+    """Raise `RequestError` for the first field of `parsed` that is not supported and asks for something."""
     for name, (accepted, why) in refused.items():
-        value: object = getattr(said, name, None)
+        value: object = getattr(parsed, name, None)
         if value is not None and not any(value == other for other in accepted):
             shown = msgspec.json.encode(value)[:40].decode(errors="replace")
             param = prefix + name

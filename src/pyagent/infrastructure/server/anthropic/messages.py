@@ -97,11 +97,11 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
     content: str | _Blocks
 
 
-def read_conversation(system: str | list[TextBlock] | None, said: Sequence[InputMessage]) -> list[Message]:
+def read_conversation(system: str | list[TextBlock] | None, inputs: Sequence[InputMessage]) -> list[Message]:
     """Return the messages as backends take them. Raises `RequestError` naming the one at fault."""
     text = system if isinstance(system, str) else "\n".join(block.text for block in system or ())
     messages = [Message("system", text)] if text else []
-    for number, message in enumerate(said):
+    for number, message in enumerate(inputs):
         if isinstance(message.content, str):
             messages.append(Message(message.role, message.content))
         else:
@@ -125,10 +125,10 @@ def _of_blocks(role: Literal["user", "assistant", "system"], blocks: _Blocks, wh
     return [*results, *rest]
 
 
-def _content(said: str | list[TextBlock | ImageBlock]) -> str | list[TextPart | ImagePart]:
+def _content(content: str | list[TextBlock | ImageBlock]) -> str | list[TextPart | ImagePart]:
     """Content as it is in OpenAI's messages; text alone is one text."""
-    if isinstance(said, str):
-        return said
-    if all(isinstance(block, TextBlock) for block in said):
-        return "\n".join(block.text for block in said if isinstance(block, TextBlock))
-    return [block.part() if isinstance(block, ImageBlock) else TextPart(block.text) for block in said]
+    if isinstance(content, str):
+        return content
+    if all(isinstance(block, TextBlock) for block in content):
+        return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+    return [block.part() if isinstance(block, ImageBlock) else TextPart(block.text) for block in content]

@@ -140,11 +140,11 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise RequestError("messages is empty; send at least one message", param="messages")
         if self.context_management is not None:
             self.context_management.check()
-        said, assistant_prefix = self._begun()
+        earlier, assistant_prefix = self._begun()
         tools = [_tool(tool) for tool in self.tools or []]
         return ChatRequest(
             model=model_asked(self.model),
-            messages=read_conversation(self.system, said),
+            messages=read_conversation(self.system, earlier),
             assistant_prefix=assistant_prefix,
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
@@ -157,10 +157,10 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def _begun(self) -> tuple[list[InputMessage], str]:
         """Return the messages without the last one where that is the assistant's: the answer's beginning."""
-        *said, last = self.messages
+        *earlier, last = self.messages
         if last.role != "assistant":
             return self.messages, ""
-        where = f"messages[{len(said)}]"
+        where = f"messages[{len(earlier)}]"
         blocks = [TextBlock(text=last.content)] if isinstance(last.content, str) else last.content
         texts = [block.text for block in blocks if isinstance(block, TextBlock)]
         if len(texts) < len(blocks):
@@ -170,9 +170,9 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise RequestError(f"{where} begins the answer, and cannot end with white space", param=where)
         if text and self.thinking is not None and self.thinking.type != "disabled":
             raise RequestError(f"{where} begins the answer, which leaves no room for thinking", param="thinking")
-        if not said:
+        if not earlier:
             raise RequestError("messages has only the answer's beginning; send a user's message", param="messages")
-        return said, text
+        return earlier, text
 
 
 class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
@@ -198,22 +198,22 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_messages(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/messages; raises `RequestError` naming the field at fault."""
-    said = decode(body, MessagesBody, REFUSED)
+    parsed = decode(body, MessagesBody, REFUSED)
     sampling = SamplingParams(
-        max_tokens=said.max_tokens,
-        temperature=1.0 if said.temperature is None else said.temperature,
-        top_p=1.0 if said.top_p is None else said.top_p,
-        top_k=said.top_k or 0,
-        stop=tuple(said.stop_sequences or ()),
+        max_tokens=parsed.max_tokens,
+        temperature=1.0 if parsed.temperature is None else parsed.temperature,
+        top_p=1.0 if parsed.top_p is None else parsed.top_p,
+        top_k=parsed.top_k or 0,
+        stop=tuple(parsed.stop_sequences or ()),
     )
     sampling.validate()
-    client = (said.metadata.user_id if said.metadata else None) or ""
+    client = (parsed.metadata.user_id if parsed.metadata else None) or ""
     check_name("metadata.user_id", client)
     return ParsedRequest(
-        request=said.request(sampling, client),
-        model=said.model or "default",
-        is_streamed=bool(said.stream),
-        has_thinking=said.thinking is not None and said.thinking.type != "disabled",
+        request=parsed.request(sampling, client),
+        model=parsed.model or "default",
+        is_streamed=bool(parsed.stream),
+        has_thinking=parsed.thinking is not None and parsed.thinking.type != "disabled",
     )
 
 
@@ -230,15 +230,15 @@ def _tool(tool: InputTool) -> Tool:
     return Tool(FunctionDefinition(tool.name, description, tool.input_schema or {}, tool.strict or None))
 
 
-def _choice(said: ToolChoice | None) -> str | JsonObject | None:
-    if said is None:
+def _choice(choice: ToolChoice | None) -> str | JsonObject | None:
+    if choice is None:
         return None
-    if said.type == "tool":
-        return {"type": "function", "function": {"name": said.name}}
-    return {"any": "required"}.get(said.type, said.type)
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return {"any": "required"}.get(choice.type, choice.type)
 
 
-def _format(said: OutputConfig | None) -> ResponseFormat | None:
-    if said is None or said.format is None:
+def _format(config: OutputConfig | None) -> ResponseFormat | None:
+    if config is None or config.format is None:
         return None
-    return ResponseFormat("json_schema", JsonSchemaFormat(schema=said.format.schema))
+    return ResponseFormat("json_schema", JsonSchemaFormat(schema=config.format.schema))

@@ -39,8 +39,8 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        said = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = said if _REQUEST_ID.fullmatch(said) else os.urandom(16).hex()
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
         scope.setdefault("state", {})["request_id"] = request_id
         scope["app"] = self  # tells the router that wrong paths and methods are to be raised, not answered
 

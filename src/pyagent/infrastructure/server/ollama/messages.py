@@ -51,8 +51,12 @@ class InputTool(msgspec.Struct, forbid_unknown_fields=True):
 
     def tool(self) -> Tool:
         """As backends take it."""
-        said = self.function
-        return Tool(FunctionDefinition(said.name, said.description or "", said.parameters or {}, said.strict or None))
+        function = self.function
+        return Tool(
+            FunctionDefinition(
+                function.name, function.description or "", function.parameters or {}, function.strict or None
+            )
+        )
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -68,11 +72,11 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str | None = None
 
 
-def read_messages(said: list[ChatMessage]) -> list[Message]:
+def read_messages(chat: list[ChatMessage]) -> list[Message]:
     """Messages with ids for tool calls that have none; results without an id answer the calls in order."""
     messages: list[Message] = []
     unanswered: list[ToolCall] = []
-    for number, message in enumerate(said):
+    for number, message in enumerate(chat):
         if message.role == "tool":
             call_id = message.tool_call_id or _answered(unanswered, message.tool_name or message.name)
             messages.append(Message("tool", message.content or "", tool_call_id=call_id))

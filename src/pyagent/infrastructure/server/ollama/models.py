@@ -61,8 +61,8 @@ async def show_loaded(service: Service, _request: Request) -> Response:
 
 async def show(service: Service, request: Request) -> Response:
     """POST /api/show."""
-    said = await service.read(request, read_model)
-    model = await find_model(service, said.model)
+    parsed = await service.read(request, read_model)
+    model = await find_model(service, parsed.model)
     architecture = model.architecture or "unknown"
     facts: JsonObject = {"general.architecture": architecture}
     if model.context_length is not None:
@@ -80,15 +80,15 @@ async def show(service: Service, request: Request) -> Response:
 async def pull(service: Service, request: Request) -> Response:
     """POST /api/pull: an administrator has a model fetched into the store, told as it goes on."""
     check_admin(request)
-    said = await service.read(request, read_model)
-    if service.store is None or is_path(said.model):
-        raise RequestError(f"model {said.model!r} cannot be pulled; name one of the store", param="model")
+    parsed = await service.read(request, read_model)
+    if service.store is None or is_path(parsed.model):
+        raise RequestError(f"model {parsed.model!r} cannot be pulled; name one of the store", param="model")
     try:
-        service.store.look(said.model)
+        service.store.look(parsed.model)
     except ModelError as error:
         raise RequestError(str(error), param="model", code="model_not_found") from error
-    events = _pulled(service.store, said.model, str(request.state.request_id))
-    if said.stream is not False:
+    events = _pulled(service.store, parsed.model, str(request.state.request_id))
+    if parsed.stream is not False:
         return EventStream(events, _MEDIA_TYPE, lambda error: _line({"error": error.message}))
     lines = [line async for line in events]
     told = msgspec.json.decode(lines[-1])

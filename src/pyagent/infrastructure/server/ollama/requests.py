@@ -65,7 +65,7 @@ _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How to draw, and how to load; where nothing is said, Ollama's own defaults of temperature and top_p."""
+    """How to sample, and how to load; without a value, Ollama's own defaults of temperature and top_p."""
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -249,42 +249,42 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_chat(body: bytes) -> ParsedRequest:
     """Understand the body of POST /api/chat; raises `RequestError` naming the field at fault."""
-    said = decode(body, ChatBody, REFUSED)
-    messages, assistant_prefix = read_messages(said.messages or []), ""
+    parsed = decode(body, ChatBody, REFUSED)
+    messages, assistant_prefix = read_messages(parsed.messages or []), ""
     if len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         assistant_prefix = messages.pop().text  # Ollama goes on with it
-    return said.ask(messages, assistant_prefix=assistant_prefix, tools=[tool.tool() for tool in said.tools or ()])
+    return parsed.ask(messages, assistant_prefix=assistant_prefix, tools=[tool.tool() for tool in parsed.tools or ()])
 
 
 def read_generate(body: bytes) -> ParsedRequest:
     """Understand the body of POST /api/generate."""
-    said = decode(body, GenerateBody, REFUSED)
-    prompt = said.prompt or ""
-    if said.raw:
+    parsed = decode(body, GenerateBody, REFUSED)
+    prompt = parsed.prompt or ""
+    if parsed.raw:
         for name in ("system", "context", "images"):
-            if getattr(said, name):
+            if getattr(parsed, name):
                 raise RequestError(f"raw mode takes no {name}; write all of it into prompt", param=name)
-        return said.ask([], prompt=prompt)
-    if not prompt and not said.images:
-        return said.ask([])
-    history = read_context(said.context) if said.context else []
-    if said.system:
-        history = [Message("system", said.system), *(message for message in history if message.role != "system")]
-    messages = [*history, Message("user", content_of(prompt, said.images))]
-    return msgspec.structs.replace(said.ask(messages), keeps_context=True)
+        return parsed.ask([], prompt=prompt)
+    if not prompt and not parsed.images:
+        return parsed.ask([])
+    history = read_context(parsed.context) if parsed.context else []
+    if parsed.system:
+        history = [Message("system", parsed.system), *(message for message in history if message.role != "system")]
+    messages = [*history, Message("user", content_of(prompt, parsed.images))]
+    return msgspec.structs.replace(parsed.ask(messages), keeps_context=True)
 
 
 def read_embed(body: bytes) -> tuple[EmbedBody, list[str]]:
-    """Understand the body of POST /api/embed: what was said, and the texts."""
-    said = decode(body, EmbedBody, {})
-    refuse(said.options or Options(), REFUSED_OPTIONS, "options.")
-    return said, [said.input] if isinstance(said.input, str) else said.input
+    """Parse the body of POST /api/embed; return it and the texts."""
+    parsed = decode(body, EmbedBody, {})
+    refuse(parsed.options or Options(), REFUSED_OPTIONS, "options.")
+    return parsed, [parsed.input] if isinstance(parsed.input, str) else parsed.input
 
 
 def read_model(body: bytes) -> ModelBody:
     """Understand a body that names a model, and little else."""
-    said = decode(body, ModelBody, REFUSED)
-    return msgspec.structs.replace(said, model=model_asked(said.model or said.name))
+    parsed = decode(body, ModelBody, REFUSED)
+    return msgspec.structs.replace(parsed, model=model_asked(parsed.model or parsed.name))
 
 
 def _format(wanted: str | JsonObject | None) -> ResponseFormat | None:
@@ -297,14 +297,16 @@ def _format(wanted: str | JsonObject | None) -> ResponseFormat | None:
     return ResponseFormat("json_schema", JsonSchemaFormat(schema=wanted))
 
 
-def _keep_seconds(said: float | str | None) -> float | None:
+def _keep_seconds(keep_alive: float | str | None) -> float | None:
     """Return how long to keep the model: the engine decides, but for 0."""
-    if said is None or isinstance(said, int | float):
-        return said
-    if re.fullmatch(r"-?\d+(\.\d+)?", said):
-        return float(said)
-    match = _DURATION.fullmatch(said)
+    if keep_alive is None or isinstance(keep_alive, int | float):
+        return keep_alive
+    if re.fullmatch(r"-?\d+(\.\d+)?", keep_alive):
+        return float(keep_alive)
+    match = _DURATION.fullmatch(keep_alive)
     if match is None:
-        raise RequestError(f"keep_alive is seconds, or a text such as '10m', got {said[:40]!r}", param="keep_alive")
+        raise RequestError(
+            f"keep_alive is seconds, or a text such as '10m', got {keep_alive[:40]!r}", param="keep_alive"
+        )
     parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)", match[2])
     return sum(float(number) * _SECONDS[unit] for number, unit in parts) * (-1 if match[1] else 1)

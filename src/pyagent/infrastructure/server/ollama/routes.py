@@ -92,25 +92,25 @@ async def _unload(service: Service) -> None:
 async def embed(service: Service, request: Request) -> Response:
     """POST /api/embed."""
     started = time.perf_counter()
-    said, texts = await service.read(request, read_embed)
-    found = await _embedded(service, request, said, texts)
-    vectors = shortened(found.vectors, said.dimensions)
-    body = {"model": said.model, "embeddings": vectors, "total_duration": nanoseconds(time.perf_counter() - started)}
+    parsed, texts = await service.read(request, read_embed)
+    found = await _embedded(service, request, parsed, texts)
+    vectors = shortened(found.vectors, parsed.dimensions)
+    body = {"model": parsed.model, "embeddings": vectors, "total_duration": nanoseconds(time.perf_counter() - started)}
     return json_response(body | {"load_duration": 0, "prompt_eval_count": found.usage.prompt_tokens})
 
 
 async def embeddings(service: Service, request: Request) -> Response:
     """POST /api/embeddings, the older form; without a prompt there is no vector."""
-    said = await service.read(request, lambda body: decode(body, EmbeddingsBody, {}))
-    if not said.prompt:
-        await find_model(service, said.model)
+    parsed = await service.read(request, lambda body: decode(body, EmbeddingsBody, {}))
+    if not parsed.prompt:
+        await find_model(service, parsed.model)
         return json_response({"embedding": list[float]()})
-    return json_response({"embedding": (await _embedded(service, request, said, [said.prompt])).vectors[0]})
+    return json_response({"embedding": (await _embedded(service, request, parsed, [parsed.prompt])).vectors[0]})
 
 
 async def _embedded(
-    service: Service, request: Request, said: EmbedBody | EmbeddingsBody, texts: list[str]
+    service: Service, request: Request, parsed: EmbedBody | EmbeddingsBody, texts: list[str]
 ) -> EmbedResult:
-    model = await find_model(service, said.model)
-    asked = EmbedRequest(model=said.model and model.id, input=texts, private=bool(said.private))
+    model = await find_model(service, parsed.model)
+    asked = EmbedRequest(model=parsed.model and model.id, input=texts, private=bool(parsed.private))
     return await service.embed(request, asked)

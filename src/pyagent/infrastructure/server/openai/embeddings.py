@@ -28,9 +28,9 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def texts(self) -> list[str]:
         """The texts to embed; raises `RequestError` for token ids."""
-        said = [self.input] if isinstance(self.input, str) else self.input
-        texts = [text for text in said if isinstance(text, str)]
-        if len(texts) < len(said):
+        inputs = [self.input] if isinstance(self.input, str) else self.input
+        texts = [text for text in inputs if isinstance(text, str)]
+        if len(texts) < len(inputs):
             raise RequestError("input takes texts; token ids are not supported", param="input")
         return texts
 
@@ -45,13 +45,13 @@ def read_embeddings(body: bytes) -> EmbeddingsBody:
     return decode(body, EmbeddingsBody, {})
 
 
-def embeddings_body(said: EmbeddingsBody, found: EmbedResult) -> JsonObject:
+def embeddings_body(parsed: EmbeddingsBody, found: EmbedResult) -> JsonObject:
     """Return the answer."""
-    vectors = shortened(found.vectors, said.dimensions)
-    shown = [_base64(vector) for vector in vectors] if said.encoding_format == "base64" else vectors
+    vectors = shortened(found.vectors, parsed.dimensions)
+    shown = [_base64(vector) for vector in vectors] if parsed.encoding_format == "base64" else vectors
     listed = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
     usage = {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.prompt_tokens}
-    return {"object": "list", "data": listed, "model": found.model or said.model or "default", "usage": usage}
+    return {"object": "list", "data": listed, "model": found.model or parsed.model or "default", "usage": usage}
 
 
 def _base64(vector: list[float]) -> str:

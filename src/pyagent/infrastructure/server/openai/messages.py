@@ -159,8 +159,12 @@ class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         refuse(self, _REFUSED_TOOL, f"{where}.")
         if self.function is None:
             raise RequestError(f"{where} needs its function, with a name", param=f"{where}.function")
-        said = self.function
-        return Tool(FunctionDefinition(said.name, said.description or "", said.parameters or {}, said.strict or None))
+        function = self.function
+        return Tool(
+            FunctionDefinition(
+                function.name, function.description or "", function.parameters or {}, function.strict or None
+            )
+        )
 
 
 class _Schema(msgspec.Struct, forbid_unknown_fields=True):
@@ -179,49 +183,49 @@ class InputFormat(msgspec.Struct, forbid_unknown_fields=True):
 
     def form(self) -> ResponseFormat:
         """As backends take it; raises `RequestError` for one without its schema or its choices."""
-        said = self.json_schema
-        if self.type == "json_schema" and said is None:
+        spec = self.json_schema
+        if self.type == "json_schema" and spec is None:
             raise RequestError("response_format json_schema needs its json_schema", param="response_format.json_schema")
         if self.type == "choice" and not self.choice:
             text = "response_format choice needs its choice, a list of texts"
             raise RequestError(text, param="response_format.choice")
-        schema = said and JsonSchemaFormat(said.name, said.schema, said.strict, said.description or "")
+        schema = spec and JsonSchemaFormat(spec.name, spec.schema, spec.strict, spec.description or "")
         return ResponseFormat(self.type, schema, self.choice)
 
 
-def read_messages(said: Sequence[InputMessage]) -> list[Message]:
+def read_messages(messages: Sequence[InputMessage]) -> list[Message]:
     """Return the messages as backends take them. Raises `RequestError` naming the field at fault."""
-    return [_message(message, f"messages[{number}]") for number, message in enumerate(said)]
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def read_tools(said: Sequence[InputTool]) -> list[Tool]:
+def read_tools(tools: Sequence[InputTool]) -> list[Tool]:
     """Return the tools as backends take them. Raises `RequestError` naming the field at fault."""
-    return [tool.tool(f"tools[{number}]") for number, tool in enumerate(said)]
+    return [tool.tool(f"tools[{number}]") for number, tool in enumerate(tools)]
 
 
-def _message(said: InputMessage, where: str) -> Message:
-    match said:
+def _message(message: InputMessage, where: str) -> Message:
+    match message:
         case SystemMessage():
-            return Message("system", _content(said.content), said.name)
+            return Message("system", _content(message.content), message.name)
         case DeveloperMessage():
-            return Message("developer", _content(said.content), said.name)
+            return Message("developer", _content(message.content), message.name)
         case UserMessage():
-            return Message("user", _content(said.content), said.name)
+            return Message("user", _content(message.content), message.name)
         case ToolMessage():
-            return Message("tool", _content(said.content), said.name, tool_call_id=said.tool_call_id)
+            return Message("tool", _content(message.content), message.name, tool_call_id=message.tool_call_id)
         case AssistantMessage():
-            refuse(said, _REFUSED, f"{where}.")
-            calls = [call.call(f"{where}.tool_calls[{index}]") for index, call in enumerate(said.tool_calls or ())]
-            content = said.refusal if said.content is None else _content(said.content)
-            thought = said.reasoning_content or said.reasoning
+            refuse(message, _REFUSED, f"{where}.")
+            calls = [call.call(f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or ())]
+            content = message.refusal if message.content is None else _content(message.content)
+            thought = message.reasoning_content or message.reasoning
             thought = thought if isinstance(thought, str) and thought else None
-            return Message("assistant", content, said.name, calls or None, reasoning_content=thought)
+            return Message("assistant", content, message.name, calls or None, reasoning_content=thought)
 
 
-def _content(said: str | Sequence[Text | Image | Refusal]) -> str | list[TextPart | ImagePart]:
-    if isinstance(said, str):
-        return said
-    return [_part(part) for part in said]
+def _content(content: str | Sequence[Text | Image | Refusal]) -> str | list[TextPart | ImagePart]:
+    if isinstance(content, str):
+        return content
+    return [_part(part) for part in content]
 
 
 def _part(part: Text | Image | Refusal) -> TextPart | ImagePart:

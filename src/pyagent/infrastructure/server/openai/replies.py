@@ -156,8 +156,8 @@ def _chat_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
 
 def _prompt_logprobs(deltas: list[ChatDelta]) -> JsonObject:
     """What the deltas say of the prompt, in vLLM's field."""
-    said = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None)
-    return {"prompt_logprobs": said} if said else {}
+    prompt_logprobs = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None)
+    return {"prompt_logprobs": prompt_logprobs} if prompt_logprobs else {}
 
 
 def _logprob(token: str, logprob: float | None) -> JsonObject:

@@ -179,9 +179,9 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """The search wanted; as in vLLM `best_of`, else `n`, is its width where no width is given."""
         given = {name: getattr(self, name) for name in ("beam_width", "length_penalty", "early_stopping")}
         if not self.use_beam_search:
-            said = [name for name, value in given.items() if value is not None]
-            if said:
-                raise RequestError(f"{said[0]} needs use_beam_search: true", param=said[0])
+            named = [name for name, value in given.items() if value is not None]
+            if named:
+                raise RequestError(f"{named[0]} needs use_beam_search: true", param=named[0])
             return None
         width = next((given for given in (self.beam_width, self.best_of, self.n) if given is not None), 1)
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
@@ -239,54 +239,54 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_chat(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/chat/completions; raises `RequestError` naming the field at fault."""
-    said = decode(body, ChatBody, REFUSED)
-    if not said.messages:
+    parsed = decode(body, ChatBody, REFUSED)
+    if not parsed.messages:
         raise RequestError("messages is empty; send at least one message", param="messages")
-    messages = read_messages(said.messages)
+    messages = read_messages(parsed.messages)
     if not any(message.content or message.tool_calls for message in messages):
         raise RequestError("every message is empty; write something in one", param="messages")
-    if said.max_tokens is not None and said.max_completion_tokens not in {None, said.max_tokens}:
+    if parsed.max_tokens is not None and parsed.max_completion_tokens not in {None, parsed.max_tokens}:
         raise RequestError("max_tokens and max_completion_tokens disagree; send one of them", param="max_tokens")
-    if said.top_logprobs is not None and not said.logprobs:
+    if parsed.top_logprobs is not None and not parsed.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    sampling = said.sampling(
-        said.max_completion_tokens if said.max_tokens is None else said.max_tokens,
-        (said.top_logprobs or 0) if said.logprobs else None,
+    sampling = parsed.sampling(
+        parsed.max_completion_tokens if parsed.max_tokens is None else parsed.max_tokens,
+        (parsed.top_logprobs or 0) if parsed.logprobs else None,
     )
-    tools = read_tools(said.tools or [])
-    choice = checked_choice(tools, said.tool_choice)
-    messages, assistant_prefix = _begun(said, messages)
-    request = said.chat_request(
+    tools = read_tools(parsed.tools or [])
+    choice = checked_choice(tools, parsed.tool_choice)
+    messages, assistant_prefix = _begun(parsed, messages)
+    request = parsed.chat_request(
         sampling,
         messages=messages,
         assistant_prefix=assistant_prefix,
         tools=tools,
         tool_choice=choice,
-        parallel_tool_calls=said.parallel_tool_calls is not False,
-        reasoning_effort=said.reasoning_effort,
-        chat_template_kwargs=said.chat_template_kwargs or {},
+        parallel_tool_calls=parsed.parallel_tool_calls is not False,
+        reasoning_effort=parsed.reasoning_effort,
+        chat_template_kwargs=parsed.chat_template_kwargs or {},
     )
-    return _asked(said, request, is_chat=True)
+    return _asked(parsed, request, is_chat=True)
 
 
 def read_completion(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/completions."""
-    said = decode(body, CompletionBody, REFUSED)
-    prompts = read_prompts(said.prompt)
-    max_tokens = said.max_tokens if said.max_tokens is not None else 16  # 16 is OpenAI's
-    sampling = said.sampling(max_tokens, said.logprobs, echo=bool(said.echo))
-    first, *others = [asking(said.chat_request(sampling), prompt) for prompt in prompts]
-    return msgspec.structs.replace(_asked(said, first, is_chat=False), others=others)
+    parsed = decode(body, CompletionBody, REFUSED)
+    prompts = read_prompts(parsed.prompt)
+    max_tokens = parsed.max_tokens if parsed.max_tokens is not None else 16  # 16 is OpenAI's
+    sampling = parsed.sampling(max_tokens, parsed.logprobs, echo=bool(parsed.echo))
+    first, *others = [asking(parsed.chat_request(sampling), prompt) for prompt in prompts]
+    return msgspec.structs.replace(_asked(parsed, first, is_chat=False), others=others)
 
 
-def _begun(said: ChatBody, messages: list[Message]) -> tuple[list[Message], str]:
+def _begun(parsed: ChatBody, messages: list[Message]) -> tuple[list[Message], str]:
     """The messages, without the last one where that is to be continued: the answer's beginning."""
-    if not said.continue_final_message:
-        if said.add_generation_prompt is False:
+    if not parsed.continue_final_message:
+        if parsed.add_generation_prompt is False:
             text = "add_generation_prompt=false needs continue_final_message: true"
             raise RequestError(text, param="add_generation_prompt")
         return messages, ""
-    if said.add_generation_prompt:
+    if parsed.add_generation_prompt:
         text = "continue_final_message and add_generation_prompt exclude each other; set one of them"
         raise RequestError(text, param="add_generation_prompt")
     *before, last = messages
@@ -296,18 +296,18 @@ def _begun(said: ChatBody, messages: list[Message]) -> tuple[list[Message], str]
     return before, last.text
 
 
-def _asked(said: _Common, request: ChatRequest, *, is_chat: bool) -> ParsedRequest:
-    if said.stream_options is not None and not said.stream:
+def _asked(parsed: _Common, request: ChatRequest, *, is_chat: bool) -> ParsedRequest:
+    if parsed.stream_options is not None and not parsed.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
-    if said.prompt_logprobs is not None and said.stream:
+    if parsed.prompt_logprobs is not None and parsed.stream:
         text = "prompt_logprobs come with whole answers only; leave stream out"
         raise RequestError(text, param="prompt_logprobs")
     return ParsedRequest(
         request=request,
-        model=said.model or "default",
+        model=parsed.model or "default",
         is_chat=is_chat,
-        is_streamed=bool(said.stream),
-        has_usage_chunk=bool(said.stream_options and said.stream_options.include_usage),
+        is_streamed=bool(parsed.stream),
+        has_usage_chunk=bool(parsed.stream_options and parsed.stream_options.include_usage),
     )
 
 

@@ -26,11 +26,11 @@ async def completions(service: Service, request: Request) -> Response:
 
 async def embeddings(service: Service, request: Request) -> Response:
     """POST /v1/embeddings."""
-    said = await service.read(request, read_embeddings)
+    parsed = await service.read(request, read_embeddings)
     found = await service.embed(
-        request, EmbedRequest(model=said.model_asked, input=said.texts, private=bool(said.private))
+        request, EmbedRequest(model=parsed.model_asked, input=parsed.texts, private=bool(parsed.private))
     )
-    return json_response(embeddings_body(said, found))
+    return json_response(embeddings_body(parsed, found))
 
 
 async def list_models(service: Service, request: Request) -> Response:

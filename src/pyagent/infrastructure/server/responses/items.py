@@ -130,12 +130,12 @@ def messages_of(items: Sequence[JsonObject]) -> list[Message]:
     return messages
 
 
-def _content(said: str | _Parts) -> str | list[TextPart | ImagePart]:
-    if isinstance(said, str):
-        return said
-    if any(isinstance(part, _Image) for part in said):
-        return [_part(part) for part in said]
-    return "".join(_text(part) for part in said)
+def _content(content: str | _Parts) -> str | list[TextPart | ImagePart]:
+    if isinstance(content, str):
+        return content
+    if any(isinstance(part, _Image) for part in content):
+        return [_part(part) for part in content]
+    return "".join(_text(part) for part in content)
 
 
 def _part(part: _TextIn | _TextOut | _Refusal | _Image) -> TextPart | ImagePart:

@@ -34,8 +34,8 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag
 
     def told(self) -> JsonObject:
         """Return the function as the response repeats it."""
-        said: JsonObject = {"type": "function", "name": self.name, "description": self.description}
-        return said | {"parameters": self.parameters, "strict": self.strict}
+        echoed: JsonObject = {"type": "function", "name": self.name, "description": self.description}
+        return echoed | {"parameters": self.parameters, "strict": self.strict}
 
 
 class Namespace(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="namespace"):
@@ -47,8 +47,8 @@ class Namespace(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_fi
 
     def told(self) -> JsonObject:
         """Return the namespace as the response repeats it."""
-        said: JsonObject = {"type": "namespace", "name": self.name, "description": self.description}
-        return said | {"tools": [tool.told() for tool in self.tools]}
+        echoed: JsonObject = {"type": "namespace", "name": self.name, "description": self.description}
+        return echoed | {"tools": [tool.told() for tool in self.tools]}
 
 
 InputTool = FunctionTool | Namespace

@@ -168,28 +168,28 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def read_response(body: bytes) -> ResponsesBody:
     """Understand the body of POST /v1/responses; raises `RequestError` naming the field at fault."""
-    said = decode(body, ResponsesBody, REFUSED)
-    check_metadata(said.metadata)
-    check_name("user", said.user)
-    if said.stream_options is not None and not said.stream:
+    parsed = decode(body, ResponsesBody, REFUSED)
+    check_metadata(parsed.metadata)
+    check_name("user", parsed.user)
+    if parsed.stream_options is not None and not parsed.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
-    return said
+    return parsed
 
 
-def _choice(said: str | JsonObject | None) -> str | JsonObject | None:
+def _choice(choice: str | JsonObject | None) -> str | JsonObject | None:
     """Return the choice of a tool in the form of chat completions."""
-    if not isinstance(said, dict):
-        return said
-    if said.get("type") != "function":
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "function":
         raise RequestError("tool_choice is none, auto, required or a function of tools", param="tool_choice")
-    return {"type": "function", "function": {"name": said.get("name")}}
+    return {"type": "function", "function": {"name": choice.get("name")}}
 
 
-def _format(said: _Text | None) -> ResponseFormat | None:
-    if said is None:
+def _format(text: _Text | None) -> ResponseFormat | None:
+    if text is None:
         return None
-    refuse(said, _REFUSED_TEXT, "text.")
-    form = said.format
+    refuse(text, _REFUSED_TEXT, "text.")
+    form = text.format
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":

@@ -17,23 +17,23 @@ from pyagent.infrastructure.server.service import Service, json_response
 
 async def create(service: Service, request: Request) -> Response:
     """POST /v1/responses."""
-    said = await service.read(request, read_response)
+    parsed = await service.read(request, read_response)
     client, kept = str(request.state.client), _kept(service)
     history: list[JsonObject] = []
-    if said.previous_response_id is not None:
-        previous = kept.find(said.previous_response_id, client, param="previous_response_id")
+    if parsed.previous_response_id is not None:
+        previous = kept.find(parsed.previous_response_id, client, param="previous_response_id")
         history = previous.items
-        said.private = said.private or bool(previous.body.get("private"))  # what is gone on from stays private
+        parsed.private = parsed.private or bool(previous.body.get("private"))  # what is gone on from stays private
 
     def keep(body: JsonObject) -> None:
-        kept.keep(client, body, history, said.items)
+        kept.keep(client, body, history, parsed.items)
 
-    asked = said.request(history)
-    kept_by = keep if said.store is not False else None
+    asked = parsed.request(history)
+    kept_by = keep if parsed.store is not False else None
     reply = ResponseEncoder(
-        str(request.state.request_id), _envelope(said), kept_by, namespaced=namespaced(said.tools or ())
+        str(request.state.request_id), _envelope(parsed), kept_by, namespaced=namespaced(parsed.tools or ())
     )
-    return await service.answer(request, asked, reply, is_streamed=bool(said.stream))
+    return await service.answer(request, asked, reply, is_streamed=bool(parsed.stream))
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -66,27 +66,27 @@ def _kept(service: Service) -> KeptResponses:
     return service.kept_responses
 
 
-def _envelope(said: ResponsesBody) -> JsonObject:
+def _envelope(parsed: ResponsesBody) -> JsonObject:
     """Return the fields of a response that repeat what was asked."""
     text: JsonObject = {"format": {"type": "text"}}
-    if said.text is not None and said.text.format is not None:
-        text["format"] = msgspec.to_builtins(said.text.format)
-    private: JsonObject = {"private": True} if said.private else {}
+    if parsed.text is not None and parsed.text.format is not None:
+        text["format"] = msgspec.to_builtins(parsed.text.format)
+    private: JsonObject = {"private": True} if parsed.private else {}
     return private | {
-        "model": said.model or "default",
-        "instructions": said.instructions,
-        "max_output_tokens": said.max_output_tokens,
-        "metadata": said.metadata or {},
-        "parallel_tool_calls": said.parallel_tool_calls is not False,
-        "previous_response_id": said.previous_response_id,
-        "reasoning": {"effort": said.reasoning.effort if said.reasoning else None, "summary": None},
-        "store": said.store is not False,
-        "temperature": 1.0 if said.temperature is None else said.temperature,
+        "model": parsed.model or "default",
+        "instructions": parsed.instructions,
+        "max_output_tokens": parsed.max_output_tokens,
+        "metadata": parsed.metadata or {},
+        "parallel_tool_calls": parsed.parallel_tool_calls is not False,
+        "previous_response_id": parsed.previous_response_id,
+        "reasoning": {"effort": parsed.reasoning.effort if parsed.reasoning else None, "summary": None},
+        "store": parsed.store is not False,
+        "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
         "text": text,
-        "tool_choice": said.tool_choice or "auto",
-        "tools": [tool.told() for tool in said.tools or ()],
-        "top_logprobs": said.top_logprobs or 0,
-        "top_p": 1.0 if said.top_p is None else said.top_p,
+        "tool_choice": parsed.tool_choice or "auto",
+        "tools": [tool.told() for tool in parsed.tools or ()],
+        "top_logprobs": parsed.top_logprobs or 0,
+        "top_p": 1.0 if parsed.top_p is None else parsed.top_p,
         "truncation": "disabled",
-        "user": said.user,
+        "user": parsed.user,
     }
