@@ -21,7 +21,7 @@ from pyagent import _rust
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
-from pyagent.core.errors import ConfigError, ModelError, PluginError, PyAgentError
+from pyagent.core.errors import ConfigError, ModelError, PluginError, PyAgentError, UnsupportedError
 from pyagent.core.messages import SamplingParams
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
@@ -143,7 +143,7 @@ def test_runner_of_a_plugin_serves_in_the_engine_process(tiny_model_path: Path, 
 
 
 def test_sampling_parameters_hold_on_any_runner(tiny_model_path: Path, install: Install) -> None:
-    """Logit bias and log probabilities come from `finish_step`, whichever runner computed the logits."""
+    """Logit bias and log probabilities come from `finish_step`; what the runner does not compute is refused."""
     install("parrot", PARROT)
 
     async def work() -> None:
@@ -153,6 +153,8 @@ def test_sampling_parameters_hold_on_any_runner(tiny_model_path: Path, install: 
             [*told] = [one for delta in reply.deltas for one in delta.logprobs]
             assert len({one.token for one in told}) == 1
             assert all(one.logprob > -1e-3 for one in told)
+            with pytest.raises(UnsupportedError, match="gives no log probabilities of prompts"):
+                await collect(backend.chat(chat("ab", prompt_logprobs=1)))
 
     run(work())
 
