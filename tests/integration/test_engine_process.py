@@ -246,6 +246,33 @@ def test_several_answers_are_told_once_over_a_kill(tiny_model_path: Path) -> Non
     run(work())
 
 
+def test_what_is_told_of_prompts_is_told_once_over_a_kill(tiny_model_path: Path) -> None:
+    """Echoed prompts and log probabilities of prompts come once with each answer when the process is killed."""
+    params = {"max_tokens": 60, "ignore_eos": True, "seed": 3}
+    requests = [
+        ChatRequest(prompt="the user is", sampling=SamplingParams(echo=True, top_logprobs=1, **params)),
+        ask("the system", prompt_logprobs=1, **params),
+        ChatRequest(prompt="12 more", n=3, sampling=SamplingParams(echo=True, prompt_logprobs=2, **params)),
+    ]
+
+    def of_prompt(answer: Answer) -> list[tuple[int, object]]:
+        return sorted((delta.index, delta.prompt_logprobs) for delta in answer.deltas if delta.prompt_logprobs)
+
+    async def work() -> None:
+        expected = await answers_in_this_process(tiny_model_path, requests)
+        assert [len(of_prompt(answer)) for answer in expected] == [0, 1, 3]
+        async with engine_of(tiny_model_path) as backend:
+            answers = await killed_in_mid_stream(backend, requests, 60, times=2)
+        for answer, other in zip(answers, expected, strict=True):
+            for index in range(3):
+                texts = ["".join(d.content for d in one.deltas if d.index == index) for one in (answer, other)]
+                assert texts[0] == texts[1]
+            assert of_prompt(answer) == of_prompt(other)
+        assert told(answers[0]) == told(expected[0])
+
+    run(work())
+
+
 @pytest.mark.model
 def test_real_model_goes_on_after_two_kills(smollm2_path: Path) -> None:
     """SmolLM2, killed twice while it talks to eight at once, says what it says undisturbed."""

@@ -86,7 +86,7 @@ class InputProcessor:
         if request.beam is not None:
             Search(lead, request.beam, request.n, make)
         resumed = None if common.log is None else _resume(lead, common.log)
-        if log is None:  # else the engine that began the answer has delivered it
+        if log is None or _has_several(request):  # else the engine that began the answer has delivered it
             on_output = self._with_prompt(request, lead, on_output)
         if resumed is not None and request.answer_prefix:
             on_output = without_prefix(on_output, len(request.answer_prefix) - len(resumed.text))
