@@ -40,9 +40,14 @@ from pyagent.testing import Fault, LMStudioServer, lmstudio_server
 HELLO = ChatRequest(messages=[Message("user", "hi")])
 
 
-def run(server: LMStudioServer, work: Callable[[LMStudioBackend], Awaitable[object]], model: str = "") -> object:
+def run(
+    server: LMStudioServer,
+    work: Callable[[LMStudioBackend], Awaitable[object]],
+    model: str = "",
+    read_seconds: float = 30.0,
+) -> object:
     async def main() -> object:
-        backend = LMStudioBackend(server.url, model=model, read_seconds=1.0)
+        backend = LMStudioBackend(server.url, model=model, read_seconds=read_seconds)
         try:
             return await work(backend)
         finally:
@@ -51,8 +56,10 @@ def run(server: LMStudioServer, work: Callable[[LMStudioBackend], Awaitable[obje
     return asyncio.run(main())
 
 
-def ask(server: LMStudioServer, request: ChatRequest = HELLO, model: str = "qwen3-4b") -> Answer:
-    answer = run(server, lambda backend: collect(backend.chat(request)), model)
+def ask(
+    server: LMStudioServer, request: ChatRequest = HELLO, model: str = "qwen3-4b", read_seconds: float = 30.0
+) -> Answer:
+    answer = run(server, lambda backend: collect(backend.chat(request)), model, read_seconds)
     assert isinstance(answer, Answer)
     return answer
 
@@ -118,7 +125,7 @@ def test_schema_and_choice_are_structured_predictions() -> None:
 def test_failure_in_mid_answer_is_a_backend_error(fault: Fault, reason: str) -> None:
     """Whatever breaks a stream ends it with an error that another try or backend may help."""
     with lmstudio_server(fault=fault) as server, pytest.raises(BackendError, match=reason) as caught:
-        ask(server)
+        ask(server, read_seconds=1.0 if fault.kind == "stall" else 30.0)
     assert caught.value.retryable
 
 
@@ -379,7 +386,7 @@ def test_wrong_link_options_are_refused(query: str) -> None:
 def test_slow_loading_is_waited_for_while_it_moves() -> None:
     """Loading may take longer than the limit as long as it makes progress; no memory is told with LM Studio's words."""
     with lmstudio_server(load_seconds=2.0) as server:
-        assert ask(server).text  # the limit is 1 s, a sign of progress comes each 0.5 s
+        assert ask(server, read_seconds=1.8).text  # a sign of progress comes each 0.5 s
         server.loaded.clear()
         server.load_seconds, server.load_error = 0.0, "insufficient system resources"
         with pytest.raises(BackendError, match="Failed to load model: insufficient system resources"):
@@ -399,7 +406,7 @@ def test_socket_that_slept_is_replaced() -> None:
     """A socket that is open but dead is noticed within the connect limit, and the request is answered by a new one."""
 
     async def main() -> str:
-        backend = LMStudioBackend(server.url, connect_seconds=2.0, read_seconds=5.0)
+        backend = LMStudioBackend(server.url, connect_seconds=4.0, read_seconds=30.0)
         await collect(backend.chat(HELLO))
         server.sleep()
         try:
