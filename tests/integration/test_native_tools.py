@@ -11,7 +11,7 @@ from support.native import engine_of, run, running
 from support.tiny_model import write_tiny_model
 
 from pyagent.core.backends import collect
-from pyagent.core.errors import ConfigError, UnsupportedError
+from pyagent.core.errors import ConfigError, RequestError, UnsupportedError
 from pyagent.core.messages import (
     BeamSearch,
     ChatRequest,
@@ -152,6 +152,21 @@ def test_tools_in_words_hold_a_begun_call_to_its_schema(plain: Path) -> None:
             answer = await collect(backend.chat(asked(tools=[WEATHER], parallel_tool_calls=False)))
             (call,) = answer.tool_calls
             assert (answer.text, set(json.loads(call.function.arguments))) == ("So:", {"city", "days"})
+
+    run(main())
+
+
+def test_schema_that_no_grammar_can_hold_is_read_all_the_same(plain: Path) -> None:
+    """Tools with it can be offered and called, as before there were grammars; where it is strict it is refused."""
+    odd = FunctionDefinition("odd", "", {"type": "object", "$ref": "https://example.com/elsewhere"})
+
+    async def main() -> None:
+        async with saying(plain, '<tool_call>{"name": "odd", "arguments": {"a": 1}}</tool_call>') as backend:
+            answer = await collect(backend.chat(asked(tools=[Tool(odd)], parallel_tool_calls=False)))
+            assert [call.function.arguments for call in answer.tool_calls] == ['{"a": 1}']
+            strict = Tool(FunctionDefinition("odd", "", odd.parameters, strict=True))
+            with pytest.raises(RequestError, match="tools cannot be enforced"):
+                await collect(backend.chat(asked(tools=[strict])))
 
     run(main())
 

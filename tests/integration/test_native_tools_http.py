@@ -53,9 +53,11 @@ def test_openai_client_holds_a_conversation_with_tools(model: Path) -> None:
     """Whole and streamed the call is the same; its result goes back, and the prompt goes on from what was computed."""
     with served(model, CALLING, "Sunny.", CALLING) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
         kwargs: Any = {"model": "tiny", "tools": TOOLS, "temperature": 0}
-        choice = client.chat.completions.create(messages=ASK, **kwargs).choices[0]
+        whole: Any = client.chat.completions.create(messages=ASK, **kwargs)
+        choice = whole.choices[0]
         said: Any = choice.message
         assert (choice.finish_reason, said.content, said.reasoning_content) == ("tool_calls", "I look.", "rain?")
+        assert 0 < whole.usage.completion_tokens_details.reasoning_tokens < whole.usage.completion_tokens
         (call,) = said.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
         result = {"role": "tool", "tool_call_id": call.id, "content": "sun"}
@@ -95,6 +97,7 @@ def test_responses_stream_the_arguments(model: Path) -> None:
     assert json.loads("".join(deltas)) == json.loads(done) == {"city": "Rome"}
     last: Any = events[-1]
     assert [item.type for item in last.response.output] == ["reasoning", "message", "function_call"]
+    assert last.response.usage.output_tokens_details.reasoning_tokens > 0
 
 
 def test_anthropic_client_gets_tool_use(model: Path) -> None:

@@ -362,6 +362,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `answer` (ours): computed for this request, cached from an equal one, or shared with an equal one in flight.
     `ignored` (ours): sampling parameters that the backend does not support; it was asked without them.
+    `reasoning_tokens` are those of `completion_tokens` that the model spent on thinking, where the backend counts them.
     """
 
     prompt_tokens: int = 0
@@ -372,6 +373,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     cache: CacheReport | None = None
     answer: Literal["computed", "cached", "shared"] = "computed"
     ignored: tuple[str, ...] = ()
+    reasoning_tokens: int = 0
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):

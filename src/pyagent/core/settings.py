@@ -318,8 +318,8 @@ class Engine(Section, frozen=True):
         str,
         Setting(
             TEXT,
-            "How models write reasoning and tool calls: `auto` (as their chat templates show), `none` (answers are not "
-            "parsed), or the name of a dialect, such as `hermes`.",
+            "How models write reasoning and tool calls: `auto` (as their chat templates show), `none` (reasoning stays "
+            "in the text, and tools are described in the prompt), or the name of a dialect, such as `hermes`.",
         ),
     ] = "auto"
     isa: Annotated[

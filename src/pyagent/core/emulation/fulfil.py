@@ -317,4 +317,5 @@ def summed(usage: list[Usage | None]) -> Usage | None:
         prompt_tokens=sum(one.prompt_tokens for one in counted),
         completion_tokens=sum(one.completion_tokens for one in counted),
         total_tokens=sum(one.total_tokens for one in counted),
+        reasoning_tokens=sum(one.reasoning_tokens for one in counted),
     )

@@ -85,6 +85,7 @@ class _Choice(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -92,6 +93,7 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -506,10 +508,11 @@ def _logprobs(said: _Logprobs, *, has_prompt: bool) -> list[TokenLogprob]:
 
 
 def _usage(counted: _Usage) -> Usage:
-    details = counted.prompt_tokens_details
+    details, generated = counted.prompt_tokens_details, counted.completion_tokens_details
     return Usage(
         prompt_tokens=counted.prompt_tokens,
         completion_tokens=counted.completion_tokens,
         total_tokens=counted.total_tokens or counted.prompt_tokens + counted.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=(details and details.cached_tokens) or 0),
+        reasoning_tokens=(generated and generated.reasoning_tokens) or 0,
     )

@@ -37,6 +37,7 @@ class AnswerText:
         self._num_held = 0
         self._num_cut = 0
         self.num_calls = 0
+        self.num_reasoning_tokens = 0
 
     def detokenizer(self) -> Detokenizer:
         """Return a stream of text that goes on from here by itself."""
@@ -69,7 +70,10 @@ class AnswerText:
     def push(self, token: int) -> tuple[Parsed, bool]:
         """Take a token; return what it brings, and whether a stop string ended the answer."""
         text = self._detokenizer.push(token)
-        return self._read(Parsed(text) if self._parser is None else self._parse(self._parser, text))
+        if self._parser is None:
+            return self._read(Parsed(text))
+        self.num_reasoning_tokens += self._parser.is_reasoning
+        return self._read(self._parse(self._parser, text))
 
     def flush(self) -> Parsed:
         """Return what is left at the answer's end."""

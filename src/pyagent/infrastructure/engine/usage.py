@@ -28,6 +28,7 @@ def usage_of(request: Request) -> Usage:
         completion_tokens=num_output_tokens,
         total_tokens=request.num_prompt_tokens + num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=request.num_cached or 0),
+        reasoning_tokens=sum(answer.text.num_reasoning_tokens for answer in request.answers),
         timings=timings_of(request),
         cache=_cache_report(request),
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import RequestError, UnsupportedError
-from pyagent.core.messages import ChatRequest, SamplingParams, check_echo
+from pyagent.core.errors import CapacityError, RequestError, UnsupportedError
+from pyagent.core.messages import ChatRequest, ResponseFormat, SamplingParams, check_echo
 from pyagent.core.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.models.answer_log import record_answers, without_prefix
@@ -179,21 +179,30 @@ class InputProcessor:
 
     def _grammar(self, answer_format: AnswerFormat) -> Grammar | None:
         request = answer_format.request
-        wanted, tenant = request.response_format, request.origin.tenant
-        form = wanted if answer_format.is_structured else None
+        form = request.response_format if answer_format.is_structured else None
         if request.beam is not None:
             return None
         if answer_format.dialect is None or not answer_format.needs_grammar:
-            return None if form is None else self._grammars.compile(form, tenant)
-        token_ids = self._preprocessor.chat_format.tag_ids(answer_format.dialect)
-        other = None if answer_format.must_call else form
-        tools = answer_format.callable_tools
+            return None if form is None else self._grammars.compile(form, request.origin.tenant)
         try:
-            return self._grammars.compile_calls(answer_format.grammar(token_ids), tools, tenant, other)
+            return self._calls(answer_format, form)
         except RequestError:
             if answer_format.has_strict:
                 raise
-        return self._grammars.compile_calls(answer_format.grammar(token_ids, is_loose=True), (), tenant, other)
+        try:
+            return self._calls(answer_format, form, is_loose=True)
+        except (RequestError, CapacityError):
+            if answer_format.must_call or form is not None:
+                raise
+        return None  # calls are read all the same
+
+    def _calls(self, answer_format: AnswerFormat, form: ResponseFormat | None, *, is_loose: bool = False) -> Grammar:
+        """Return the grammar of calls, or of text of a form where none is forced. Raises `RequestError`."""
+        assert answer_format.dialect is not None
+        token_ids = self._preprocessor.chat_format.tag_ids(answer_format.dialect)
+        lark = answer_format.grammar(token_ids, is_loose=is_loose)
+        tools, other = () if is_loose else answer_format.callable_tools, None if answer_format.must_call else form
+        return self._grammars.compile_calls(lark, tools, answer_format.request.origin.tenant, other)
 
 
 def _check(request: ChatRequest) -> int:

@@ -127,6 +127,8 @@ def _full(usage: Usage) -> JsonObject:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": usage.prompt_tokens_details,
     }
+    if usage.reasoning_tokens:
+        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     counts |= {"timings": usage.timings} if usage.timings else {}
     counts |= {"cache": usage.cache} if usage.cache else {}
     counts |= {"ignored": usage.ignored} if usage.ignored else {}

@@ -196,7 +196,7 @@ class ResponseEncoder:
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.total_tokens,
         }
 
@@ -211,5 +211,5 @@ def _logprob(entry: TokenLogprob) -> JsonObject:
     return _token(entry.token, entry.logprob) | {"top_logprobs": top}
 
 
-def _token(token: str, logprob: float) -> JsonObject:
+def _token(token: str, logprob: float | None) -> JsonObject:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "surrogatepass"))}
