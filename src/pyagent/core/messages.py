@@ -159,7 +159,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 raise RequestError(f"{name} must be between {_shown(low)} and {_shown(high)}, got {value}", param=name)
         if self.max_tokens == 0 and not self.echo:
-            raise RequestError("max_tokens must be between 1 and 2147483647 without echo, got 0", param="max_tokens")
+            raise RequestError("max_tokens must be between 1 and 2147483647, got 0", param="max_tokens")
         if self.top_p == 0 or self.repetition_penalty == 0:
             name = "top_p" if self.top_p == 0 else "repetition_penalty"
             raise RequestError(f"{name} must be greater than 0, got 0", param=name)
