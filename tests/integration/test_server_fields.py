@@ -118,6 +118,7 @@ def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
         ({"temperature": -1}, "temperature", "between 0 and 2"),
         ({"temperature": "hot"}, "temperature", "must be a number or null, got a string"),
         ({"max_tokens": 0}, "max_tokens", "between 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "^max_completion_tokens must be between 1"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "disagree"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"messages": []}, "messages", "empty"),

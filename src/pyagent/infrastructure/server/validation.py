@@ -9,7 +9,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.field_errors import field_error, json_error
-from pyagent.core.messages import JsonObject, Tool
+from pyagent.core.messages import JsonObject, SamplingParams, Tool
 from pyagent.infrastructure.server.bounds import check_body
 
 DEFAULT_MODELS = frozenset({"default", "auto", "chain"})
@@ -97,3 +97,15 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
         if len(value) > _MAX_VALUE_CHARS:
             text = f"metadata.{key} takes at most {_MAX_VALUE_CHARS} characters, got {len(value)}"
             raise RequestError(text, param=f"metadata.{key}")
+
+
+def checked_sampling(params: SamplingParams, names: Mapping[str, str]) -> SamplingParams:
+    """The parameters; raises `RequestError` for one out of its range, by the name that the API has for it."""
+    try:
+        params.validate()
+    except RequestError as error:
+        name = error.param or ""
+        theirs = names.get(name, name)
+        text = str(error).replace(name, theirs, 1)
+        raise RequestError(text, param=theirs or None, code=error.code) from error
+    return params

@@ -26,6 +26,7 @@ from pyagent.infrastructure.server.validation import (
     Refused,
     check_name,
     checked_choice,
+    checked_sampling,
     decode,
     model_asked,
     refuse,
@@ -206,7 +207,7 @@ def read_messages(body: bytes) -> ParsedRequest:
         top_k=parsed.top_k or 0,
         stop=tuple(parsed.stop_sequences or ()),
     )
-    sampling.validate()
+    checked_sampling(sampling, {"stop": "stop_sequences"})
     client = (parsed.metadata.user_id if parsed.metadata else None) or ""
     check_name("metadata.user_id", client)
     return ParsedRequest(

@@ -24,7 +24,7 @@ from pyagent.core.messages import (
 )
 from pyagent.infrastructure.server.ollama.context import read_context
 from pyagent.infrastructure.server.ollama.messages import ChatMessage, InputTool, content_of, read_messages
-from pyagent.infrastructure.server.validation import Refused, decode, model_asked, refuse
+from pyagent.infrastructure.server.validation import Refused, checked_sampling, decode, model_asked, refuse
 
 IGNORED_OPTIONS = (
     "num_ctx",
@@ -58,6 +58,11 @@ REFUSED: Refused = {
     "steps": ((0,), "no images are made"),
     "insecure": ((False,), "models are fetched over verified connections"),
 }
+_SAMPLING = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"} | {
+    name: f"options.{name}"
+    for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
+}
+"""Names of sampling parameters, and where they stand in Ollama's API."""
 _USUAL_REPEAT_LAST_N = 64
 """Ollama's default, which clients send without meaning anything by it."""
 _DURATION = re.compile(r"(-?)((?:\d+(?:\.\d+)?(?:h|ms|us|µs|ns|m|s))+)")
@@ -117,8 +122,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             top_logprobs=top_logprobs,
         )
-        params.validate()
-        return params
+        return checked_sampling(params, _SAMPLING)
 
     def _max_tokens(self) -> int | None:
         if self.num_predict is not None and self.num_predict not in {-1, -2} and self.num_predict < 1:

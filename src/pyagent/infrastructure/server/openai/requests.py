@@ -35,6 +35,7 @@ from pyagent.infrastructure.server.validation import (
     check_metadata,
     check_name,
     checked_choice,
+    checked_sampling,
     decode,
     model_asked,
 )
@@ -148,8 +149,8 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             ),
             **given,
         )
-        params.validate()
-        return params
+        has_newer_name = self.max_tokens is None and max_tokens is not None
+        return checked_sampling(params, {"max_tokens": "max_completion_tokens"} if has_newer_name else {})
 
     def chat_request(self, sampling: SamplingParams, **fields: object) -> ChatRequest:
         """What the backend is asked."""

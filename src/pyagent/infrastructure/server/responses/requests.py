@@ -27,6 +27,7 @@ from pyagent.infrastructure.server.validation import (
     check_metadata,
     check_name,
     checked_choice,
+    checked_sampling,
     decode,
     model_asked,
     refuse,
@@ -142,8 +143,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_logprobs=(self.top_logprobs or 0) if has_logprobs else None,
         )
-        params.validate()
-        return params
+        return checked_sampling(params, {"max_tokens": "max_output_tokens"})
 
     def request(self, history: list[JsonObject]) -> ChatRequest:
         """Return what the backend is asked, after the items of earlier responses."""
