@@ -149,5 +149,5 @@ def _logprob(entry: TokenLogprob) -> JsonObject:
     return _token(entry.token, entry.logprob) | ({"top_logprobs": top} if top else {})
 
 
-def _token(token: str, logprob: float) -> JsonObject:
+def _token(token: str, logprob: float | None) -> JsonObject:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "surrogatepass"))}
