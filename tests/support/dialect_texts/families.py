@@ -124,6 +124,7 @@ def python_calls(opener: str, closer: str, brackets: str = "[]", separator: str 
             calls=[("write_note", {"text": "str(1, 2)", "score": 1000})],
         ),
         Case("cut in a string", f"{begin}get_weather(city='Os", calls=[("get_weather", '{"city": "Os')]),
+        Case("cut in a number", f"{begin}get_weather(days=3", calls=[("get_weather", '{"days": "3')]),
         Case("cut in a name", f"{begin}get_wea", f"{begin}get_wea"),
         Case("no call", f"{begin}1, 2{end}", f"{begin}1, 2{end}"),
         Case(
@@ -202,6 +203,11 @@ def elements(
             "cut between values",
             whole("get_weather", days="3").partition(close)[0],
             calls=[("get_weather", '{"days": 3')],
+        ),
+        Case(
+            "cut in a value that is no text",
+            whole("get_weather", days="37").partition("7")[0],
+            calls=[("get_weather", '{"days": "' + ("\\n" if newline else "") + "3")],
         ),
         Case("only text", "a < b, <c> </d>", "a < b, <c> </d>"),
         Case("without tools", now, now, has_tools=False),

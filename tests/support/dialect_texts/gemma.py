@@ -31,6 +31,7 @@ def gemma(begin: str, end: str, quote: str) -> list[Case]:
         ),
         Case("not offered", f"{begin}call:fly{{}}{end}", calls=[("fly", {})]),
         Case("cut", f"{begin}call:get_weather{{city:{quote}Os", calls=[("get_weather", '{"city": "Os')]),
+        Case("cut in a number", f"{begin}call:get_weather{{days:3", calls=[("get_weather", '{"days": "3')]),
         Case("cut in the name", f"{begin}call:get", f"{begin}call:get"),
         Case("no call", f"{begin}get weather{{", f"{begin}get weather{{"),
         Case(

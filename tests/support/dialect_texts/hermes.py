@@ -67,6 +67,11 @@ CASES = [
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Os',
         calls=[("get_weather", '{"city": "Os')],
     ),
+    Case(
+        "a call cut in arguments written as a string",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city',
+        calls=[("get_weather", '"{\\"city')],
+    ),
     Case("a call cut before its name is text", '<tool_call>{"name": "get_we', content='<tool_call>{"name": "get_we'),
     Case(
         "an object without a name is text",

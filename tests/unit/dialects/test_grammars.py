@@ -13,6 +13,7 @@ from support.dialect_texts import TOOLS, arguments_of
 
 from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.dialects.registry import dialects
+from pyagent.core.messages import Tool
 
 _MOST_BYTES = 3000
 _FREE = 60
@@ -83,8 +84,8 @@ def hints_of(grammar: str) -> list[str]:
     return ['"', "</", *(end for end in ends if json.dumps(end, ensure_ascii=False) in grammar)]
 
 
-def read(dialect: Dialect, text: str) -> tuple[str, list[tuple[str, str]]]:
-    parser = dialect.parser(TOOLS)
+def read(dialect: Dialect, text: str, tools: list[Tool] = TOOLS) -> tuple[str, list[tuple[str, str]]]:
+    parser = dialect.parser(tools)
     parsed = [parser.push(text), parser.finish()]
     calls: dict[int, list[str]] = {}
     for delta in (delta for one in parsed for delta in one.tool_calls):
@@ -99,11 +100,13 @@ def check(calls: list[tuple[str, str]]) -> None:
         jsonschema.validate(arguments_of(arguments), schemas[name] or {"type": "object"})
 
 
-def grammar_of(dialect: Dialect, *, is_required: bool, is_parallel: bool, is_control: bool) -> tuple[str, list[str]]:
+def grammar_of(
+    dialect: Dialect, tools: list[Tool], *, is_required: bool, is_parallel: bool, is_control: bool
+) -> tuple[str, list[str]]:
     """A dialect's grammar, and the tags that are control tokens."""
     control = sorted(dialect.markers) if is_control else []
     ids = {token: 257 + place for place, token in enumerate(control)}
-    return dialect.grammar(TOOLS, is_required=is_required, is_parallel=is_parallel, token_ids=ids), control
+    return dialect.grammar(tools, is_required=is_required, is_parallel=is_parallel, token_ids=ids), control
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -112,7 +115,7 @@ def test_required_calls_of_the_grammar_are_read_and_fit(name: str, seed: int) ->
     """Whatever a model writes under a grammar that wants calls is calls, with arguments that follow the schemas."""
     dialect, is_parallel = dialects()[name], bool(seed % 2)
     is_control = name == "openai" or seed > 2  # its tags cannot be text: they could stand in strings
-    grammar, control = grammar_of(dialect, is_required=True, is_parallel=is_parallel, is_control=is_control)
+    grammar, control = grammar_of(dialect, TOOLS, is_required=True, is_parallel=is_parallel, is_control=is_control)
     text = Walk(grammar, control, seed).text()
     content, calls = read(dialect, text)
     assert calls, text
@@ -127,7 +130,7 @@ def test_optional_calls_of_the_grammar_are_read_and_fit(name: str, is_control: b
     """Under a grammar that leaves the choice text is text, and a call that begins is held to the schemas."""
     dialect = dialects()[name]
     is_control = is_control or name == "openai"
-    grammar, control = grammar_of(dialect, is_required=False, is_parallel=True, is_control=is_control)
+    grammar, control = grammar_of(dialect, TOOLS, is_required=False, is_parallel=True, is_control=is_control)
     for seed in range(4):
         walk = Walk(grammar, control, seed)
         walk.hints.append(trigger_of(grammar, dialect))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue
 from pyagent.core.dialects.named_calls import NamedCalls, Value
-from pyagent.core.dialects.xml_calls import properties_of, types_of
+from pyagent.core.dialects.schemas import constants_of, items_of, properties_of, required_of, resolved, types_of
 from pyagent.core.messages import JsonObject
+
+_BARE = re.compile(r"\w+")
+_MAX_RULES = 2000
+_MAX_RULE_CHARS = 100
+"""Names of rules grow with the nesting. A schema that goes deeper, or refers to itself, gets null there."""
 
 
 def gemma_calls(opener: str, closer: str, quote: str) -> NamedCalls:
@@ -31,10 +36,12 @@ class _Writer:
 
     def write(self, schema: JsonObject, lark: Lark, rule: str) -> str:
         """Return the expression for a value."""
+        if len(rule) > _MAX_RULE_CHARS or lark.num_rules > _MAX_RULES:
+            return lark.literal("null")
+        schema = resolved(schema)
         types = types_of(schema)
-        if "enum" in schema:
-            texts = [self._constant(value, lark) for value in cast("list[object]", schema["enum"])]
-            return lark.choice(texts)
+        if constants := constants_of(schema):
+            return lark.choice([self._constant(value, lark) for value in constants])
         kinds: dict[str, Callable[[JsonObject, Lark, str], str]] = {
             "object": self._object,
             "array": self._array,
@@ -55,16 +62,16 @@ class _Writer:
         return f"{lark.literal(self.quote)} {lark.text_until(rule, self.quote)}"
 
     def _array(self, schema: JsonObject, lark: Lark, rule: str) -> str:
-        items = schema.get("items")
-        item = self.write(cast("JsonObject", items) if isinstance(items, dict) else {}, lark, rule)
+        item = self.write(items_of(schema), lark, f"{rule}i")
         return f'"[" ({item} ("," {item})*)? "]"'
 
     def _object(self, schema: JsonObject, lark: Lark, rule: str) -> str:
         """Return the properties in their order; those not required may be left out."""
-        required = cast("list[str]", schema.get("required", []))
+        required = required_of(schema)
         rest, is_optional = "", True
         for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):
-            pair = f"{lark.literal(f'{key}:')} {self.write(kind, lark, f'{rule}_{at}v')}"
+            named = key if _BARE.fullmatch(key) else f"{self.quote}{key}{self.quote}"
+            pair = f"{lark.literal(f'{named}:')} {self.write(kind, lark, f'{rule}_{at}v')}"
             if rest:
                 pair += f' ("," {rest}){"?" if is_optional else ""}'
             is_optional = is_optional and key not in required

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyagent.core.dialects.dialect import ModeParser, OutputParser, random_id
-from pyagent.core.dialects.json_calls import schema_of
 from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.schemas import schema_of
 from pyagent.core.dialects.source import Source, tags_of
 from pyagent.core.dialects.text import Mode
 from pyagent.core.messages import Tool

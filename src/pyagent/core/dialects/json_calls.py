@@ -15,9 +15,10 @@ from typing import cast
 from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.schemas import schema_of
 from pyagent.core.dialects.source import Source
 from pyagent.core.dialects.text import Context, Mode, TextMode
-from pyagent.core.messages import JsonObject, Tool
+from pyagent.core.messages import Tool
 
 _NAMES = frozenset({"name", "tool_name"})
 _ARGUMENTS = frozenset({"arguments", "parameters", "args"})
@@ -61,6 +62,8 @@ class JsonCallsMode:
         if not self.name:
             self.raw.append(source.take_rest())
             output.content.write("".join(self.raw))
+        else:
+            output.add_arguments("".join(self.held))
 
     def _take(self, source: Source, num_chars: int) -> str:
         taken = source.take(num_chars)
@@ -293,8 +296,3 @@ class JsonCalls:
             number = "/[0-9]{1,3}/"
             begin = " ".join((lark.literal('{"' + self.id_key + '": "'), number, lark.literal('", ' + head)))
         return f"{begin} {lark.json(schema_of(tool))} {lark.literal('}')}"
-
-
-def schema_of(tool: Tool) -> JsonObject:
-    """Return the schema of a tool's arguments; any object where it has none."""
-    return tool.function.parameters or {"type": "object"}

@@ -46,6 +46,10 @@ class JsonValue:
             pieces.append(piece)
         return "".join(pieces)
 
+    def end(self) -> str:
+        """Return what the end of the answer leaves of the value: nothing is held back."""
+        return ""
+
     def _read_string(self, source: Source) -> str:
         if self._is_escaped:
             self._is_escaped = False

@@ -32,6 +32,11 @@ class Lark:
         self._rules[name] = body
         return name
 
+    @property
+    def num_rules(self) -> int:
+        """Rules so far."""
+        return len(self._rules)
+
     def literal(self, text: str) -> str:
         """Return the expression for exactly this text; empty for none."""
         parts = self._tokens.split(text) if self._tokens else [text]

@@ -59,6 +59,10 @@ class LiteralValue:
             pieces.append(piece)
         return "".join(pieces)
 
+    def end(self) -> str:
+        """Return what the end of the answer leaves: a word of no type yet, as the beginning of a string."""
+        return f'{self._begin_value()}"{json_string_part("".join(self._word))}' if self._word else ""
+
     # -- strings ------------------------------------------------------------------------------------------------------
 
     def _read_string(self, source: Source) -> str | None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from pyagent.core.dialects.json_calls import JsonCalls, JsonCallsMode, schema_of
+from pyagent.core.dialects.json_calls import JsonCalls, JsonCallsMode
 from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.schemas import schema_of
 from pyagent.core.dialects.source import Source
 from pyagent.core.dialects.text import Context, Mode, TextMode
 from pyagent.core.messages import JsonObject, Tool
@@ -34,6 +35,10 @@ class Value(Protocol):
 
     def read(self, source: Source) -> str:
         """Read what has come of it."""
+        ...
+
+    def end(self) -> str:
+        """Return what the end of the answer leaves of it."""
         ...
 
 
@@ -117,6 +122,8 @@ class NamedCallMode:
         """End with the answer: a call stays as far as it came, what is none yet is text."""
         if self.value is None:
             output.content.write(self.raw + source.take_rest())
+        else:
+            output.add_arguments(self.value.end())
 
     def _read_header(self, source: Source, output: Output) -> Mode | None:
         window = source.text[source.at : source.at + _MAX_HEADER_CHARS]

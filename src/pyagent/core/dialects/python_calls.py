@@ -8,19 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from pyagent.core.dialects.json_calls import schema_of
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue
 from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.schemas import constants_of, properties_of, required_of, schema_of, types_of
 from pyagent.core.dialects.source import Source
 from pyagent.core.dialects.text import Context, Mode, TextMode
-from pyagent.core.dialects.xml_calls import properties_of, types_of
 from pyagent.core.messages import JsonObject, Tool
 
 _MAX_NAME_CHARS = 256
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
-_KEY = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
-_KEY_BEGUN = re.compile(r"[A-Za-z_]\w*\s*=?")
+_KEY = re.compile(r"([A-Za-z_][\w.-]*)\s*=(?!=)")
+_KEY_BEGUN = re.compile(r"[A-Za-z_][\w.-]*\s*=?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class PythonCalls:
 
 def _keywords(schema: JsonObject, rule: str, lark: Lark) -> str:
     """Return the expression for keyword arguments in the schema's order; those not required may be left out."""
-    required = cast("list[str]", schema.get("required", []))
+    required = required_of(schema)
     rest, is_optional = "", True
     for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):
         pair = f"{lark.literal(f'{key}=')} {python_value(kind, lark)}"
@@ -70,7 +69,7 @@ def _keywords(schema: JsonObject, rule: str, lark: Lark) -> str:
 
 def python_value(schema: JsonObject, lark: Lark) -> str:
     """Return the expression for a value: as JSON, whose strings and numbers Python shares, but for its constants."""
-    if types_of(schema) == {"boolean"} and "enum" not in schema and "const" not in schema:
+    if types_of(schema) == {"boolean"} and not constants_of(schema):
         return '("True" | "False")'
     return lark.json(schema)
 
@@ -103,6 +102,8 @@ class PythonCallsMode:
         """End with the answer: a call stays as far as it came, what is none yet is text."""
         if not self.name:
             output.content.write(self.raw + source.take_rest())
+        elif self.value:
+            output.add_arguments(self.value.end())
 
     def _go(self, part: str) -> bool:
         self.read_next = part

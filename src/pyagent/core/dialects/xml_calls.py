@@ -11,26 +11,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast  # Any: schemas are free-form JSON
+from typing import cast
 
-from pyagent.core.dialects.json_calls import schema_of
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue, json_string_part
 from pyagent.core.dialects.output import Output
+from pyagent.core.dialects.schemas import constants_of, json_name, properties_of, required_of, schema_of, types_of
 from pyagent.core.dialects.source import Source, Tags, tags_of
 from pyagent.core.dialects.text import Context, Mode, TextMode
 from pyagent.core.messages import JsonObject, Tool
 
 _MAX_NAME_CHARS = 256
 _NAME = re.compile(r"""[^\s<>{}"'()]+""")
-_JSON_NAMES: dict[type, str] = {
-    str: "string",
-    bool: "boolean",  # before int, which it is too
-    int: "integer",
-    float: "number",
-    list: "array",
-    dict: "object",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +63,7 @@ class XmlCalls:
         """Return the elements of a call: the schema's properties in their order, each as its schema says."""
         schema = schema_of(tool)
         parts = [lark.literal(self.name[0] + tool.function.name + self.name[1])]
-        required = cast("list[str]", schema.get("required", []))
+        required = required_of(schema)
         for at, (key, kind) in enumerate(properties_of(schema).items()):
             part = self._parameter(key, kind, f"{rule}_{at}", lark)
             parts.append(f"({part})" if key in required else f"({part})?")
@@ -82,8 +74,8 @@ class XmlCalls:
         is_text = types_of(schema) == {"string"}
         flag = f'" string="{"true" if is_text else "false"}' if self.has_string_flags else ""
         begin = lark.literal(self.key[0] + key + flag + self.key[1] + self.value[0])
-        if is_text and "enum" in schema:
-            texts = [lark.literal(str(value)) for value in cast("list[object]", schema["enum"])]
+        if is_text and (constants := constants_of(schema)):
+            texts = [lark.literal(str(value)) for value in constants]
             return f"{begin} {lark.choice(texts)} {lark.literal(end)}"
         if is_text:
             return f"{begin} {lark.text_until(rule, end)}"
@@ -120,6 +112,8 @@ class XmlCallMode:
         """End with the answer: a call stays as far as it came, what is none yet is text."""
         if not self.name:
             output.content.write(self.raw + source.take_rest())
+        elif self.held:  # of no type yet: as the beginning of a string
+            output.add_arguments(f'"{json_string_part("".join(self.held))}')
 
     def _go(self, part: str) -> bool:
         self.read_next = part
@@ -186,7 +180,7 @@ class XmlCallMode:
         schema = properties_of(schema_of(self.context.tools[self.name])) if self.name in self.context.tools else {}
         self.types = types_of(schema.get(key, {}))
         if "string=" in flags:
-            self.types = {"string"} if "true" in flags else self.types - {"string"}
+            self.types = {"string"} if "true" in flags else set()
         self.is_streaming = self.types == {"string"}
         self.is_value_begun, self.newline, self.held = False, "", []
         before = ", " if self.num_values else "{"
@@ -241,25 +235,6 @@ def _key_end(end: str, value_begin: str) -> re.Pattern[str]:
     return re.compile(r"\s*".join(re.escape(part.strip()) for part in (end, value_begin) if part.strip()))
 
 
-def properties_of(schema: JsonObject) -> dict[str, JsonObject]:
-    """Return the schemas of an object's properties, each with the definitions it may refer to."""
-    properties = cast("dict[str, Any]", schema.get("properties", {}))
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    return {key: {**shared, **kind} if isinstance(kind, dict) else shared for key, kind in properties.items()}
-
-
-def types_of(schema: JsonObject) -> set[str]:
-    """Return the JSON types that a schema names; none where it does not say."""
-    said = cast("Any", schema.get("type"))
-    if said is not None:
-        return {said} if isinstance(said, str) else set(said)
-    values = [schema["const"]] if "const" in schema else cast("list[Any]", schema.get("enum", []))
-    if values:
-        return {json_name(value) for value in values}
-    kinds = [kind for name in ("anyOf", "oneOf") for kind in cast("list[Any]", schema.get(name, []))]
-    return {one for kind in kinds if isinstance(kind, dict) for one in types_of(cast("JsonObject", kind))}
-
-
 def converted(text: str, types: set[str]) -> str:
     """Return a parameter's text as JSON of one of its types; as a string where it is none of them."""
     for written in (text.strip(), _from_python(text.strip())):
@@ -268,14 +243,9 @@ def converted(text: str, types: set[str]) -> str:
         except (ValueError, RecursionError):
             continue
         kind = json_name(value)
-        fits = kind in types or (kind == "integer" and "number" in types) or (not types and kind != "string")
+        fits = not types or kind in types or (kind == "integer" and "number" in types)
         return written if fits else json.dumps(text, ensure_ascii=False)
     return json.dumps(text, ensure_ascii=False)
-
-
-def json_name(value: object) -> str:
-    """Return the name of a value's JSON type."""
-    return next((name for kind, name in _JSON_NAMES.items() if isinstance(value, kind)), "null")
 
 
 def _refuse(constant: str) -> object:

@@ -1,0 +1,93 @@
+"""What dialects read from a tool's JSON schema: properties, types, constants.
+
+Schemas are what clients send: whatever is not as JSON Schema has it counts as not said. Local references are followed.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from pyagent.core.messages import JsonObject, Tool
+
+_MAX_DEPTH = 8
+_DEFINITIONS = ("$defs", "definitions")
+_JSON_NAMES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",  # before int, which it is too
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+
+
+def schema_of(tool: Tool) -> JsonObject:
+    """Return the schema of a tool's arguments; any object where it has none."""
+    return tool.function.parameters or {"type": "object"}
+
+
+def properties_of(schema: JsonObject) -> dict[str, JsonObject]:
+    """Return the schemas of an object's properties, each with the definitions it may refer to."""
+    shared = _shared(schema)
+    return {key: {**shared, **_as_object(kind)} for key, kind in _as_object(schema.get("properties")).items()}
+
+
+def items_of(schema: JsonObject) -> JsonObject:
+    """Return the schema of a list's items."""
+    return {**_shared(schema), **_as_object(schema.get("items"))}
+
+
+def required_of(schema: JsonObject) -> list[str]:
+    """Return the properties that an object must have."""
+    said = schema.get("required")
+    return [one for one in cast("list[object]", said) if isinstance(one, str)] if isinstance(said, list) else []
+
+
+def constants_of(schema: JsonObject) -> list[object]:
+    """Return the values a schema allows, where it lists them."""
+    schema = resolved(schema)
+    if "const" in schema:
+        return [schema["const"]]
+    said = schema.get("enum")
+    return list(cast("list[object]", said)) if isinstance(said, list) else []
+
+
+def types_of(schema: JsonObject, depth: int = 0) -> set[str]:
+    """Return the JSON types that a schema names; none where it does not say."""
+    schema = resolved(schema)
+    said = schema.get("type")
+    if named := {one for one in (said, *_as_list(said)) if isinstance(one, str)}:
+        return named
+    if values := constants_of(schema):
+        return {json_name(value) for value in values}
+    kinds = [kind for name in ("anyOf", "oneOf") for kind in _as_list(schema.get(name))] if depth < _MAX_DEPTH else []
+    return {one for kind in kinds for one in types_of({**_shared(schema), **_as_object(kind)}, depth + 1)}
+
+
+def json_name(value: object) -> str:
+    """Return the name of a value's JSON type."""
+    return next((name for kind, name in _JSON_NAMES.items() if isinstance(value, kind)), "null")
+
+
+def resolved(schema: JsonObject) -> JsonObject:
+    """Return the schema that a local reference means."""
+    for _ in range(_MAX_DEPTH):
+        said = schema.get("$ref")
+        place, _, name = said.rpartition("/") if isinstance(said, str) else ("", "", "")
+        definitions = _as_object(schema.get(place.removeprefix("#/")))
+        if not place.startswith("#/") or name not in definitions:
+            return schema
+        schema = {**_shared(schema), **_as_object(definitions[name])}
+    return schema
+
+
+def _shared(schema: JsonObject) -> JsonObject:
+    return {name: schema[name] for name in _DEFINITIONS if name in schema}
+
+
+def _as_object(value: object) -> JsonObject:
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def _as_list(value: object) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []

@@ -1,0 +1,79 @@
+"""Schemas that dialects meet: references, constants, and what is no schema at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher
+from support.dialect_texts import arguments_of
+
+from pyagent.core.dialects.registry import dialects
+from pyagent.core.dialects.schemas import types_of
+from pyagent.core.messages import FunctionDefinition, Tool
+
+from .test_grammars import Walk, grammar_of, read
+
+REFERRING = {
+    "$defs": {
+        "Unit": {"enum": ["celsius", "kelvin"]},
+        "Place": {"type": "object", "properties": {"unit": {"$ref": "#/$defs/Unit"}}, "additionalProperties": False},
+    },
+    "type": "object",
+    "properties": {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "kind": {"const": "fast"},
+        "many": {"type": "array", "items": {"$ref": "#/$defs/Unit"}, "maxItems": 3},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "mixed": {"enum": ["a", 1, None]},
+    },
+    "required": ["unit", "kind", "many", "maybe", "mixed"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$defs": {"Node": {"type": "object", "properties": {n: {"$ref": "#/$defs/Node"} for n in "abcdef"}}},
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/Node"}},
+}
+NO_SCHEMAS: list[dict[str, Any]] = [
+    {"type": "object", "properties": [1], "required": "x"},
+    {"type": "object", "properties": {"a": True, "b": None, "c": 3}, "required": [1, None]},
+    {"type": "object", "properties": {"a": {"type": [{}]}, "b": {"enum": 3}, "c": {"anyOf": {"x": 1}}}},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}, "b": {"$ref": 7}, "c": {"items": 4}}},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    TREE,
+]
+
+
+@pytest.mark.parametrize("name", dialects())
+def test_references_and_constants_are_held_to(name: str) -> None:
+    """An enum behind a reference, a constant, lists and unions come out of each grammar as the schema has them."""
+    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", REFERRING))
+    for seed in range(3):
+        grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
+        ((_, arguments),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
+        jsonschema.validate(arguments_of(arguments), REFERRING)
+
+
+@pytest.mark.parametrize("name", dialects())
+@pytest.mark.parametrize("schema", NO_SCHEMAS, ids=str)
+def test_what_is_no_schema_raises_nothing(name: str, schema: dict[str, Any]) -> None:
+    """A grammar is written, and calls are read, whatever a client sent; the grammar's compiler says what is wrong."""
+    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", schema))
+    grammar = dialect.grammar([tool], is_required=True, is_parallel=True)
+    assert len(grammar) < 1_000_000
+    LLMatcher.grammar_from_lark(grammar)
+    parser = dialect.parser([tool])
+    parser.push("<tool_call><function=go><parameter=a>1</parameter></function></tool_call>[go(1)]")
+    parser.finish()
+
+
+def test_types_behind_references_are_found() -> None:
+    """References are followed a bounded number of times, through unions too."""
+    schema = {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": "string"}}}
+    assert types_of(schema) == {"string", "null"}
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(2000):
+        deep = {"anyOf": [deep]}
+    assert types_of(deep) == set()
