@@ -328,6 +328,27 @@ FAULTS = (
         "tests/integration/test_hints.py -k pinned_prompt_outlives",
     ),
     Fault(
+        "half-a-tag-is-given-out-as-text",
+        "src/pyagent/core/dialects/source.py",
+        "                return start\n",
+        "                return num_chars\n",
+        "tests/unit/dialects/test_parsers.py -k hermes",
+    ),
+    Fault(
+        "built-in-dialects-come-before-those-of-plugins",
+        "src/pyagent/core/dialects/registry.py",
+        "for dialect in (*brought, *DIALECTS):",
+        "for dialect in (*DIALECTS, *brought):",
+        "tests/unit/dialects/test_registry.py",
+    ),
+    Fault(
+        "text-after-an-emulated-call-is-lost",
+        "src/pyagent/core/emulation/dialect.py",
+        "self._content.append(parsed.content)",
+        'self._content.append("" if self._has_tag else parsed.content)',
+        "tests/unit/test_emulation.py -k text_after",
+    ),
+    Fault(
         "runner-of-a-plugin-is-not-checked",
         "src/pyagent/core/runners/guarded.py",
         "if missing or not has_info:",
