@@ -214,7 +214,10 @@ class ModelTokenizer:
     @cached_property
     def _longest_token(self) -> int:
         """Characters of the longest token, or bytes, which are as many at least."""
-        return max(map(len, self.tokenizer.get_vocab()), default=1)
+        names = (
+            self.tokenizer.id_to_token(token) for token in range(self.vocab_size)
+        )  # a dict of all would leave 1.4 MB
+        return max((len(name or "") for name in names), default=1)
 
     def encode_continuation(self, rendered: str) -> list[int]:
         """The tokens of a part of such a text that follows other tokens: no space is put before it."""
