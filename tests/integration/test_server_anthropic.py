@@ -191,7 +191,8 @@ def test_anthropic_thinking_and_images() -> None:
         assert whole.content[0].type == "thinking"
         assert whole.content[0].thinking == "hm"
         again: Any = [*messages, {"role": "assistant", "content": whole.content}, *messages]
-        client.messages.create(model="m", messages=again, max_tokens=5)
+        client.messages.create(model="m", messages=again, max_tokens=5, thinking={"type": "disabled"})
+    assert [request.reasoning_effort for request in backend.requests] == [None, None, None, "none"]
     content = backend.requests[0].messages[0].content
     assert isinstance(content, list)
     assert isinstance(content[0], ImagePart)

@@ -6,8 +6,10 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pyagent.core.messages import ChatDelta, ChatRequest, TokenLogprob
+from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, TokenLogprob, ToolCallDelta
+from pyagent.core.tool_call_deltas import whole_calls
 from pyagent.infrastructure.engine.subprocess.in_flight import MAX_DEATHS, InFlight, InFlightRequest
 from pyagent.infrastructure.engine.subprocess.protocol import Outputs
 
@@ -140,3 +142,28 @@ def test_several_answers_computed_anew_are_delivered_once(data: st.DataObject):
     assert delivered == texts
     assert ["".join(entries) for entries in logprobs] == texts
     assert reasons == [["stop"], ["stop"]]
+
+
+@given(st.lists(st.integers(0, 5), max_size=4))
+def test_thoughts_and_calls_of_several_answers_are_delivered_once(deaths: list[int]):
+    """Wherever processes die, each answer has its reasoning and calls once, though the call's id is a new one."""
+    script = [
+        ChatDelta(reasoning="hm, "),
+        ChatDelta(reasoning="yes"),
+        ChatDelta(content="I look."),
+        ChatDelta(tool_calls=[ToolCallDelta(0, "ID", "weather", '{"ci')]),
+        ChatDelta(tool_calls=[ToolCallDelta(0, arguments='ty": 1}'), ToolCallDelta(1, "ID", "time", "{}")]),
+        ChatDelta(finish_reason="tool_calls"),
+    ]
+    one, told = request(1, n=2), list[ChatDelta]()
+    for process, num_outputs in enumerate([*deaths, len(script)]):
+        one.submission()
+        for delta in script[:num_outputs]:
+            pieces = [replace(piece, id=piece.id and f"{piece.id}{process}") for piece in delta.tool_calls]
+            told += filter(None, [one.apply(Outputs(1, replace(delta, tool_calls=pieces)))])
+    assert "".join(delta.reasoning for delta in told) == "hm, yes"
+    assert "".join(delta.content for delta in told) == "I look."
+    calls = [call.function for call in whole_calls(told)]
+    assert calls == [FunctionCall("weather", '{"city": 1}'), FunctionCall("time", "{}")]
+    assert len({piece.id for delta in told for piece in delta.tool_calls if piece.id}) <= 2
+    assert [delta.finish_reason for delta in told if delta.finish_reason] == ["tool_calls"]

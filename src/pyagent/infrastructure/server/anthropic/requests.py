@@ -150,6 +150,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),
             parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
+            reasoning_effort="none" if self.thinking is not None and self.thinking.type == "disabled" else None,
             response_format=_format(self.output_config),
             sampling=sampling,
             private=bool(self.private),
