@@ -110,6 +110,9 @@ impl SamplerState {
     }
 }
 
+/// A token's log probability, its rank, and the most likely tokens with their log probabilities.
+type ScoreRow = (f32, u32, Vec<(u32, f32)>);
+
 /// The log probabilities of a prompt's tokens, gathered by the steps that compute it.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct PromptScores {
@@ -139,7 +142,7 @@ impl PromptScores {
 
     /// Of tokens `start` to `stop` of those that have a score: log probability, rank (from 1), and the most likely
     /// tokens with their log probabilities, best first.
-    fn read(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<Vec<(f32, u32, Vec<(u32, f32)>)>> {
+    fn read(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<Vec<ScoreRow>> {
         let scores = self.lock(py)?;
         let read = scores.scores().iter().take(stop).skip(start);
         Ok(read
