@@ -189,16 +189,42 @@ class SamplerState:
         cls,
         *,
         temperature: float = 1.0,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        top_n_sigma: float = 0.0,
+        epsilon_cutoff: float = 0.0,
+        eta_cutoff: float = 0.0,
         top_k: int = 0,
+        top_h: float = 1.0,
+        typical_p: float = 1.0,
         top_p: float = 1.0,
         min_p: float = 0.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
         repetition_penalty: float = 1.0,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
+        repeat_last_n: int = 0,
+        penalty_decay: float = 1.0,
+        no_repeat_ngram_size: int = 0,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = 0,
+        dry_breakers: Sequence[int] = ...,
+        bad_words: Sequence[Sequence[int]] = ...,
+        bad_words_penalty: float = ...,
+        allowed_tokens: Sequence[int] | None = None,
         logit_bias: Sequence[tuple[int, float]] = ...,
         seed: int = 0,
         num_logprobs: int = 0,
     ) -> SamplerState: ...
+    @property
+    def reads_prompt(self) -> bool: ...
+    def distribution(self, logits: Sequence[float], step: int = 0) -> list[tuple[int, float]]: ...  # tests only
     def observe_prompt(self, tokens: Sequence[int]) -> None: ...
     def observe(self, tokens: Sequence[int]) -> None: ...
 

@@ -61,7 +61,7 @@ from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
 
 if TYPE_CHECKING:
-    from pyagent.core.abilities import ABILITIES, Abilities
+    from pyagent.core.abilities import ABILITIES, FURTHER_SAMPLING, Abilities
     from pyagent.core.config import Settings, read_headers
     from pyagent.core.dialects.dialect import Dialect, OutputParser, TagDialect
     from pyagent.core.dialects.json_calls import JsonCalls
@@ -104,6 +104,7 @@ if TYPE_CHECKING:
 
 _LATER = {
     "ABILITIES": "pyagent.core.abilities",
+    "FURTHER_SAMPLING": "pyagent.core.abilities",
     "Abilities": "pyagent.core.abilities",
     "Agent": "pyagent.core.fleet.agent",
     "BLOCK_TOKENS": "pyagent.core.runners.batch",
@@ -166,6 +167,7 @@ _LATER = {
 __all__ = [
     "ABILITIES",
     "BLOCK_TOKENS",
+    "FURTHER_SAMPLING",
     "Abilities",
     "Agent",
     "AgentError",

@@ -27,6 +27,7 @@ from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.sampling.sampler import make_sampler
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -347,6 +348,7 @@ def test_commands_tell_of_runners(tiny_model_path: Path, install: Install, tmp_p
 def test_logits_from_elsewhere_are_sampled_as_the_cpu_runner_samples(tiny_model_path: Path) -> None:
     """`sample_logits` gives the tokens, log probabilities and faults that `CpuModel.execute` gives for equal logits."""
     runner = CpuRunner(tiny_model_path, RunnerOptions(threads=1, kv_bytes=1 << 20))
+    tokenizer = ModelTokenizer.load(tiny_model_path, vocab_size=runner.vocab_size)
     prompts = [list(range(40, 40 + length)) for length in (5, 9, 17)]
     params = [
         SamplingParams(temperature=0, top_logprobs=3),
@@ -356,7 +358,7 @@ def test_logits_from_elsewhere_are_sampled_as_the_cpu_runner_samples(tiny_model_
     masks = {1: bytes([0b10101010] * (-(-runner.vocab_size // 32) * 4)), 2: b""}
     outputs = []
     for is_elsewhere in (False, True):
-        samplers = [make_sampler(one, runner.vocab_size, prompt) for one, prompt in zip(params, prompts, strict=True)]
+        samplers = [make_sampler(one, tokenizer, prompt) for one, prompt in zip(params, prompts, strict=True)]
         lengths, tokens = [len(prompt) for prompt in prompts], [token for prompt in prompts for token in prompt]
         for sequence, prompt in enumerate(prompts):
             runner.add(sequence, prompt)

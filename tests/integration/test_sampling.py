@@ -78,6 +78,10 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "repetition": {"temperature": 1.0, "repetition_penalty": 0.5},
     "bias": {"temperature": 1.0, "top_k": 20},
     "frequency": {"temperature": 1.0, "frequency_penalty": 2.0, "presence_penalty": 2.0},
+    "typical": {"temperature": 1.0, "typical_p": 0.5},
+    "xtc": {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.02},
+    "thresholds": {"temperature": 1.2, "top_n_sigma": 2.0, "epsilon_cutoff": 0.002, "eta_cutoff": 0.004},
+    "top_h": {"temperature": 1.0, "top_h": 0.7},
     "all": {"temperature": 0.8, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.3},
 }
 

@@ -77,7 +77,7 @@ FAULTS = (
     Fault(
         "penalties-count-prompt-tokens-as-output",
         f"{_ENGINE}/sampling/sampler.py",
-        "    if prompt_tokens and params.repetition_penalty != 1.0:\n        sampler.observe_prompt(prompt_tokens)",
+        "    if prompt_tokens and sampler.reads_prompt:\n        sampler.observe_prompt(prompt_tokens)",
         "    sampler.observe(prompt_tokens or [])",
         f"{_DRAWS} -k 'greedy or frequency'",
     ),
@@ -223,7 +223,7 @@ FAULTS = (
     ),
     Fault(
         "top-p-keeps-one-token-too-many",
-        f"{_SAMPLING}/rank.rs",
+        f"{_SAMPLING}/filters.rs",
         "        self.mass += weight;\n        self.mass >= self.target",
         "        self.mass += weight;\n        self.mass - if FAULT { weight } else { 0.0 } >= self.target",
         f"{_DRAWS} -k top_p",
@@ -238,8 +238,8 @@ FAULTS = (
     Fault(
         "prompt-tokens-count-as-output",
         f"{_SAMPLING}/mod.rs",
-        "self.output_counts.entry(*token).or_insert(0);",
-        "self.output_counts.entry(*token).or_insert(u32::from(FAULT));",
+        "self.seen.entry(*token).or_default().nearest = 1.0;",
+        "{ let seen = self.seen.entry(*token).or_default(); seen.nearest = 1.0; if FAULT { seen.count += 1.0; } }",
         f"{_DRAWS} -k greedy",
     ),
     Fault(

@@ -29,6 +29,12 @@ class Spelled:
 
     def __init__(self, end_ids: Sequence[int]) -> None:
         self.end_ids = frozenset(end_ids)
+        self.vocab_size = 250
+
+    def words_as_tokens(self, words: Sequence[str]) -> list[list[int]]:
+        raise NotImplementedError
+
+    tokens_with = words_as_tokens
 
     def detokenizer(self) -> Spelled:
         return self
@@ -109,7 +115,9 @@ def ours(folder: Path, beam: BeamSearch, end_ids: list[int], stop: str = "") -> 
             num_prompt_tokens=len(PROMPT),
             params=SamplingParams(stop=(stop,) if stop else ()),
             max_tokens=MAX_TOKENS,
-            sampler=make_sampler(SamplingParams(temperature=0, top_logprobs=num_offered(beam, len(end_ids))), 250),
+            sampler=make_sampler(
+                SamplingParams(temperature=0, top_logprobs=num_offered(beam, len(end_ids))), Spelled(end_ids)
+            ),
             tokenizer=Spelled(end_ids),  # type: ignore[arg-type]
             text=AnswerText(Spelled(end_ids), (stop,) if stop else ()),  # type: ignore[arg-type]
             grammar=None,

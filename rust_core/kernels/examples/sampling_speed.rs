@@ -1,4 +1,4 @@
-//! Time to sample one token on one core, for vocabularies of 50,000 and 262,144 tokens.
+//! Time to sample one token on one core, for vocabularies of 50,000, 128,000 and 262,144 tokens.
 //!
 //! `cargo run --release -p pyagent-kernels --example sampling_speed`
 
@@ -67,8 +67,32 @@ fn main() {
                 ..plain()
             },
         ),
+        (
+            "top-n-sigma 1, min-p 0.05",
+            SamplingParams {
+                top_n_sigma: 1.0,
+                min_p: 0.05,
+                ..plain()
+            },
+        ),
+        (
+            "typical 0.9",
+            SamplingParams {
+                typical_p: 0.9,
+                ..plain()
+            },
+        ),
+        (
+            "XTC 0.5, top-p 0.95",
+            SamplingParams {
+                xtc_probability: 0.5,
+                top_p: 0.95,
+                ..plain()
+            },
+        ),
+        ("mirostat 2", SamplingParams { mirostat: 2, ..plain() }),
     ];
-    for vocab in [50_000, 262_144] {
+    for vocab in [50_000, 128_000, 262_144] {
         for spread in [2.5, 0.8, 0.1] {
             let row = row(vocab, spread);
             println!("vocabulary {vocab}, spread {spread}");

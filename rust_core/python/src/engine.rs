@@ -12,7 +12,7 @@ use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling;
 use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyException, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::MutexExt;
@@ -40,54 +40,63 @@ pub(crate) fn engine_error(error: &EngineError) -> PyErr {
 /// One request's sampling parameters and token counts; samples depend only on them, the step and the logits.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct SamplerState {
+    /// Whether a prompt's tokens matter to it.
+    #[pyo3(get)]
+    reads_prompt: bool,
     inner: Arc<Mutex<sampling::SamplerState>>,
+}
+
+/// Takes sampling parameters from keywords; a `TypeError` names one that is none.
+macro_rules! take_params {
+    ($params:ident, $options:ident, $($name:ident)*) => {
+        for (key, value) in $options.iter() {
+            match key.extract::<&str>()? {
+                $(stringify!($name) => $params.$name = value.extract()?,)*
+                other => return Err(PyTypeError::new_err(format!("there is no sampling parameter {other:?}"))),
+            }
+        }
+    };
 }
 
 #[pymethods]
 impl SamplerState {
+    /// Keywords are the fields of `SamplingParams`; those left out change nothing.
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "one keyword for each field of the request")]
-    #[pyo3(signature = (*, temperature = 1.0, top_k = 0, top_p = 1.0, min_p = 0.0, repetition_penalty = 1.0,
-        frequency_penalty = 0.0, presence_penalty = 0.0, logit_bias = Vec::new(), seed = 0, num_logprobs = 0))]
-    fn new(
-        temperature: f32,
-        top_k: usize,
-        top_p: f32,
-        min_p: f32,
-        repetition_penalty: f32,
-        frequency_penalty: f32,
-        presence_penalty: f32,
-        logit_bias: Vec<(u32, f32)>,
-        seed: u64,
-        num_logprobs: usize,
-    ) -> PyResult<Self> {
-        let params = sampling::SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            frequency_penalty,
-            presence_penalty,
-            logit_bias,
-            seed,
-            num_logprobs,
-        };
+    #[pyo3(signature = (**options))]
+    fn new(options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let mut params = sampling::SamplingParams::default();
+        if let Some(options) = options {
+            take_params!(params, options,
+                temperature dynatemp_range dynatemp_exponent top_n_sigma epsilon_cutoff eta_cutoff top_k top_h typical_p top_p
+                min_p xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta repetition_penalty frequency_penalty
+                presence_penalty repeat_last_n penalty_decay no_repeat_ngram_size dry_multiplier dry_base
+                dry_allowed_length dry_penalty_last_n dry_breakers bad_words bad_words_penalty allowed_tokens logit_bias
+                seed num_logprobs);
+        }
         let params = params
             .checked()
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self {
+            reads_prompt: params.reads_prompt(),
             inner: Arc::new(Mutex::new(sampling::SamplerState::new(params))),
         })
     }
 
-    /// Counts a prompt's tokens, for the repetition penalty.
+    /// What a token would be sampled from at a temperature above 0: tokens with their probabilities, best first. For
+    /// tests: ranks the whole row.
+    #[pyo3(signature = (logits, step = 0))]
+    fn distribution(&self, py: Python<'_>, mut logits: Vec<f32>, step: u64) -> PyResult<Vec<(u32, f64)>> {
+        let found = self.lock(py)?.distribution(&mut logits, None, step);
+        found.map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// Takes in a prompt's tokens.
     fn observe_prompt(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<()> {
         self.lock(py)?.observe_prompt(&tokens);
         Ok(())
     }
 
-    /// Counts tokens sampled elsewhere, as sampling them here would have.
+    /// Takes in tokens sampled elsewhere, as sampling them here would have.
     fn observe(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         for token in tokens {

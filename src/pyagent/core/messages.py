@@ -7,12 +7,12 @@ sockets, tokenizers or tensors.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.sampling_params import SamplingParams
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort", "error"]
@@ -118,84 +118,6 @@ class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema", "choice"] = "text"
     json_schema: JsonSchemaFormat | None = None
     choice: list[str] | None = None
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is sampled, and when the answer ends. Checked once, by `validate`.
-
-    Applied in this order: bias, penalties, grammar mask, temperature, top-k, top-p, min-p, sampling. `temperature=0` is
-    greedy; a tie goes to the lowest id. With `seed`, a token depends only on the seed, the position and the logits.
-    `stop_token_ids` end the answer and are no part of it, as end-of-sequence tokens are; neither is sampled before the
-    answer has `min_tokens` tokens. Control tokens are left out of the text with `skip_special_tokens`.
-
-    `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside it.
-    With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens; only
-    then `max_tokens` may be 0.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    top_logprobs: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    prompt_logprobs: int | None = None
-    echo: bool = False
-
-    def validate(self) -> None:
-        """Raise `RequestError` naming the first field out of its range."""
-        for name, low, high in _RANGES:
-            value: float | None = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise RequestError(f"{name} must be between {_shown(low)} and {_shown(high)}, got {value}", param=name)
-        if self.max_tokens == 0 and not self.echo:
-            raise RequestError("max_tokens must be between 1 and 2147483647, got 0", param="max_tokens")
-        if self.top_p == 0 or self.repetition_penalty == 0:
-            name = "top_p" if self.top_p == 0 else "repetition_penalty"
-            raise RequestError(f"{name} must be greater than 0, got 0", param=name)
-        if len(self.stop) > 16 or any(not text for text in self.stop):
-            got = "an empty one" if len(self.stop) <= 16 else len(self.stop)
-            raise RequestError(f"stop takes up to 16 texts, none of them empty, got {got}", param="stop")
-        if len(self.stop_token_ids) > _MAX_STOP_TOKENS:
-            text = f"stop_token_ids takes up to {_MAX_STOP_TOKENS} token ids, got {len(self.stop_token_ids)}"
-            raise RequestError(text, param="stop_token_ids")
-        if self.stop_token_ids and (least := min(self.stop_token_ids)) < 0:
-            raise RequestError(f"stop_token_ids takes token ids from 0 on, got {least}", param="stop_token_ids")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            text = f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}"
-            raise RequestError(text, param="min_tokens")
-
-
-def _shown(bound: float) -> str:
-    """Return a bound in digits: 2147483647 rather than 2.14748e+09."""
-    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
-
-
-_MAX_STOP_TOKENS = 256
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("max_tokens", 0, 2**31 - 1),
-    ("min_tokens", 0, 2**31 - 1),
-    ("temperature", 0, 2),
-    ("top_p", 0, 1),
-    ("top_k", 0, 2**31 - 1),
-    ("min_p", 0, 1),
-    ("repetition_penalty", 0, 100),
-    ("frequency_penalty", -2, 2),
-    ("presence_penalty", -2, 2),
-    ("top_logprobs", 0, 20),
-    ("prompt_logprobs", 0, 20),
-    ("seed", -(2**63), 2**64 - 1),
-)
 
 
 COMMON_TENANT = "*"

@@ -18,6 +18,7 @@ import lmstudio
 
 from pyagent.plugin import (
     ABILITIES,
+    FURTHER_SAMPLING,
     Abilities,
     BackendError,
     Capabilities,
@@ -71,6 +72,7 @@ _ABILITIES: Abilities = ABILITIES - {
     "prompt_logprobs",
     "echo",
     "top_logprobs",
+    *FURTHER_SAMPLING,
     "n",
     "best_of",
     "beam",

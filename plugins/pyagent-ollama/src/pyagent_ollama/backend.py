@@ -14,6 +14,7 @@ import msgspec
 
 from pyagent.plugin import (
     ABILITIES,
+    FURTHER_SAMPLING,
     Abilities,
     BackendError,
     Capabilities,
@@ -64,6 +65,7 @@ _ABILITIES: Abilities = ABILITIES - {
     "skip_special_tokens",
     "prompt_logprobs",
     "echo",
+    *(FURTHER_SAMPLING - {"typical_p", "repeat_last_n"}),
     "n",
     "best_of",
     "beam",

@@ -209,7 +209,8 @@ def _options(sampling: SamplingParams) -> JsonObject:
         "num_predict": sampling.max_tokens,
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
-        "repeat_last_n": -1 if has_penalty else None,  # Ollama's own penalties see 64 tokens only
+        "repeat_last_n": sampling.repeat_last_n if has_penalty else None,  # Ollama's own default is 64 tokens
+        "typical_p": sampling.typical_p if sampling.typical_p != 1 else None,
     }
     return options | {key: value for key, value in optional.items() if value is not None}
 

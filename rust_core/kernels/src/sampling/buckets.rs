@@ -4,7 +4,8 @@
 //! bucket's. Whole buckets are passed over by their mass; only the one or two in which the filters or the sample
 //! end are sorted. The time is linear in the vocabulary, whatever the row.
 
-use super::rank::{Limits, RUN, Walk, rank_key, token_of};
+use super::filters::{Filters, Walk};
+use super::rank::{RUN, rank_key, token_of};
 
 /// Buckets for each factor of e in weight.
 const PER_NAT: f32 = 256.0;
@@ -49,8 +50,8 @@ impl<'a> Buckets<'a> {
     }
 
     /// The token at which the kept mass, best first, first exceeds `uniform` of it. `keys` is worked in.
-    pub(super) fn sample(&self, total: f64, limits: &Limits, uniform: f64, keys: &mut Vec<u64>) -> u32 {
-        let end = self.end(total, limits, keys);
+    pub(super) fn sample(&self, total: f64, filters: &Filters, uniform: f64, keys: &mut Vec<u64>) -> u32 {
+        let end = self.end(total, filters, keys);
         let mut reached = 0.0;
         let mut last = 0;
         for (bucket, mass) in self.masses[..=end.bucket].iter().enumerate() {
@@ -74,12 +75,12 @@ impl<'a> Buckets<'a> {
     }
 
     /// Where top-p and min-p end.
-    fn end(&self, total: f64, limits: &Limits, keys: &mut Vec<u64>) -> End {
-        let mut walk = Walk::new(limits, total);
+    fn end(&self, total: f64, filters: &Filters, keys: &mut Vec<u64>) -> End {
+        let mut walk = Walk::new(filters, total, 1.0);
         for (bucket, mass) in self.masses.iter().enumerate() {
             // A hair less than the bucket's lower border, as weights are rounded.
             let least = (-(bucket as f64 + 1.01) / f64::from(PER_NAT)).exp();
-            if !limits.cut_by_mass() || !walk.may_end_within(*mass, least) {
+            if !filters.cut_by_mass() || !walk.may_end_within(*mass, least) {
                 walk.mass += mass;
                 continue;
             }

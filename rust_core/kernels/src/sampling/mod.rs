@@ -1,13 +1,19 @@
 //! From a row of logits to the next token.
 //!
-//! The order is part of the contract: logit bias, penalties (repetition, then frequency, then presence), mask,
-//! temperature, top-k, top-p, min-p, sample. Log-probabilities are those after the mask at temperature 1.
+//! The order is part of the contract: logit bias, penalties (repetition, then frequency, then presence), n-grams, DRY, bad
+//! words, allowed tokens, mask, temperature (dynamic or not), top-n-sigma, epsilon, eta, top-k, top-h, typical, top-p, min-p,
+//! XTC, sample. Each filter sees the probabilities of what those before it keep, as if they were all. Mirostat takes the
+//! place of all filters. Log-probabilities are those after the mask at temperature 1.
 //!
-//! One idea carries all filters: tokens are ranked by logit, ties by the lower id, and top-k, top-p and min-p
-//! each keep a prefix of that ranking. The sample walks the same ranking up to `u` times the kept mass, so it
-//! depends on the seed, the step and the logits alone: not on the batch, nor on which tokens were cut.
+//! One idea carries all filters: tokens are ranked by logit, ties by the lower id, and each filter keeps a range of that
+//! ranking: those by threshold without ranking anything, the others with as much of it as they need. The sample walks the
+//! same ranking up to `u` times the kept mass, so it depends on the seed, the step and the logits alone: not on the
+//! batch, nor on which tokens were cut. Penalties by place, DRY and Mirostat also depend on the tokens before.
 
 mod buckets;
+mod filters;
+mod history;
+mod mirostat;
 mod params;
 mod rank;
 mod sample;
@@ -22,7 +28,10 @@ pub use score::{Scorer, TokenScore};
 use std::collections::HashMap;
 
 use crate::isa::Isa;
-use rank::{Limits, Ranking};
+use filters::{Filters, Row};
+use history::{History, Seen};
+use mirostat::{Mirostat, NUM_ESTIMATED};
+use rank::{Ranking, Weighed};
 
 /// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,8 +86,12 @@ pub enum SampleError {
 #[derive(Clone, Debug)]
 pub struct SamplerState {
     params: SamplingParams,
-    /// Times each seen token is in the output; 0 for those in the prompt alone.
-    output_counts: HashMap<u32, u32>,
+    /// The tokens that have penalties, where places do not matter.
+    seen: HashMap<u32, Seen>,
+    history: History,
+    mirostat: Option<Mirostat>,
+    /// A bit for each token that the request allows.
+    allowed: Option<Vec<u32>>,
     ranking: Ranking,
 }
 
@@ -86,9 +99,12 @@ impl SamplerState {
     /// A sampler that has seen no token.
     pub fn new(params: SamplingParams) -> Self {
         Self {
-            params,
-            output_counts: HashMap::new(),
+            seen: HashMap::new(),
+            history: History::default(),
+            mirostat: Mirostat::of(&params),
+            allowed: params.allowed_tokens.as_deref().map(bits_of),
             ranking: Ranking::new(Isa::best()),
+            params,
         }
     }
 
@@ -97,40 +113,40 @@ impl SamplerState {
         &self.params
     }
 
-    /// Counts prompt tokens: the repetition penalty is for these too.
+    /// Takes in the prompt's tokens, which some penalties see too.
     pub fn observe_prompt(&mut self, tokens: &[u32]) {
+        if self.params.has_history() {
+            self.history.push_prompt(tokens);
+        }
         if self.params.repetition_penalty != 1.0 {
             for token in tokens {
-                self.output_counts.entry(*token).or_insert(0);
+                self.seen.entry(*token).or_default().nearest = 1.0;
             }
         }
     }
 
-    /// Counts an output token.
+    /// Takes in an output token.
     pub fn observe(&mut self, token: u32) {
+        if self.params.has_history() {
+            self.history.push(token);
+        }
         if self.params.has_penalties() {
-            *self.output_counts.entry(token).or_insert(0) += 1;
+            let seen = self.seen.entry(token).or_default();
+            seen.count += 1.0;
+            (seen.nearest, seen.nearest_output) = (1.0, 1.0);
         }
     }
 
     /// Samples the token of position `step`. `logits` is worked on in place; bit `i % 32` of word `i / 32` of
     /// the mask allows token `i`. The sampled token is not counted: [`Self::observe`] it.
     pub fn sample(&mut self, logits: &mut [f32], mask: Option<&[u32]>, step: u64) -> Result<Sampled, SampleError> {
-        self.add_biases(logits)?;
-        self.penalise(logits)?;
-        if let Some(mask) = mask {
-            apply_mask(logits, mask)?;
-        }
-        let best = rank::argmax(logits)?;
+        let best = self.adjust(logits, mask)?;
         let logprobs = self.params.num_logprobs > 0;
         let report = logprobs.then(|| self.ranking.log_probabilities(logits, best, self.params.num_logprobs));
         let token = if self.params.temperature == 0.0 {
             best
         } else {
-            let limits = Limits::of(&self.params);
-            let uniform = sample::uniform(self.params.seed, step);
-            self.ranking
-                .sample(logits, best, self.params.temperature, &limits, uniform)
+            self.choose(logits, best, step)
         };
         Ok(match report {
             Some(report) => Sampled {
@@ -146,32 +162,156 @@ impl SamplerState {
         })
     }
 
-    fn add_biases(&self, logits: &mut [f32]) -> Result<(), SampleError> {
+    /// What [`Self::sample`] samples from at a temperature above 0: tokens with their probabilities, best first. For
+    /// tests: ranks the whole row.
+    pub fn distribution(
+        &mut self,
+        logits: &mut [f32],
+        mask: Option<&[u32]>,
+        step: u64,
+    ) -> Result<Vec<(u32, f64)>, SampleError> {
+        let best = self.adjust(logits, mask)?;
+        let (weighed, filters, row) = self.filtered(logits, best, step);
+        Ok(self.ranking.distribution(logits, &weighed, &filters, row))
+    }
+
+    /// Biases, penalises and masks the logits; the likeliest token then.
+    fn adjust(&self, logits: &mut [f32], mask: Option<&[u32]>) -> Result<u32, SampleError> {
         for (token, bias) in &self.params.logit_bias {
             *logit_of(logits, *token)? += bias;
         }
-        Ok(())
+        if self.params.has_places() {
+            self.penalise(&self.history.seen(&self.params), logits)?;
+        } else {
+            self.penalise(&self.seen, logits)?;
+        }
+        if self.params.has_history() {
+            self.history.apply(&self.params, logits)?;
+        }
+        if let Some(allowed) = &self.allowed {
+            allow_only(logits, allowed);
+        }
+        if let Some(mask) = mask {
+            apply_mask(logits, mask)?;
+        }
+        rank::argmax(logits)
+    }
+
+    fn choose(&mut self, logits: &[f32], best: u32, step: u64) -> u32 {
+        let (weighed, filters, row) = self.filtered(logits, best, step);
+        let uniform = sample::uniform(self.params.seed, step);
+        let token = self.ranking.sample(logits, &weighed, &filters, row, uniform);
+        if let Some(mirostat) = &mut self.mirostat {
+            mirostat.learn(self.ranking.weight_of(token) / weighed.mass);
+        }
+        token
+    }
+
+    /// Weighs the row at its temperature; what cuts it then, and its mass by the filters that are thresholds.
+    fn filtered(&mut self, logits: &[f32], best: u32, step: u64) -> (Weighed, Filters, Row) {
+        let params = &self.params;
+        let temperature = dynamic_temperature(params, &mut self.ranking, logits, best);
+        let weighed = self.ranking.begin(logits, best, temperature);
+        let filters = if let Some(mirostat) = &self.mirostat {
+            let num_best = if mirostat.estimates() { NUM_ESTIMATED } else { 0 };
+            let best = self.ranking.best_weights(logits, num_best);
+            mirostat.filters(&best, weighed.mass, logits.len())
+        } else {
+            let has_xtc = params.xtc_probability > 0.0
+                && sample::uniform(params.seed ^ XTC_STREAM, step) < f64::from(params.xtc_probability);
+            cut_by_threshold(params, &self.ranking, logits, &weighed, Filters::of(params, has_xtc))
+        };
+        let row = self
+            .ranking
+            .row(logits, &weighed, filters.least(), filters.reads_entropy());
+        (weighed, filters, row)
     }
 
     /// Repetition divides positive logits and multiplies negative ones (Keskar et al. 2019, arXiv 1909.05858);
     /// frequency and presence are subtracted, for output tokens, as OpenAI's API defines them.
-    fn penalise(&self, logits: &mut [f32]) -> Result<(), SampleError> {
+    fn penalise(&self, token_to_seen: &HashMap<u32, Seen>, logits: &mut [f32]) -> Result<(), SampleError> {
         let params = &self.params;
-        for (token, count) in &self.output_counts {
+        for (token, seen) in token_to_seen {
             let logit = logit_of(logits, *token)?;
-            let repetition = params.repetition_penalty;
+            let repetition = match seen.nearest {
+                1.0 => params.repetition_penalty,
+                nearest => params.repetition_penalty.powf(nearest),
+            };
             *logit = if *logit > 0.0 {
                 *logit / repetition
             } else {
                 *logit * repetition
             };
-            if *count > 0 {
-                *logit -= params.frequency_penalty * *count as f32;
-                *logit -= params.presence_penalty;
-            }
+            *logit -= params.frequency_penalty * seen.count;
+            *logit -= params.presence_penalty * seen.nearest_output;
         }
         Ok(())
     }
+}
+
+/// Sets XTC's random numbers apart from the samples'.
+const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
+
+/// The temperature, which may follow the row's entropy relative to the greatest there can be, as llama.cpp has it.
+fn dynamic_temperature(params: &SamplingParams, ranking: &mut Ranking, logits: &[f32], best: u32) -> f32 {
+    if params.dynatemp_range == 0.0 {
+        return params.temperature;
+    }
+    let weighed = ranking.begin(logits, best, 1.0);
+    let entropy = ranking.row(logits, &weighed, 0.0, true).entropy;
+    let num_allowed = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
+    let most = (num_allowed as f64).ln();
+    let relative = if most > 0.0 {
+        (entropy / most).clamp(0.0, 1.0)
+    } else {
+        0.0
+    };
+    let (low, high) = (
+        params.temperature - params.dynatemp_range,
+        params.temperature + params.dynatemp_range,
+    );
+    let low = low.max(0.0);
+    let temperature = low + (high - low) * relative.powf(f64::from(params.dynatemp_exponent)) as f32;
+    temperature.max(LEAST_TEMPERATURE)
+}
+
+/// Below it the likeliest token has all the mass anyway.
+const LEAST_TEMPERATURE: f32 = 1e-3;
+
+/// The filters, with the bound that top-n-sigma, epsilon and eta put on weights, one after the other.
+fn cut_by_threshold(
+    params: &SamplingParams,
+    ranking: &Ranking,
+    logits: &[f32],
+    weighed: &Weighed,
+    mut filters: Filters,
+) -> Filters {
+    if params.top_n_sigma > 0.0 {
+        filters = filters.with_least(weighed.weight_below(params.top_n_sigma * deviation(logits)));
+    }
+    if params.epsilon_cutoff > 0.0 {
+        let row = ranking.row(logits, weighed, filters.least(), false);
+        filters = filters.with_least(f64::from(params.epsilon_cutoff) * row.mass);
+    }
+    if params.eta_cutoff > 0.0 {
+        let row = ranking.row(logits, weighed, filters.least(), true);
+        let eta = f64::from(params.eta_cutoff);
+        filters = filters.with_least(eta.min(eta.sqrt() * (-row.entropy).exp()) * row.mass);
+    }
+    filters
+}
+
+/// The standard deviation of the logits of the tokens that are allowed.
+fn deviation(logits: &[f32]) -> f32 {
+    let allowed = || {
+        logits
+            .iter()
+            .filter(|logit| **logit > f32::NEG_INFINITY)
+            .map(|logit| f64::from(*logit))
+    };
+    let count = allowed().count() as f64;
+    let mean = allowed().sum::<f64>() / count;
+    (allowed().map(|logit| (logit - mean).powi(2)).sum::<f64>() / count).sqrt() as f32
 }
 
 fn logit_of(logits: &mut [f32], token: u32) -> Result<&mut f32, SampleError> {
@@ -179,6 +319,23 @@ fn logit_of(logits: &mut [f32], token: u32) -> Result<&mut f32, SampleError> {
     logits
         .get_mut(token as usize)
         .ok_or(SampleError::UnknownToken { token, vocab })
+}
+
+/// A bit for each of these tokens.
+fn bits_of(tokens: &[u32]) -> Vec<u32> {
+    let words = tokens.iter().max().map_or(0, |last| *last as usize / 32 + 1);
+    let mut bits = vec![0; words];
+    for token in tokens {
+        bits[*token as usize / 32] |= 1 << (token % 32);
+    }
+    bits
+}
+
+/// Excludes the tokens whose bit is not set, and those beyond the bits.
+fn allow_only(logits: &mut [f32], bits: &[u32]) {
+    let (first, rest) = logits.split_at_mut(logits.len().min(bits.len() * 32));
+    rest.fill(f32::NEG_INFINITY);
+    exclude(first, bits);
 }
 
 /// Excludes the tokens whose bit is not set.
@@ -189,7 +346,12 @@ fn apply_mask(logits: &mut [f32], mask: &[u32]) -> Result<(), SampleError> {
             vocab: logits.len(),
         });
     }
-    for (logits, word) in logits.chunks_mut(32).zip(mask) {
+    exclude(logits, mask);
+    Ok(())
+}
+
+fn exclude(logits: &mut [f32], bits: &[u32]) {
+    for (logits, word) in logits.chunks_mut(32).zip(bits) {
         match *word {
             0 => logits.fill(f32::NEG_INFINITY),
             u32::MAX => {}
@@ -204,5 +366,4 @@ fn apply_mask(logits: &mut [f32], mask: &[u32]) -> Result<(), SampleError> {
             }
         }
     }
-    Ok(())
 }

@@ -3,20 +3,66 @@
 /// How to choose tokens. Made by [`SamplingParams::checked`], so every value is in its range.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 takes the most likely token.
+    /// Divides the logits; 0 takes the most likely token, whatever the filters.
     pub temperature: f32,
+    /// The temperature follows the entropy between `temperature` less and more this, as llama.cpp has it; 0 is off.
+    pub dynatemp_range: f32,
+    /// Power of the relative entropy by which the dynamic temperature rises.
+    pub dynatemp_exponent: f32,
+    /// Keep logits at most so many standard deviations below the greatest (arXiv 2411.07641); 0 keeps all.
+    pub top_n_sigma: f32,
+    /// Keep probabilities of at least this (arXiv 2210.15191); 0 keeps all.
+    pub epsilon_cutoff: f32,
+    /// Keep probabilities of at least `min(eta, sqrt(eta) * e^-entropy)` (arXiv 2210.15191); 0 keeps all.
+    pub eta_cutoff: f32,
     /// Keep the `k` most likely tokens; 0 keeps all.
     pub top_k: usize,
+    /// Keep the most likely tokens whose own entropy is at most this part of the whole (arXiv 2509.02510); 1 keeps all.
+    pub top_h: f32,
+    /// Keep the tokens nearest to the expected surprise whose probabilities reach this (arXiv 2202.00666); 1 keeps all.
+    pub typical_p: f32,
     /// Keep the fewest tokens whose probabilities reach this (Holtzman et al. 2019, arXiv 1904.09751); 1 keeps all.
     pub top_p: f32,
     /// Keep tokens at least this times as likely as the likeliest (arXiv 2407.01082); 0 keeps all.
     pub min_p: f32,
+    /// How often XTC excludes the top choices.
+    pub xtc_probability: f32,
+    /// Of the tokens at least this likely, XTC leaves the least likely one.
+    pub xtc_threshold: f32,
+    /// Replaces all filters by one that holds the surprise (arXiv 2007.14966): 1 or 2 is its algorithm, 0 is off.
+    pub mirostat: u32,
+    /// Mirostat's wanted mean surprise, in bits.
+    pub mirostat_tau: f32,
+    /// Mirostat's learning rate.
+    pub mirostat_eta: f32,
     /// Divides positive and multiplies negative logits of tokens seen in prompt or output; 1 changes nothing.
     pub repetition_penalty: f32,
     /// Subtracted for each time a token is in the output.
     pub frequency_penalty: f32,
     /// Subtracted when a token is in the output.
     pub presence_penalty: f32,
+    /// The penalties see so many of the last tokens; 0 is all.
+    pub repeat_last_n: usize,
+    /// What a token counts for in the penalties falls by this factor with each token after it; 1 does not.
+    pub penalty_decay: f32,
+    /// No sequence of so many tokens comes twice; 0 is off.
+    pub no_repeat_ngram_size: usize,
+    /// DRY subtracts this times `dry_base ^ (length - dry_allowed_length)` from what would go on with a repetition.
+    pub dry_multiplier: f32,
+    /// See `dry_multiplier`.
+    pub dry_base: f32,
+    /// Repetitions shorter than this are free.
+    pub dry_allowed_length: usize,
+    /// DRY looks at so many of the last tokens; 0 is all.
+    pub dry_penalty_last_n: usize,
+    /// Tokens across which DRY sees no repetition, in ascending order.
+    pub dry_breakers: Vec<u32>,
+    /// Sequences of tokens that the output may not hold.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Subtracted from a token that would complete a bad word; infinity excludes it.
+    pub bad_words_penalty: f32,
+    /// Only these tokens, in ascending order; none allows all.
+    pub allowed_tokens: Option<Vec<u32>>,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
     /// Samples depend on this, the step and the logits alone.
@@ -42,12 +88,35 @@ impl Default for SamplingParams {
     fn default() -> Self {
         Self {
             temperature: 1.0,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            top_n_sigma: 0.0,
+            epsilon_cutoff: 0.0,
+            eta_cutoff: 0.0,
             top_k: 0,
+            top_h: 1.0,
+            typical_p: 1.0,
             top_p: 1.0,
             min_p: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            mirostat: 0,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
+            repeat_last_n: 0,
+            penalty_decay: 1.0,
+            no_repeat_ngram_size: 0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: 0,
+            dry_breakers: Vec::new(),
+            bad_words: Vec::new(),
+            bad_words_penalty: f32::INFINITY,
+            allowed_tokens: None,
             logit_bias: Vec::new(),
             seed: 0,
             num_logprobs: 0,
@@ -58,57 +127,147 @@ impl Default for SamplingParams {
 impl SamplingParams {
     /// The parameters themselves, if each is in its range; otherwise which is not.
     pub fn checked(self) -> Result<Self, SamplingParamsError> {
-        let check = |field, value: f32, holds: bool, expected| {
-            if value.is_finite() && holds {
-                Ok(())
-            } else {
-                Err(SamplingParamsError {
-                    field,
-                    value: value.to_string(),
-                    expected,
-                })
-            }
+        let fail = |field, value: f32, expected| {
+            let value = value.to_string();
+            Err(SamplingParamsError { field, value, expected })
         };
-        let penalty = -2.0..=2.0;
-        check(
-            "temperature",
-            self.temperature,
-            self.temperature >= 0.0,
-            "a finite number of at least 0",
-        )?;
-        check(
-            "top_p",
-            self.top_p,
-            self.top_p > 0.0 && self.top_p <= 1.0,
-            "above 0 and at most 1",
-        )?;
-        check("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
-        check(
-            "repetition_penalty",
-            self.repetition_penalty,
-            self.repetition_penalty > 0.0,
-            "a finite number above 0",
-        )?;
-        check(
-            "frequency_penalty",
-            self.frequency_penalty,
-            penalty.contains(&self.frequency_penalty),
-            "from -2 to 2",
-        )?;
-        check(
-            "presence_penalty",
-            self.presence_penalty,
-            penalty.contains(&self.presence_penalty),
-            "from -2 to 2",
-        )?;
-        for (_, bias) in &self.logit_bias {
-            check("logit_bias", *bias, (-100.0..=100.0).contains(bias), "from -100 to 100")?;
+        // A comparison with what is not a number fails.
+        for (field, value, least, most, expected) in [
+            (
+                "temperature",
+                self.temperature,
+                0.0,
+                f32::MAX,
+                "a finite number of at least 0",
+            ),
+            (
+                "dynatemp_range",
+                self.dynatemp_range,
+                0.0,
+                f32::MAX,
+                "a finite number of at least 0",
+            ),
+            (
+                "dynatemp_exponent",
+                self.dynatemp_exponent,
+                0.0,
+                f32::MAX,
+                "a finite number of at least 0",
+            ),
+            (
+                "top_n_sigma",
+                self.top_n_sigma,
+                0.0,
+                f32::MAX,
+                "a finite number of at least 0",
+            ),
+            ("epsilon_cutoff", self.epsilon_cutoff, 0.0, 1.0, "from 0 to 1"),
+            ("eta_cutoff", self.eta_cutoff, 0.0, 1.0, "from 0 to 1"),
+            ("top_h", self.top_h, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
+            (
+                "typical_p",
+                self.typical_p,
+                f32::MIN_POSITIVE,
+                1.0,
+                "above 0 and at most 1",
+            ),
+            ("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0.0, 1.0, "from 0 to 1"),
+            ("xtc_probability", self.xtc_probability, 0.0, 1.0, "from 0 to 1"),
+            (
+                "xtc_threshold",
+                self.xtc_threshold,
+                f32::MIN_POSITIVE,
+                1.0,
+                "above 0 and at most 1",
+            ),
+            ("mirostat", self.mirostat as f32, 0.0, 2.0, "0, 1 or 2"),
+            (
+                "mirostat_tau",
+                self.mirostat_tau,
+                0.0,
+                f32::MAX,
+                "a finite number of at least 0",
+            ),
+            (
+                "mirostat_eta",
+                self.mirostat_eta,
+                0.0,
+                f32::MAX,
+                "a finite number of at least 0",
+            ),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                f32::MIN_POSITIVE,
+                f32::MAX,
+                "a finite number above 0",
+            ),
+            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2"),
+            ("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2"),
+            (
+                "penalty_decay",
+                self.penalty_decay,
+                f32::MIN_POSITIVE,
+                1.0,
+                "above 0 and at most 1",
+            ),
+            (
+                "dry_multiplier",
+                self.dry_multiplier,
+                0.0,
+                f32::MAX,
+                "a finite number of at least 0",
+            ),
+            (
+                "dry_base",
+                self.dry_base,
+                1.0,
+                f32::MAX,
+                "a finite number of at least 1",
+            ),
+            (
+                "bad_words_penalty",
+                self.bad_words_penalty,
+                0.0,
+                f32::INFINITY,
+                "at least 0",
+            ),
+        ] {
+            if !(least..=most).contains(&value) {
+                return fail(field, value, expected);
+            }
         }
-        Ok(self)
+        match self
+            .logit_bias
+            .iter()
+            .find(|(_, bias)| !(-100.0..=100.0).contains(bias))
+        {
+            Some((_, bias)) => fail("logit_bias", *bias, "from -100 to 100"),
+            None => Ok(self),
+        }
     }
 
-    /// Whether seen tokens matter.
+    /// Whether seen tokens have a penalty.
     pub(super) fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// Whether the penalties of a token depend on where it was seen.
+    pub(super) fn has_places(&self) -> bool {
+        self.has_penalties() && (self.repeat_last_n > 0 || self.penalty_decay < 1.0)
+    }
+
+    /// Whether the order of the tokens before matters.
+    pub(super) fn has_history(&self) -> bool {
+        self.has_places() || self.no_repeat_ngram_size > 0 || self.dry_multiplier > 0.0 || !self.bad_words.is_empty()
+    }
+
+    /// Whether the prompt's tokens matter.
+    pub fn reads_prompt(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.has_places()
+            || self.no_repeat_ngram_size > 0
+            || self.dry_multiplier > 0.0
     }
 }

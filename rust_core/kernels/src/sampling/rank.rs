@@ -4,88 +4,36 @@
 //! least `n` tokens reach (from the maxima of runs of tokens, one pass), the tokens that reach it are gathered
 //! (a second pass) and only those are sorted. A row too flat for that is divided into buckets.
 
+use super::SampleError;
 use super::buckets::Buckets;
-use super::{SampleError, SamplingParams};
+use super::filters::{Filters, Range, Ranked, Row};
 use crate::elementwise::exp_sum;
 use crate::isa::Isa;
 
 /// Tokens ranked at first, unless top-k says how many are needed.
 const FIRST_RANKED: usize = 256;
+/// How much further the ranking goes when filters need more of it.
+const RANK_MORE: usize = 16;
 /// Tokens under one maximum when looking for a bound.
 pub(super) const RUN: usize = 32;
 
-/// The filters, each of which keeps a prefix of the ranking.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    top_k: usize,
-    top_p: f64,
-    min_p: f32,
-}
-
-/// A prefix of the ranking.
-struct Kept {
-    count: usize,
-    /// Weight of all that the filters keep.
-    mass: f64,
-    /// Whether the prefix is all that they keep, and not only the part that is ranked.
-    is_all: bool,
-}
-
-/// Top-p and min-p, going down the ranking.
-pub(super) struct Walk {
-    /// The weight at which top-p has enough.
-    target: f64,
-    min_p: f64,
-    pub(super) count: usize,
+/// How a row is weighed: each token by `e^((logit - greatest) / temperature)`.
+pub(super) struct Weighed {
+    greatest: f32,
+    temperature: f32,
+    /// Of all weights.
     pub(super) mass: f64,
 }
 
-impl Walk {
-    /// At the top of a ranking of `total` weight.
-    pub(super) fn new(limits: &Limits, total: f64) -> Self {
-        let target = if limits.top_p < 1.0 {
-            limits.top_p * total
-        } else {
-            f64::INFINITY
-        };
-        Self {
-            target,
-            min_p: f64::from(limits.min_p),
-            count: 0,
-            mass: 0.0,
-        }
+impl Weighed {
+    /// The weight of a logit so far below the greatest.
+    pub(super) fn weight_below(&self, distance: f32) -> f64 {
+        f64::from(-distance / self.temperature).exp()
     }
 
-    /// Whether the filters may end among tokens of `mass` together and at least `least` each.
-    pub(super) fn may_end_within(&self, mass: f64, least: f64) -> bool {
-        self.mass + mass >= self.target || least < self.min_p
-    }
-
-    /// Takes in the next token unless min-p cuts it; whether it is the last, or cut.
-    pub(super) fn ends_after(&mut self, weight: f64) -> bool {
-        // The best token's weight is 1, so a weight is the ratio that min-p bounds.
-        if weight < self.min_p {
-            return true;
-        }
-        self.count += 1;
-        self.mass += weight;
-        self.mass >= self.target
-    }
-}
-
-impl Limits {
-    /// Whether top-p or min-p may cut.
-    pub(super) fn cut_by_mass(&self) -> bool {
-        self.top_p < 1.0 || self.min_p > 0.0
-    }
-
-    pub(super) fn of(params: &SamplingParams) -> Self {
-        let top_k = if params.top_k == 0 { usize::MAX } else { params.top_k };
-        Self {
-            top_k,
-            top_p: f64::from(params.top_p),
-            min_p: params.min_p,
-        }
+    /// The logarithm of the weight that belongs to a logit.
+    fn log_weight(&self, logit: f32) -> f64 {
+        f64::from((logit - self.greatest) / self.temperature)
     }
 }
 
@@ -112,6 +60,17 @@ pub(super) fn rank_key(logit: f32, token: usize) -> u64 {
 
 pub(super) fn token_of(key: u64) -> u32 {
     key as u32
+}
+
+/// The sum of a function of each pair of numbers, added in sixteen lanes, so that it is vectorised.
+fn sum_of(a: &[f32], b: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
+    let mut lanes = [0.0; 16];
+    for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += term(f64::from(*a), f64::from(*b));
+        }
+    }
+    lanes.iter().sum()
 }
 
 /// The greatest logit's token, the lowest of equals; also the check that the row is sound.
@@ -212,70 +171,122 @@ impl Ranking {
         report
     }
 
-    /// The token at which the kept tokens' mass, best first, first exceeds `uniform` of it.
-    pub(super) fn sample(&mut self, logits: &[f32], best: u32, temperature: f32, limits: &Limits, uniform: f64) -> u32 {
+    /// Weighs a row at a temperature; its mass, and its entropy in nats where that is read.
+    pub(super) fn begin(&mut self, logits: &[f32], best: u32, temperature: f32) -> Weighed {
         let greatest = logits[best as usize];
-        let total = self.weigh(logits, greatest, temperature);
-        let is_cut_by_k = limits.top_k < logits.len();
-        let count = if is_cut_by_k {
-            FIRST_RANKED.max(limits.top_k)
-        } else {
-            FIRST_RANKED
-        };
-        self.rank(logits, count);
-        let is_whole = self.ranked.len() < count || count >= logits.len();
-        match self.kept(total, is_whole, limits) {
-            Some(kept) => self.sample_ranked(&kept, uniform),
-            None => None,
+        let mass = self.weigh(logits, greatest, temperature);
+        Weighed {
+            greatest,
+            temperature,
+            mass,
         }
-        .unwrap_or_else(|| {
-            // A flat row, where neither filters nor sample end among the first: top-k would have.
-            let buckets = Buckets::new(logits, &self.weights, greatest, temperature);
-            buckets.sample(total, limits, uniform, &mut self.ranked)
-        })
+    }
+
+    /// The mass, and the entropy in nats, of the tokens of at least this weight.
+    pub(super) fn row(&self, logits: &[f32], weighed: &Weighed, least: f64, with_entropy: bool) -> Row {
+        let mut row = Row {
+            mass: weighed.mass,
+            entropy: f64::NAN,
+        };
+        if least > 0.0 {
+            row.mass = sum_of(
+                &self.weights,
+                &self.weights,
+                |weight, _| if weight >= least { weight } else { 0.0 },
+            );
+        }
+        if with_entropy {
+            let moment = sum_of(&self.weights, logits, |weight, logit| {
+                let log = weighed.log_weight(logit as f32);
+                if weight >= least && weight > 0.0 {
+                    weight * log
+                } else {
+                    0.0
+                }
+            });
+            row.entropy = row.mass.ln() - moment / row.mass;
+        }
+        row
+    }
+
+    /// The token at which the kept tokens' mass, best first, first exceeds `uniform` of it.
+    pub(super) fn sample(
+        &mut self,
+        logits: &[f32],
+        weighed: &Weighed,
+        filters: &Filters,
+        row: Row,
+        uniform: f64,
+    ) -> u32 {
+        let mut count = FIRST_RANKED;
+        if filters.top_k < logits.len() {
+            count = count.max(filters.top_k);
+        }
+        loop {
+            self.rank(logits, count);
+            let is_whole = self.ranked.len() < count || count >= logits.len();
+            let range = filters.keep(&self.ranked_weights(logits, weighed), row, is_whole);
+            if let Some(token) = range.and_then(|range| self.sample_ranked(range, uniform)) {
+                return token;
+            }
+            if !filters.read_ranking() {
+                // A flat row, where neither filters nor sample end among the first: top-k would have.
+                let buckets = Buckets::new(logits, &self.weights, weighed.greatest, weighed.temperature);
+                return buckets.sample(row.mass, filters, uniform, &mut self.ranked);
+            }
+            count = count.saturating_mul(RANK_MORE);
+        }
+    }
+
+    /// What is sampled from: the kept tokens with their probabilities, best first. For tests; ranks the whole row.
+    pub(super) fn distribution(
+        &mut self,
+        logits: &[f32],
+        weighed: &Weighed,
+        filters: &Filters,
+        row: Row,
+    ) -> Vec<(u32, f64)> {
+        self.rank(logits, logits.len());
+        let ranked = self.ranked_weights(logits, weighed);
+        let range = filters.keep(&ranked, row, true).expect("the ranking is whole");
+        let kept = self.ranked[range.first..range.end]
+            .iter()
+            .zip(&ranked[range.first..range.end]);
+        kept.map(|(key, (_, weight))| (token_of(*key), weight / range.mass))
+            .collect()
+    }
+
+    fn ranked_weights(&self, logits: &[f32], weighed: &Weighed) -> Vec<Ranked> {
+        let ranked = |key: &u64| (weighed.log_weight(logits[token_of(*key) as usize]), self.weight(*key));
+        self.ranked.iter().map(ranked).collect()
     }
 
     /// [`Self::sample`] from the ranked tokens, or `None` if it lies beyond them.
-    fn sample_ranked(&self, kept: &Kept, uniform: f64) -> Option<u32> {
+    fn sample_ranked(&self, range: Range, uniform: f64) -> Option<u32> {
+        let kept = &self.ranked[range.first..range.end];
         let mut reached = 0.0;
-        for key in &self.ranked[..kept.count] {
+        for key in kept {
             reached += self.weight(*key);
-            if reached > uniform * kept.mass {
+            if reached > uniform * range.mass {
                 return Some(token_of(*key));
             }
         }
         // If these are all, only rounding can be short of the mass: the last token that has any.
-        kept.is_all.then(|| {
-            let last = self.ranked[..kept.count].iter().rfind(|key| self.weight(**key) > 0.0);
+        range.is_all.then(|| {
+            let last = kept.iter().rfind(|key| self.weight(**key) > 0.0);
             token_of(*last.unwrap_or(&self.ranked[0]))
         })
     }
 
-    /// What the filters keep of the ranked tokens. `None` when they end beyond them.
-    fn kept(&self, total: f64, is_whole: bool, limits: &Limits) -> Option<Kept> {
-        let is_cut_by_k = limits.top_k <= self.ranked.len();
-        let candidates = &self.ranked[..self.ranked.len().min(limits.top_k)];
-        let candidate_mass = if is_cut_by_k {
-            candidates.iter().map(|key| self.weight(*key)).sum()
-        } else {
-            total
-        };
-        let is_all = is_whole || is_cut_by_k;
-        if !limits.cut_by_mass() {
-            return Some(Kept {
-                count: candidates.len(),
-                mass: candidate_mass,
-                is_all,
-            });
-        }
-        let mut walk = Walk::new(limits, candidate_mass);
-        let ended = candidates.iter().position(|key| walk.ends_after(self.weight(*key)));
-        let is_ended = ended.is_some() || is_all;
-        is_ended.then_some(Kept {
-            count: walk.count,
-            mass: walk.mass,
-            is_all: true,
-        })
+    /// The weight of a token.
+    pub(super) fn weight_of(&self, token: u32) -> f64 {
+        f64::from(self.weights[token as usize])
+    }
+
+    /// The weights of the best `count` tokens, best first.
+    pub(super) fn best_weights(&mut self, logits: &[f32], count: usize) -> Vec<f64> {
+        self.rank(logits, count);
+        self.ranked.iter().map(|key| self.weight(*key)).collect()
     }
 
     fn weight(&self, key: u64) -> f64 {

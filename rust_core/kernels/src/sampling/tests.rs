@@ -18,34 +18,118 @@ fn logits(vocab: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// What the contract says is sampled from: the token probabilities after all filters.
+/// The tokens of some logits that are left, best first, with their probabilities: each filter sees those before it keep.
+struct Left {
+    order: Vec<usize>,
+    scaled: Vec<f64>,
+}
+
+impl Left {
+    fn probabilities(&self) -> Vec<f64> {
+        let greatest = self.scaled[self.order[0]].max(self.scaled[*self.order.last().unwrap()]);
+        let weights: Vec<f64> = self.order.iter().map(|i| (self.scaled[*i] - greatest).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / sum).collect()
+    }
+
+    fn entropy(&self) -> f64 {
+        let terms = self
+            .probabilities()
+            .into_iter()
+            .filter(|p| *p > 0.0)
+            .map(|p| -p * p.ln());
+        terms.sum()
+    }
+
+    fn retain(&mut self, keeps: impl Fn(usize, f64) -> bool) {
+        let probabilities = self.probabilities();
+        let kept = self.order.iter().zip(probabilities).enumerate();
+        self.order = kept
+            .filter(|(rank, (_, p))| keeps(*rank, *p))
+            .map(|(_, (i, _))| *i)
+            .collect();
+    }
+}
+
+/// What the contract says is sampled from: the token probabilities after all filters, in double precision.
 fn reference(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) -> bool) -> Vec<f64> {
+    filtered(params, logits, allowed, false)
+}
+
+fn filtered(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) -> bool, has_xtc: bool) -> Vec<f64> {
     let scaled: Vec<f64> = logits
         .iter()
         .map(|x| f64::from(*x) / f64::from(params.temperature))
         .collect();
     let mut order: Vec<usize> = (0..logits.len()).filter(|i| allowed(*i)).collect();
     order.sort_by(|a, b| scaled[*b].total_cmp(&scaled[*a]).then(a.cmp(b)));
-    if params.top_k > 0 {
-        order.truncate(params.top_k);
+    let mut left = Left { order, scaled };
+    if params.top_n_sigma > 0.0 {
+        let all: Vec<f64> = left.order.iter().map(|i| left.scaled[*i]).collect();
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        let sigma = (all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / all.len() as f64).sqrt();
+        let least = all[0] - f64::from(params.top_n_sigma) * sigma;
+        left.order = left
+            .order
+            .iter()
+            .copied()
+            .filter(|i| left.scaled[*i] >= least)
+            .collect();
     }
-    let greatest = scaled[order[0]];
-    let sum: f64 = order.iter().map(|i| (scaled[*i] - greatest).exp()).sum();
-    let probability = |i: usize| (scaled[i] - greatest).exp() / sum;
+    let (epsilon, eta) = (f64::from(params.epsilon_cutoff), f64::from(params.eta_cutoff));
+    left.retain(|rank, p| rank == 0 || p >= epsilon);
+    let least = eta.min(eta.sqrt() * (-left.entropy()).exp());
+    left.retain(|rank, p| rank == 0 || p >= least);
+    if params.top_k > 0 {
+        left.order.truncate(params.top_k);
+    }
+    if params.top_h < 1.0 {
+        let (all, most) = (left.order.clone(), f64::from(params.top_h) * left.entropy());
+        left.order.truncate(1);
+        for next in &all[1..] {
+            left.order.push(*next);
+            if left.entropy() > most {
+                left.order.pop();
+                break;
+            }
+        }
+    }
+    if params.typical_p < 1.0 {
+        let (entropy, probabilities) = (left.entropy(), left.probabilities());
+        let mut ranks: Vec<usize> = (0..left.order.len()).collect();
+        let distance = |rank: &usize| (-probabilities[*rank].ln() - entropy).abs();
+        ranks.sort_by(|a, b| distance(a).total_cmp(&distance(b)));
+        let mut mass = 0.0;
+        let crossing = ranks.iter().position(|rank| {
+            mass += probabilities[*rank];
+            mass >= f64::from(params.typical_p)
+        });
+        ranks.truncate(crossing.map_or(ranks.len(), |i| i + 1));
+        ranks.sort_unstable();
+        left.order = ranks.into_iter().map(|rank| left.order[rank]).collect();
+    }
+    let probabilities = left.probabilities();
     if params.top_p < 1.0 {
         let mut mass = 0.0;
-        let crossing = order.iter().position(|i| {
-            mass += probability(*i);
+        let crossing = probabilities.iter().position(|p| {
+            mass += p;
             mass >= f64::from(params.top_p)
         });
-        order.truncate(crossing.map_or(order.len(), |i| i + 1));
+        left.order.truncate(crossing.map_or(left.order.len(), |i| i + 1));
     }
-    let threshold = f64::from(params.min_p) * probability(order[0]);
-    order.retain(|i| probability(*i) >= threshold);
-    let mass: f64 = order.iter().map(|i| probability(*i)).sum();
+    let best = left.probabilities()[0];
+    left.retain(|_, p| p >= f64::from(params.min_p) * best);
+    if has_xtc {
+        let num_top = left
+            .probabilities()
+            .iter()
+            .filter(|p| **p >= f64::from(params.xtc_threshold))
+            .count();
+        left.order.drain(..num_top.saturating_sub(1));
+    }
     let mut out = vec![0.0; logits.len()];
-    for i in order {
-        out[i] = probability(i) / mass;
+    for (i, p) in left.order.iter().zip(left.probabilities()) {
+        out[*i] = p;
     }
     out
 }
@@ -431,4 +515,143 @@ proptest! {
         expected.truncate(count);
         prop_assert_eq!(Ranking::new(Isa::Scalar).best(&row, count), expected);
     }
+
+    /// Each filter, and any two together, keep what their papers' formulas say, with the same probabilities.
+    #[test]
+    fn filters_keep_what_their_formulas_say(
+        row in prop::collection::vec(-9.0_f32..9.0, 1..900),
+        temperature in 0.2_f32..3.0,
+        filters in prop::sample::subsequence((0..8).collect::<Vec<_>>(), 1..3),
+        strength in 0.02_f32..0.98,
+        top_k in 1_usize..700,
+    ) {
+        let mut params = SamplingParams { temperature, ..params() };
+        for filter in filters {
+            match filter {
+                0 => params.top_n_sigma = 3.0 * strength,
+                1 => params.epsilon_cutoff = 0.02 * strength,
+                2 => params.eta_cutoff = 0.02 * strength,
+                3 => params.top_k = top_k,
+                4 => params.top_h = strength,
+                5 => params.typical_p = strength,
+                6 => params.top_p = strength,
+                _ => (params.xtc_probability, params.xtc_threshold) = (1.0, 0.2 * strength),
+            }
+        }
+        let has_xtc = params.xtc_probability > 0.0;
+        let expected = filtered(&params, &row, |_| true, has_xtc);
+        let mut found = vec![0.0; row.len()];
+        let mut sampler = sampler(params.clone());
+        for (token, probability) in sampler.distribution(&mut row.clone(), None, 0).unwrap() {
+            found[token as usize] = probability;
+        }
+        // A token whose place is within rounding of a border may be on either side of it.
+        let differing = expected.iter().zip(&found).filter(|(a, b)| (**a > 0.0) != (**b > 0.0)).count();
+        prop_assert!(differing <= 1, "{params:?}: {differing} tokens differ");
+        if differing == 0 {
+            for (a, b) in expected.iter().zip(&found) {
+                prop_assert!((a - b).abs() < 1e-5 * a.max(1e-3), "{params:?}: {a} is not {b}");
+            }
+        }
+        // The sample, for which as little as possible is ranked, is of that distribution and where its uniform says.
+        for step in 0..4 {
+            let sampled = sampler.sample(&mut row.clone(), None, step).unwrap().token;
+            prop_assert!(found[sampled as usize] > 0.0);
+            let uniform = sample::uniform(params.seed, step);
+            let mut order: Vec<usize> = (0..row.len()).filter(|i| found[*i] > 0.0).collect();
+            order.sort_by(|a, b| row[*b].total_cmp(&row[*a]).then(a.cmp(b)));
+            let mut reached = 0.0;
+            let walked = order.iter().find(|i| { reached += found[**i]; reached > uniform }).or(order.last());
+            prop_assert!(walked == Some(&(sampled as usize)) || (reached - uniform).abs() < 1e-4);
+        }
+    }
+}
+
+/// Mirostat holds the mean surprise of what it samples, in bits, at the wanted one, with either algorithm.
+#[test]
+fn mirostat_holds_the_surprise() {
+    for algorithm in [1, 2] {
+        for tau in [4.0, 6.0] {
+            let mut sampler = sampler(SamplingParams {
+                mirostat: algorithm,
+                mirostat_tau: tau,
+                ..params()
+            });
+            let (mut total, count) = (0.0, 4000);
+            for step in 0..count {
+                // Zipf's law with the exponent 1: 8 bits without a filter.
+                let row: Vec<f32> = logits(2000, step % 50).iter().map(|logit| logit * 0.4).collect();
+                let probabilities = reference(&params(), &row, |_| true);
+                let token = sampler.sample(&mut row.clone(), None, step).unwrap().token;
+                total -= probabilities[token as usize].log2();
+            }
+            let mean = total / count as f64;
+            assert!(
+                (mean - f64::from(tau)).abs() < 0.1,
+                "algorithm {algorithm}: {mean} bits, not {tau}"
+            );
+        }
+    }
+}
+
+/// The dynamic temperature is the lowest where one token has everything, and the highest where all are equal.
+#[test]
+fn dynamic_temperature_follows_the_entropy() {
+    let dynamic = SamplingParams {
+        temperature: 1.0,
+        dynatemp_range: 0.5,
+        ..params()
+    };
+    let second =
+        |params: SamplingParams, row: &[f32]| sampler(params).distribution(&mut row.to_vec(), None, 0).unwrap()[1].1;
+    let sharp = [12.0, 0.0, 0.0, 0.0];
+    let expected = second(
+        SamplingParams {
+            temperature: 0.5,
+            ..params()
+        },
+        &sharp,
+    );
+    assert!((second(dynamic.clone(), &sharp) / expected - 1.0).abs() < 0.01);
+    // Half the tokens have everything: half of the greatest entropy, and so the middle.
+    let half = [30.0, 30.0, 0.0, 0.0];
+    let found = sampler(dynamic).distribution(&mut half.to_vec(), None, 0).unwrap();
+    let middle = (f64::exp(-30.0) / 2.0).ln();
+    assert!((found[2].1.ln() - middle).abs() < 0.01);
+}
+
+/// XTC excludes the top choices as often as it should, and never the only one.
+#[test]
+fn xtc_excludes_the_top_as_often_as_asked() {
+    let row: Vec<f32> = [0.5_f32, 0.3, 0.15, 0.05].map(f32::ln).to_vec();
+    let mut sampler = sampler(SamplingParams {
+        xtc_probability: 0.25,
+        xtc_threshold: 0.1,
+        ..params()
+    });
+    let counts = (0..8000).fold([0_u32; 4], |mut counts, step| {
+        counts[sampler.sample(&mut row.clone(), None, step).unwrap().token as usize] += 1;
+        counts
+    });
+    // Two in four of the rest, and none when it has its turn: 0.75 * 0.5.
+    assert!((f64::from(counts[0]) / 8000.0 - 0.375).abs() < 0.02, "{counts:?}");
+    let alone = [9.0, 0.0, 0.0];
+    assert_eq!(sampler.sample(&mut alone.to_vec(), None, 3).unwrap().token, 0);
+}
+
+/// Only allowed tokens are sampled, also those of a vocabulary longer than the last of them.
+#[test]
+fn allowed_tokens_are_all_that_is_sampled() {
+    let mut sampler = sampler(SamplingParams {
+        allowed_tokens: Some(vec![3, 40]),
+        ..params()
+    });
+    let found = sampler.distribution(&mut logits(200, 1), None, 0).unwrap();
+    assert_eq!(
+        found
+            .iter()
+            .map(|(token, _)| *token)
+            .collect::<std::collections::BTreeSet<_>>(),
+        [3, 40].into()
+    );
 }

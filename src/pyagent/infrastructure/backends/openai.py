@@ -43,7 +43,10 @@ _HEALTH_SECONDS = 3.0
 _MAX_MODELS = 256
 _RENAMED = frozenset({"max_tokens", "stream_options"})
 """What goes under another name, or can be done without, on servers that refuse it."""
-_ABILITIES = ABILITIES - {"prompt_token_ids", "beam", "best_of", "choice"}
+_ABILITIES = ABILITIES - {
+    *("prompt_token_ids", "beam", "best_of", "choice"),
+    *("penalty_decay", "top_h", "bad_words_penalty"),  # no server has these
+}
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")
 
 

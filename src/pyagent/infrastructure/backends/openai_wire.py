@@ -236,13 +236,19 @@ def _messages(request: ChatRequest) -> list[JsonObject]:
     return msgspec.to_builtins(plain)
 
 
+_SAMPLING = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name not in {"temperature", "stop", "logit_bias", "top_logprobs"}
+)
+"""Fields that go as they are: vLLM and llama.cpp have them under these names."""
+
+
 def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:
     """What differs from the defaults; temperature always, since servers disagree about its default."""
     plain = SamplingParams()
-    fields = ("max_tokens", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
     body: JsonObject = {"temperature": sampling.temperature}
-    others = ("seed", "ignore_eos", "stop_token_ids", "min_tokens", "skip_special_tokens", "prompt_logprobs", "echo")
-    for name in (*fields, *others):
+    for name in _SAMPLING:
         value: object = getattr(sampling, name)
         if value != getattr(plain, name):
             body[name] = value

@@ -149,7 +149,7 @@ class InputProcessor:
             num_prompt_tokens=len(common.tokens),
             params=params,
             max_tokens=_max_tokens(params, common.max_new_tokens),
-            sampler=make_sampler(sampled, tokenizer.vocab_size, common.tokens),
+            sampler=make_sampler(sampled, tokenizer, common.tokens),
             tokenizer=tokenizer,
             text=self._text(common.prompt, params),
             grammar=grammar,

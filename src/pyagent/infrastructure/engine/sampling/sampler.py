@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol  # Any: the kernels check each value
 
 from msgspec.structs import replace
 
@@ -10,6 +13,14 @@ from pyagent import _rust
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest, SamplingParams
 from pyagent.infrastructure.engine.sampling.beam_search import num_offered
+
+_PLAIN = SamplingParams()
+_AS_THEY_ARE = (
+    *("temperature", "dynatemp_range", "dynatemp_exponent", "top_n_sigma", "epsilon_cutoff", "eta_cutoff", "top_k"),
+    *("top_h", "typical_p", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
+    *("mirostat", "mirostat_tau", "mirostat_eta", "no_repeat_ngram_size", "dry_base", "dry_allowed_length"),
+)
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "penalty_decay")
 
 
 def answer_params(request: ChatRequest, index: int, num_end_ids: int) -> SamplingParams:
@@ -29,32 +40,81 @@ def answer_params(request: ChatRequest, index: int, num_end_ids: int) -> Samplin
     return params
 
 
-def make_sampler(params: SamplingParams, vocab_size: int, prompt_tokens: list[int] | None = None) -> _rust.SamplerState:
+class Vocabulary(Protocol):
+    """What texts of sampling parameters are as tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids end here."""
+        ...
+
+    def words_as_tokens(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token sequences that say one of some words, at the beginning of a word and inside one."""
+        ...
+
+    def tokens_with(self, texts: Sequence[str]) -> list[int]:
+        """Return the tokens whose text holds one of some texts, in ascending order."""
+        ...
+
+
+def make_sampler(
+    params: SamplingParams, vocabulary: Vocabulary, prompt_tokens: list[int] | None = None
+) -> _rust.SamplerState:
     """Return the state that an answer to `prompt_tokens` is sampled with.
 
     Raises `RequestError` for a value it refuses.
     """
-    for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        unknown = [token for token in tokens if not 0 <= token < vocab_size]
-        if unknown:
-            text = f"{name} takes token ids from 0 to {vocab_size - 1} of this model, got {unknown[0]}"
-            raise RequestError(text, param=name)
+    _check_tokens(params, vocabulary.vocab_size)
     seed = random.getrandbits(64) if params.seed is None else params.seed & (2**64 - 1)
     try:
         sampler = _rust.SamplerState(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            frequency_penalty=params.frequency_penalty,
-            presence_penalty=params.presence_penalty,
+            **_changed(params),
+            **_penalties(params),
+            **_texts(params, vocabulary),
             logit_bias=list(params.logit_bias.items()),
             seed=seed,
             num_logprobs=0 if params.top_logprobs is None else max(1, params.top_logprobs),
         )
     except ValueError as error:
         raise RequestError(str(error), param="sampling") from error
-    if prompt_tokens and params.repetition_penalty != 1.0:
+    if prompt_tokens and sampler.reads_prompt:
         sampler.observe_prompt(prompt_tokens)
     return sampler
+
+
+def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        tokens: Collection[int] = getattr(params, name) or ()
+        unknown = [token for token in tokens if not 0 <= token < vocab_size]
+        if unknown:
+            text = f"{name} takes token ids from 0 to {vocab_size - 1} of this model, got {unknown[0]}"
+            raise RequestError(text, param=name)
+
+
+def _changed(params: SamplingParams) -> dict[str, Any]:
+    """The fields that go as they are, where they are not their defaults."""
+    return {name: value for name in _AS_THEY_ARE if (value := getattr(params, name)) != getattr(_PLAIN, name)}
+
+
+def _penalties(params: SamplingParams) -> dict[str, Any]:
+    """The penalties, and the numbers of tokens they see: 0 is none of them in requests, and all in the kernels."""
+    given: dict[str, Any] = {}
+    if params.repeat_last_n != 0:
+        given = {name: getattr(params, name) for name in _PENALTIES}
+        given["repeat_last_n"] = max(0, params.repeat_last_n)
+    if params.dry_multiplier and params.dry_penalty_last_n != 0:
+        given |= {"dry_multiplier": params.dry_multiplier, "dry_penalty_last_n": max(0, params.dry_penalty_last_n)}
+    return given
+
+
+def _texts(params: SamplingParams, vocabulary: Vocabulary) -> dict[str, Any]:
+    """What is said by texts and lists of tokens, as sorted tokens."""
+    given: dict[str, Any] = {}
+    if params.dry_multiplier:
+        given["dry_breakers"] = vocabulary.tokens_with(params.dry_sequence_breakers)
+    if params.bad_words:
+        given["bad_words"] = vocabulary.words_as_tokens(params.bad_words)
+        given["bad_words_penalty"] = math.inf if params.bad_words_penalty is None else params.bad_words_penalty
+    if params.allowed_token_ids is not None:
+        given["allowed_tokens"] = sorted(params.allowed_token_ids)
+    return given

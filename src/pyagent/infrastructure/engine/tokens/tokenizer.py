@@ -28,6 +28,7 @@ from pyagent.infrastructure.engine.tokens.gguf_vocabulary import LLAMA3_NAMES, b
 from pyagent.infrastructure.engine.tokens.markers import BREAK, Markers
 from pyagent.infrastructure.engine.tokens.segment_cache import SegmentCache
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
+from pyagent.infrastructure.engine.tokens.token_texts import TokenTexts
 
 # Names of tokens that end an answer, in the families supported, beside those a file declares.
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
@@ -218,6 +219,19 @@ class ModelTokenizer:
             self.tokenizer.id_to_token(token) for token in range(self.vocab_size)
         )  # a dict of all would leave 1.4 MB
         return max((len(name or "") for name in names), default=1)
+
+    def words_as_tokens(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token sequences that say one of some words, at the beginning of a word and inside one."""
+        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+        return [tokens for tokens in map(self.encode_further, texts) if tokens]
+
+    def tokens_with(self, texts: Sequence[str]) -> list[int]:
+        """Return the tokens whose text holds one of some texts, in ascending order."""
+        return self._token_texts.tokens_with(texts)
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        return TokenTexts(self._token_bytes[token] for token in range(self.vocab_size))
 
     def encode_continuation(self, rendered: str) -> list[int]:
         """The tokens of a part of such a text that follows other tokens: no space is put before it."""

@@ -39,13 +39,9 @@ IGNORED_OPTIONS = (
     "use_mmap",
     "use_mlock",
     "logits_all",
-    "mirostat_tau",
-    "mirostat_eta",
 )
 REFUSED_OPTIONS: Refused = {
-    "typical_p": ((1, 0), "use top_p or min_p"),
     "tfs_z": ((1,), "use top_p or min_p"),
-    "mirostat": ((0,), "use top_p or min_p"),
     "penalize_newline": ((True,), "newlines are penalised as all tokens are"),
     "vocab_only": ((False,), "models are loaded whole"),
     "embedding_only": ((False,), "models are loaded whole"),
@@ -60,11 +56,12 @@ REFUSED: Refused = {
 }
 _SAMPLING = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"} | {
     name: f"options.{name}"
-    for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
+    for name in (
+        *("temperature", "top_k", "top_p", "min_p", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta"),
+        *("presence_penalty", "frequency_penalty", "repeat_last_n", "seed", "stop"),
+    )
 }
 """Names of sampling parameters, and where they stand in Ollama's API."""
-_USUAL_REPEAT_LAST_N = 64
-"""Ollama's default, which clients send without meaning anything by it."""
 _DURATION = re.compile(r"(-?)((?:\d+(?:\.\d+)?(?:h|ms|us|µs|ns|m|s))+)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
@@ -83,10 +80,12 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    typical_p: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     # refused
-    typical_p: object = None
     tfs_z: object = None
-    mirostat: object = None
     penalize_newline: object = None
     vocab_only: object = None
     embedding_only: object = None
@@ -103,8 +102,6 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     use_mmap: object = None
     use_mlock: object = None
     logits_all: object = None
-    mirostat_tau: object = None
-    mirostat_eta: object = None
 
     def sampling(self, top_logprobs: int | None) -> SamplingParams:
         """How to draw, checked."""
@@ -115,7 +112,12 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             top_p=0.9 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
             min_p=self.min_p or 0.0,
-            repetition_penalty=self._repetition_penalty(),
+            repetition_penalty=1.0 if self.repeat_penalty is None else self.repeat_penalty,
+            repeat_last_n=-1 if self.repeat_last_n is None else self.repeat_last_n,
+            typical_p=self.typical_p or 1.0,
+            mirostat=self.mirostat or 0,
+            mirostat_tau=5.0 if self.mirostat_tau is None else self.mirostat_tau,
+            mirostat_eta=0.1 if self.mirostat_eta is None else self.mirostat_eta,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=self.seed,
@@ -129,15 +131,6 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             text = f"options.num_predict is at least 1, or -1 for no limit, got {self.num_predict}"
             raise RequestError(text, param="options.num_predict")
         return self.num_predict if self.num_predict and self.num_predict > 0 else None
-
-    def _repetition_penalty(self) -> float:
-        penalty = 1.0 if self.repeat_penalty is None else self.repeat_penalty
-        if penalty != 1 and self.repeat_last_n not in {None, -1, _USUAL_REPEAT_LAST_N}:
-            text = (
-                f"options.repeat_last_n={self.repeat_last_n} is not supported: the penalty sees the whole text, as -1"
-            )
-            raise RequestError(text, param="options.repeat_last_n", code="unsupported_parameter")
-        return penalty
 
 
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -75,6 +75,29 @@ _SAMPLING = (
     "min_tokens",
     "skip_special_tokens",
     "prompt_logprobs",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "top_n_sigma",
+    "top_h",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "repeat_last_n",
+    "penalty_decay",
+    "no_repeat_ngram_size",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "bad_words",
+    "bad_words_penalty",
+    "allowed_token_ids",
 )
 
 
@@ -112,6 +135,29 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    top_n_sigma: float | None = None
+    top_h: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    repeat_last_n: int | None = None
+    penalty_decay: float | None = None
+    no_repeat_ngram_size: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    bad_words: tuple[str, ...] | None = None
+    bad_words_penalty: float | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
     timeout_seconds: float | None = None
     private: bool | None = None
     session: str | None = None

@@ -1,0 +1,183 @@
+"""How tokens are sampled: the fields of a request, each checked once. Names are those of OpenAI, vLLM and llama.cpp.
+
+Knows no tokenizer and no logits; `pyagent._rust.SamplerState` does the sampling.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is sampled, and when the answer ends. Checked once, by `validate`.
+
+    The order is part of the contract: `logit_bias`; `repetition_penalty`, `frequency_penalty`, `presence_penalty`;
+    `no_repeat_ngram_size`; DRY; `bad_words`; `allowed_token_ids`; the grammar's mask; `temperature`; `top_n_sigma`,
+    `epsilon_cutoff`, `eta_cutoff`, `top_k`, `top_h`, `typical_p`, `top_p`, `min_p`, XTC; sample. Each filter sees the
+    probabilities of what those before it keep, as if they were all. `temperature=0` is greedy: it takes the likeliest
+    token, the lowest id of equals, whatever the filters. With `seed`, a sample depends only on the seed, the position
+    and the logits (and on the tokens before, with penalties and Mirostat).
+
+    Ending an answer:
+
+    - `stop` texts and `stop_token_ids` end it and are no part of it, as end-of-sequence tokens are, which `ignore_eos`
+      ignores. None of these tokens is sampled before there are `min_tokens` tokens.
+    - Control tokens are written into the text unless `skip_special_tokens`.
+
+    Log probabilities:
+
+    - `top_logprobs` of the likeliest tokens are told beside each sampled token, and its own.
+    - `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside
+      it. With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens;
+      only then `max_tokens` may be 0.
+
+    Penalties:
+
+    - `repeat_last_n` tokens are seen by the first three penalties: -1 is all, 0 none. What a token counts for falls by
+      the factor `penalty_decay` with each token after it.
+    - DRY subtracts `dry_multiplier * dry_base ** (length - dry_allowed_length)` from each token that would go on with
+      a repetition of `length` tokens, among the last `dry_penalty_last_n` (-1 is all) and not across a token that holds
+      one of `dry_sequence_breakers`.
+    - `bad_words` are texts that the answer may not have, as tokens at the beginning of a word or inside one;
+      `bad_words_penalty` is subtracted from the token that would complete one, and None forbids it.
+
+    Filters:
+
+    - `dynatemp_range`: the temperature follows the entropy, from `temperature` less this to `temperature` and this, by
+      the power `dynatemp_exponent` of the entropy's part of the greatest there can be (llama.cpp).
+    - `top_n_sigma`: logits at most so many standard deviations below the greatest (arXiv 2411.07641).
+    - `epsilon_cutoff`, `eta_cutoff`: probabilities of at least this, or `min(eta, sqrt(eta) * exp(-entropy))`
+      (arXiv 2210.15191).
+    - `top_h`: the likeliest tokens whose own entropy is at most this part of the whole (arXiv 2509.02510).
+    - `typical_p`: the tokens nearest to the expected surprise that reach this probability (arXiv 2202.00666).
+    - `min_p`: tokens at least this times as likely as the likeliest (arXiv 2407.01082).
+    - XTC: with `xtc_probability`, of all tokens of at least `xtc_threshold` only the least likely is left.
+    - `mirostat` 1 or 2 takes the place of all filters and holds the mean surprise at `mirostat_tau` bits with the
+      learning rate `mirostat_eta` (arXiv 2007.14966).
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_n_sigma: float = 0.0
+    top_h: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    repeat_last_n: int = -1
+    penalty_decay: float = 1.0
+    no_repeat_ngram_size: int = 0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    bad_words: tuple[str, ...] = ()
+    bad_words_penalty: float | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+    def validate(self) -> None:
+        """Raise `RequestError` naming the first field out of its range."""
+        for name, low, high in _RANGES:
+            value: float | None = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise RequestError(f"{name} must be between {_shown(low)} and {_shown(high)}, got {value}", param=name)
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens must be between 1 and 2147483647, got 0", param="max_tokens")
+        for name in _ABOVE_ZERO:
+            if getattr(self, name) == 0:
+                raise RequestError(f"{name} must be greater than 0, got 0", param=name)
+        for name, most in _TEXTS:
+            _check_texts(name, getattr(self, name), most)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids is empty, so no token could be sampled", param="allowed_token_ids")
+        if len(self.stop_token_ids) > _MAX_STOP_TOKENS:
+            text = f"stop_token_ids takes up to {_MAX_STOP_TOKENS} token ids, got {len(self.stop_token_ids)}"
+            raise RequestError(text, param="stop_token_ids")
+        if self.stop_token_ids and (least := min(self.stop_token_ids)) < 0:
+            raise RequestError(f"stop_token_ids takes token ids from 0 on, got {least}", param="stop_token_ids")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            text = f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}"
+            raise RequestError(text, param="min_tokens")
+
+
+def _check_texts(name: str, texts: tuple[str, ...], most: int) -> None:
+    if len(texts) > most or any(not text for text in texts):
+        got = "an empty one" if len(texts) <= most else len(texts)
+        raise RequestError(f"{name} takes up to {most} texts, none of them empty, got {got}", param=name)
+    longest = max(map(len, texts), default=0)
+    if name != "stop" and longest > _MAX_TEXT_CHARS:
+        text = f"{name} takes texts of up to {_MAX_TEXT_CHARS} characters, got one of {longest}"
+        raise RequestError(text, param=name)
+
+
+def _shown(bound: float) -> str:
+    """Return a bound in digits: 2147483647 rather than 2.14748e+09."""
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
+
+
+_MAX_STOP_TOKENS = 256
+_MOST = 2**31 - 1
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 0, _MOST),
+    ("min_tokens", 0, _MOST),
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("top_k", 0, _MOST),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 0, 100),
+    ("frequency_penalty", -2, 2),
+    ("presence_penalty", -2, 2),
+    ("top_logprobs", 0, 20),
+    ("prompt_logprobs", 0, 20),
+    ("seed", -(2**63), 2**64 - 1),
+    ("typical_p", 0, 1),
+    ("epsilon_cutoff", 0, 1),
+    ("eta_cutoff", 0, 1),
+    ("top_n_sigma", 0, 100),
+    ("top_h", 0, 1),
+    ("xtc_probability", 0, 1),
+    ("xtc_threshold", 0, 1),
+    ("mirostat", 0, 2),
+    ("mirostat_tau", 0, 100),
+    ("mirostat_eta", 0, 1),
+    ("dynatemp_range", 0, 2),
+    ("dynatemp_exponent", 0, 100),
+    ("repeat_last_n", -1, _MOST),
+    ("penalty_decay", 0, 1),
+    ("no_repeat_ngram_size", 0, 1000),
+    ("dry_multiplier", 0, 100),
+    ("dry_base", 1, 100),
+    ("dry_allowed_length", 0, _MOST),
+    ("dry_penalty_last_n", -1, _MOST),
+    ("bad_words_penalty", 0, 1000),
+)
+_ABOVE_ZERO = ("top_p", "repetition_penalty", "typical_p", "top_h", "xtc_threshold", "penalty_decay")
+_TEXTS = (("stop", 16), ("bad_words", 256), ("dry_sequence_breakers", 32))
+_MAX_TEXT_CHARS = 256
