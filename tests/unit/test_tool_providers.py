@@ -116,7 +116,7 @@ def _raising(error: BaseException) -> Callable[[], Awaitable[object]]:
 BAD = {
     "raises": (Provider("bad", [_tool("b")], _raising(OSError("no such server"))), "OSError: no such server"),
     "exits": (Provider("bad", [_tool("b")], _raising(SystemExit(3))), "raised SystemExit: 3"),
-    "cancels": (Provider("bad", [_tool("b")], _raising(asyncio.CancelledError())), "nobody cancelled it"),
+    "cancels": (Provider("bad", [_tool("b")], _raising(asyncio.CancelledError())), "though it was not cancelled"),
     "hangs": (Provider("bad", [_tool("b")], _hang), "the deadline passed"),
     "swallows": (Provider("bad", [_tool("b")], _refuse_to_end), "the deadline passed"),
     "none": (Provider("bad", None), "gave a NoneType, expected a sequence of FleetTools"),
