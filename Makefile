@@ -53,8 +53,7 @@ test: .venv/.dev  ## The tests; no torch needed. Shows line coverage
 	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
 # The loops end with the shell that began them, however it ends.
-busy-# Three workers for two cores: a quarter of the time a worker waits, for a deadline to pass or a process to end.
-test: .venv/.dev  ## The tests three times beside four busy loops: none may count on a quick machine
+busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may count on a quick machine
 	@loops=; for n in 1 2 3 4; do (while kill -0 $$$$ 2>/dev/null; do :; done) & loops="$$loops $$!"; done; \
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	passed=0; for n in 1 2 3; do $(MAKE) --no-print-directory test && passed=$$((passed + 1)); done; \
