@@ -118,6 +118,11 @@ def test_mirostat_holds_the_surprise(url: str, algorithm: int) -> None:
         ({"bad_words": [""]}, "bad_words", "bad_words takes up to 256 texts, none of them empty, got an empty one"),
         ({"bad_words": ["a" * 300]}, "bad_words", "bad_words takes texts of up to 256 characters, got one of 300"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids is empty"),
+        (
+            {"bad_words": ["a"], "use_beam_search": True, "logprobs": None},
+            "bad_words",
+            "cannot be combined with bad_words",
+        ),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids", "allowed_token_ids takes token ids from 0 to"),
     ],
 )

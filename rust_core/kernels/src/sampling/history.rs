@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use super::{SampleError, SamplingParams, logit_of};
 
+/// What counts less in the penalties counts nothing: a long history need not be gone through in each step.
+const LEAST_WEIGHT: f32 = 1e-6;
 /// DRY's penalties are bounded, so that none is infinite.
 const MOST_DRY: f32 = 1e9;
 
@@ -54,6 +56,9 @@ impl History {
                 seen.nearest_output = seen.nearest_output.max(weight);
             }
             weight *= params.penalty_decay;
+            if weight < LEAST_WEIGHT {
+                break;
+            }
         }
         token_to_seen
     }

@@ -213,8 +213,11 @@ impl SamplerState {
         let temperature = dynamic_temperature(params, &mut self.ranking, logits, best);
         let weighed = self.ranking.begin(logits, best, temperature);
         let filters = if let Some(mirostat) = &self.mirostat {
-            let num_best = if mirostat.estimates() { NUM_ESTIMATED } else { 0 };
-            let best = self.ranking.best_weights(logits, num_best);
+            let best = if mirostat.estimates() {
+                self.ranking.best_weights(logits, NUM_ESTIMATED)
+            } else {
+                Vec::new()
+            };
             mirostat.filters(&best, weighed.mass, logits.len())
         } else {
             let has_xtc = params.xtc_probability > 0.0

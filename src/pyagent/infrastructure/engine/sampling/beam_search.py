@@ -17,7 +17,9 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyagent.core.abilities import FURTHER_SAMPLING
 from pyagent.core.errors import RequestError
+from pyagent.core.sampling_params import SamplingParams
 from pyagent.core.stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -208,6 +210,9 @@ class Search:
         return tuple(request.tokens[request.num_prompt_tokens :])
 
 
+_PLAIN = SamplingParams()
+
+
 def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
     """Raise `RequestError` for a search that cannot be made, naming the field."""
     sampling = request.sampling
@@ -229,6 +234,7 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         "echo": sampling.echo,
         "skip_special_tokens": not sampling.skip_special_tokens,
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),
+        **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in sorted(FURTHER_SAMPLING)},
     }
     for name, is_asked in refused.items():
         if is_asked:
