@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher
 from support.dialect_texts import arguments_of
 
+from pyagent.core.dialects.dialect import TagDialect
 from pyagent.core.dialects.registry import dialects
 from pyagent.core.dialects.schemas import types_of
 from pyagent.core.messages import FunctionDefinition, Tool
@@ -73,7 +74,26 @@ def test_types_behind_references_are_found() -> None:
     """References are followed a bounded number of times, through unions too."""
     schema = {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": "string"}}}
     assert types_of(schema) == {"string", "null"}
+    crossed = {"anyOf": [{"$ref": "#/$defs/a"}, {"enum": [1, True]}, {"$ref": "#/$defs/b"}]}
+    shared = {"a": {"anyOf": [{"$ref": "#/$defs/b"}] * 3}, "b": {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}
+    assert types_of({**crossed, "$defs": shared}) == {"integer", "boolean", "null"}
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(2000):
         deep = {"anyOf": [deep]}
     assert types_of(deep) == set()
+
+
+@pytest.mark.parametrize("name", dialects())
+def test_alternatives_that_name_themselves_are_looked_at_once(name: str) -> None:
+    """A schema of 800 bytes, whose 30 alternatives are itself, holds up neither the grammar nor the reading of a call.
+
+    Both would take years.
+    """
+    alternatives = {"anyOf": [{"$ref": "#/$defs/A"}] * 30}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/A"}}, "$defs": {"A": alternatives}}
+    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", schema))
+    assert "go" in dialect.grammar([tool], is_required=True, is_parallel=True)
+    begin, _, end = dialect.calls.group if isinstance(dialect, TagDialect) else ("", "", "")
+    parser = dialect.parser([tool])
+    parser.push(f"{begin}<function=go>\n<parameter=x>\n1\n</parameter>\n</function>{end}")
+    parser.finish()

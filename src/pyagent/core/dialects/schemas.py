@@ -10,6 +10,8 @@ from typing import cast
 from pyagent.core.messages import JsonObject, Tool
 
 _MAX_DEPTH = 8
+_MAX_ALTERNATIVES = 256
+"""Schemas looked at for one type. Answers are read in the engine's own thread, and alternatives may name each other."""
 _DEFINITIONS = ("$defs", "definitions")
 _JSON_NAMES: dict[type, str] = {
     str: "string",
@@ -32,6 +34,11 @@ def properties_of(schema: JsonObject) -> dict[str, JsonObject]:
     return {key: {**shared, **_as_object(kind)} for key, kind in _as_object(schema.get("properties")).items()}
 
 
+def property_of(schema: JsonObject, key: str) -> JsonObject:
+    """Return the schema of one property; of any value where it is not among them."""
+    return {**_shared(schema), **_as_object(_as_object(schema.get("properties")).get(key))}
+
+
 def items_of(schema: JsonObject) -> JsonObject:
     """Return the schema of a list's items."""
     return {**_shared(schema), **_as_object(schema.get("items"))}
@@ -52,16 +59,28 @@ def constants_of(schema: JsonObject) -> list[object]:
     return list(cast("list[object]", said)) if isinstance(said, list) else []
 
 
-def types_of(schema: JsonObject, depth: int = 0) -> set[str]:
-    """Return the JSON types that a schema names; none where it does not say."""
-    schema = resolved(schema)
+def types_of(schema: JsonObject) -> set[str]:
+    """Return the JSON types that a schema names; none where it does not say, or has more alternatives than are read."""
+    shared, found, seen, left = _shared(schema), set[str](), set[int](), [schema]
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        if len(seen) == _MAX_ALTERNATIVES:
+            return set()
+        seen.add(id(node))
+        node = resolved({**shared, **node})
+        if named := _types_named(node):
+            found |= named
+        else:
+            left += [_as_object(kind) for name in ("anyOf", "oneOf") for kind in _as_list(node.get(name))]
+    return found
+
+
+def _types_named(schema: JsonObject) -> set[str]:
     said = schema.get("type")
-    if named := {one for one in (said, *_as_list(said)) if isinstance(one, str)}:
-        return named
-    if values := constants_of(schema):
-        return {json_name(value) for value in values}
-    kinds = [kind for name in ("anyOf", "oneOf") for kind in _as_list(schema.get(name))] if depth < _MAX_DEPTH else []
-    return {one for kind in kinds for one in types_of({**_shared(schema), **_as_object(kind)}, depth + 1)}
+    named = {one for one in (said, *_as_list(said)) if isinstance(one, str)}
+    return named or {_JSON_NAMES.get(kind, "null") for kind in set(map(type, constants_of(schema)))}
 
 
 def json_name(value: object) -> str:

@@ -16,7 +16,15 @@ from typing import cast
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue, json_string_part
 from pyagent.core.dialects.output import Output
-from pyagent.core.dialects.schemas import constants_of, json_name, properties_of, required_of, schema_of, types_of
+from pyagent.core.dialects.schemas import (
+    constants_of,
+    json_name,
+    properties_of,
+    property_of,
+    required_of,
+    schema_of,
+    types_of,
+)
 from pyagent.core.dialects.source import Source, Tags, tags_of
 from pyagent.core.dialects.text import Context, Mode, TextMode
 from pyagent.core.messages import JsonObject, Tool
@@ -177,8 +185,8 @@ class XmlCallMode:
 
     def _begin_value(self, written: str, output: Output) -> None:
         key, _, flags = written.strip().strip('"').partition('"')
-        schema = properties_of(schema_of(self.context.tools[self.name])) if self.name in self.context.tools else {}
-        self.types = types_of(schema.get(key, {}))
+        tool = self.context.tools.get(self.name)
+        self.types = types_of(property_of(schema_of(tool), key)) if tool else set()
         if "string=" in flags:
             self.types = {"string"} if "true" in flags else set()
         self.is_streaming = self.types == {"string"}
