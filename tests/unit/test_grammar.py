@@ -225,6 +225,16 @@ def test_schema_of_trees_is_taken(compiler: GrammarCompiler, tokenizer: ModelTok
     assert allowed(compiler.compile(schema_format(schema)))
 
 
+def test_form_beside_calls_is_checked_too(compiler: GrammarCompiler) -> None:
+    """A form that no answer can be held to is refused as one, also where an answer may be a call instead."""
+    optional: JsonObject = {"type": "object", "properties": {f"p{at}": {"type": "null"} for at in range(491)}}
+    endless: JsonObject = {"anyOf": [{"$ref": "#"}]}
+    for schema in (optional, endless):
+        with pytest.raises(RequestError) as refused:
+            compiler.compile_calls('start: "call"', [], other=schema_format(schema))
+        assert refused.value.param == "response_format.json_schema.schema"
+
+
 def test_long_chains_of_references_are_followed_at_once(compiler: GrammarCompiler) -> None:
     """5,000 definitions, each of which refers to the one before and is spelled in its own way, take no second."""
     names = [f"d{number}" for number in range(5000)]

@@ -10,8 +10,13 @@ from llguidance import LLMatcher
 from support.dialect_texts import arguments_of
 
 from pyagent.core.dialects.dialect import TagDialect
+from pyagent.core.dialects.formats import FUNCTION_GEMMA
+from pyagent.core.dialects.lark import MAX_CHARS
+from pyagent.core.dialects.python_calls import PythonCalls
 from pyagent.core.dialects.registry import dialects
 from pyagent.core.dialects.schemas import types_of
+from pyagent.core.dialects.xml_calls import XmlCalls
+from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, Tool
 
 from .test_grammars import Walk, grammar_of, read
@@ -97,3 +102,28 @@ def test_alternatives_that_name_themselves_are_looked_at_once(name: str) -> None
     parser = dialect.parser([tool])
     parser.push(f"{begin}<function=go>\n<parameter=x>\n1\n</parameter>\n</function>{end}")
     parser.finish()
+
+
+@pytest.mark.parametrize("name", dialects())
+@pytest.mark.parametrize("refers", [False, True])
+def test_grammar_has_definitions_only_where_they_are_named_and_a_bound(name: str, *, refers: bool) -> None:
+    """Of 3,000 properties beside 10 kB of definitions a grammar of moderate length is made, or none; never 30 MB."""
+    big, number = {"enum": ["x" * 100] * 100}, {"type": "integer"}
+    properties = {f"p{at}": {"anyOf": [number, {"$ref": "#/$defs/big"}]} if refers else number for at in range(3000)}
+    schema = {"type": "object", "properties": properties, "$defs": {"big": big}}
+    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", schema))
+    writes_each = "gemma" in name or isinstance(getattr(dialect, "calls", None), XmlCalls | PythonCalls)
+    if refers and writes_each:
+        with pytest.raises(RequestError, match="more than 1048576 characters"):
+            dialect.grammar([tool], is_required=True, is_parallel=True)
+    else:
+        assert len(dialect.grammar([tool], is_required=True, is_parallel=True)) < MAX_CHARS
+
+
+def test_grammar_of_nested_lists_has_each_item_once() -> None:
+    """The grammar of lists in lists grows with their depth, not twofold with each level."""
+    schema: dict[str, Any] = {"enum": ["x" * 1000]}
+    for _ in range(11):
+        schema = {"type": "array", "items": schema}
+    tool = Tool(FunctionDefinition("go", "", {"type": "object", "properties": {"a": schema}}))
+    assert len(FUNCTION_GEMMA.grammar([tool], is_required=True, is_parallel=False)) < 10_000

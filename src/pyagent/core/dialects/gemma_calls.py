@@ -62,7 +62,7 @@ class _Writer:
         return f"{lark.literal(self.quote)} {lark.text_until(rule, self.quote)}"
 
     def _array(self, schema: JsonObject, lark: Lark, rule: str) -> str:
-        item = self.write(items_of(schema), lark, f"{rule}i")
+        item = lark.rule(f"{rule}i", self.write(items_of(schema), lark, f"{rule}i"))
         return f'"[" ({item} ("," {item})*)? "]"'
 
     def _object(self, schema: JsonObject, lark: Lark, rule: str) -> str:

@@ -9,8 +9,13 @@ import json
 import re
 from collections.abc import Mapping
 
+from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 
+MAX_CHARS = 1 << 20
+"""Of a grammar: more is refused while it is written, before it takes the memory."""
+_DEFINITIONS = ("$defs", "definitions")
+_REFERENCE = '"$ref"'
 _WRITING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As models are shown JSON; a small model left free to add spaces adds them for ever."""
 
@@ -26,9 +31,11 @@ class Lark:
         tokens = sorted(token_ids, key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, tokens))})") if tokens else None
         self._rules: dict[str, str] = {"TEXT": r"/(.|\n)*/"}
+        self._num_chars = 0
 
     def rule(self, name: str, body: str) -> str:
         """Add a rule; return its name."""
+        self._count(name)
         self._rules[name] = body
         return name
 
@@ -40,15 +47,27 @@ class Lark:
     def literal(self, text: str) -> str:
         """Return the expression for exactly this text; empty for none."""
         parts = self._tokens.split(text) if self._tokens else [text]
-        return " ".join(
-            f"<[{self._token_ids[part]}]>" if part in self._token_ids else json.dumps(part, ensure_ascii=False)
-            for part in parts
-            if part
+        return self._count(
+            " ".join(
+                f"<[{self._token_ids[part]}]>" if part in self._token_ids else json.dumps(part, ensure_ascii=False)
+                for part in parts
+                if part
+            )
         )
 
     def json(self, schema: JsonObject) -> str:
-        """Return the expression for JSON that follows a schema."""
-        return f"%json {json.dumps({**schema, 'x-guidance': _WRITING}, ensure_ascii=False)}"
+        """Return the expression for JSON that follows a schema; definitions only where it may refer to them."""
+        own = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
+        text = _json_text(own)
+        return self._count(f"%json {_json_text(schema) if _REFERENCE in text else text}")
+
+    def _count(self, text: str) -> str:
+        self._num_chars += len(text)
+        if self._num_chars > MAX_CHARS:
+            raise RequestError(
+                f"the tools' schemas make a grammar of more than {MAX_CHARS} characters; simplify them", param="tools"
+            )
+        return text
 
     def choice(self, texts: list[str]) -> str:
         """Return the expression for one of several expressions."""
@@ -66,3 +85,7 @@ class Lark:
         """Return the grammar's text, `start` first."""
         rules = sorted(self._rules.items(), key=lambda rule: rule[0] != "start")
         return "\n".join(f"{name}: {body}" for name, body in rules)
+
+
+def _json_text(schema: JsonObject) -> str:
+    return json.dumps({**schema, "x-guidance": _WRITING}, ensure_ascii=False)

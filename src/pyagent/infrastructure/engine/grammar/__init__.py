@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
+from pyagent.core.dialects.lark import MAX_CHARS
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema, place_of
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 _MAX_CACHED = 64
-_MAX_SCHEMA_CHARS = 1 << 20
 _MAX_REASON_CHARS = 500
 _MAX_STEP_ITEMS, _MAX_LEXER_STATES = 20_000, 50_000
 """A mask that needs more items would take longer than 100 ms of the engine's step; a state takes up to 2 kB."""
@@ -129,7 +129,9 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         lark = calls if other is None else _either(calls, other)
-        _check_length("tools have", lark)
+        _check_length("tools have", lark, "tools")
+        if other is not None and other.json_schema:
+            check_schema(other.json_schema.schema)
         try:
             for tool in tools:
                 check_schema(tool.function.parameters)
@@ -241,8 +243,6 @@ def _either(calls: str, other: ResponseFormat) -> str:
     return f"{calls.replace('start:', 'called:', 1)}\nstart: called | answer\nanswer: {answer}"
 
 
-def _check_length(what: str, text: str) -> None:
-    if len(text) > _MAX_SCHEMA_CHARS:
-        raise RequestError(
-            f"the {what} {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}", param="response_format"
-        )
+def _check_length(what: str, text: str, param: str = "response_format") -> None:
+    if len(text) > MAX_CHARS:
+        raise RequestError(f"the {what} {len(text)} characters; the limit is {MAX_CHARS}", param=param)
