@@ -151,7 +151,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("top_p", 0, 1),
     ("top_k", 0, _MOST),
     ("min_p", 0, 1),
-    ("repetition_penalty", 0, 100),
+    ("repetition_penalty", 0.01, 100),
     ("frequency_penalty", -2, 2),
     ("presence_penalty", -2, 2),
     ("top_logprobs", 0, 20),
@@ -171,13 +171,13 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("dynatemp_exponent", 0, 100),
     ("repeat_last_n", -1, _MOST),
     ("penalty_decay", 0, 1),
-    ("no_repeat_ngram_size", 0, 1000),
+    ("no_repeat_ngram_size", 0, 64),
     ("dry_multiplier", 0, 100),
     ("dry_base", 1, 100),
     ("dry_allowed_length", 0, _MOST),
     ("dry_penalty_last_n", -1, _MOST),
     ("bad_words_penalty", 0, 1000),
 )
-_ABOVE_ZERO = ("top_p", "repetition_penalty", "typical_p", "top_h", "xtc_threshold", "penalty_decay")
+_ABOVE_ZERO = ("top_p", "typical_p", "top_h", "xtc_threshold", "penalty_decay")
 _TEXTS = (("stop", 16), ("bad_words", 256), ("dry_sequence_breakers", 32))
 _MAX_TEXT_CHARS = 256

@@ -1,6 +1,6 @@
 //! What the tokens before do to the logits of the next: penalties by place, n-grams that may not repeat, DRY, bad words.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::{SampleError, SamplingParams, logit_of};
 
@@ -79,12 +79,13 @@ impl History {
             }
         }
         let output = &self.tokens[self.num_prompt..];
-        for word in &params.bad_words {
-            if let Some((last, before)) = word.split_last()
-                && output.ends_with(before)
-            {
-                *logit_of(logits, *last)? -= params.bad_words_penalty;
-            }
+        let ends = params.bad_words.iter().filter_map(|word| word.split_last());
+        let completing: BTreeSet<u32> = ends
+            .filter(|(_, before)| output.ends_with(before))
+            .map(|(last, _)| *last)
+            .collect();
+        for token in completing {
+            *logit_of(logits, token)? -= params.bad_words_penalty;
         }
         Ok(())
     }
@@ -227,6 +228,15 @@ mod tests {
         };
         assert_eq!(after(&[1], &[]), [false, false, false, true]);
         assert_eq!(after(&[], &[1]), [false, false, true, true]);
+        // One that two words end with has its penalty once.
+        let params = SamplingParams {
+            bad_words: vec![vec![1], vec![1], vec![0, 1]],
+            bad_words_penalty: 2.0,
+            ..params
+        };
+        let mut logits = [0.0; 4];
+        history(&[], &[0]).apply(&params, &mut logits).unwrap();
+        assert_eq!(logits, [0.0, -2.0, 0.0, 0.0]);
     }
 
     /// The window bounds what is seen, and what is further back counts less.

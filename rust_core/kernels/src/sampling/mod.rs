@@ -90,6 +90,8 @@ pub struct SamplerState {
     seen: HashMap<u32, Seen>,
     history: History,
     mirostat: Option<Mirostat>,
+    /// The standard deviation of the row as the model made it, where that is read.
+    sigma: f32,
     /// A bit for each token that the request allows.
     allowed: Option<Vec<u32>>,
     ranking: Ranking,
@@ -102,6 +104,7 @@ impl SamplerState {
             seen: HashMap::new(),
             history: History::default(),
             mirostat: Mirostat::of(&params),
+            sigma: 0.0,
             allowed: params.allowed_tokens.as_deref().map(bits_of),
             ranking: Ranking::new(Isa::best()),
             params,
@@ -176,7 +179,11 @@ impl SamplerState {
     }
 
     /// Biases, penalises and masks the logits; the likeliest token then.
-    fn adjust(&self, logits: &mut [f32], mask: Option<&[u32]>) -> Result<u32, SampleError> {
+    fn adjust(&mut self, logits: &mut [f32], mask: Option<&[u32]>) -> Result<u32, SampleError> {
+        if self.params.top_n_sigma > 0.0 {
+            // Before a bias or a penalty makes it larger than anything.
+            self.sigma = deviation(logits);
+        }
         for (token, bias) in &self.params.logit_bias {
             *logit_of(logits, *token)? += bias;
         }
@@ -222,7 +229,14 @@ impl SamplerState {
         } else {
             let has_xtc = params.xtc_probability > 0.0
                 && sample::uniform(params.seed ^ XTC_STREAM, step) < f64::from(params.xtc_probability);
-            cut_by_threshold(params, &self.ranking, logits, &weighed, Filters::of(params, has_xtc))
+            cut_by_threshold(
+                params,
+                &self.ranking,
+                logits,
+                &weighed,
+                self.sigma,
+                Filters::of(params, has_xtc),
+            )
         };
         let row = self
             .ranking
@@ -287,10 +301,11 @@ fn cut_by_threshold(
     ranking: &Ranking,
     logits: &[f32],
     weighed: &Weighed,
+    sigma: f32,
     mut filters: Filters,
 ) -> Filters {
     if params.top_n_sigma > 0.0 {
-        filters = filters.with_least(weighed.weight_below(params.top_n_sigma * deviation(logits)));
+        filters = filters.with_least(weighed.weight_below(params.top_n_sigma * sigma));
     }
     if params.epsilon_cutoff > 0.0 {
         let row = ranking.row(logits, weighed, filters.least(), false);
@@ -304,7 +319,7 @@ fn cut_by_threshold(
     filters
 }
 
-/// The standard deviation of the logits of the tokens that are allowed.
+/// The standard deviation of the logits that are numbers.
 fn deviation(logits: &[f32]) -> f32 {
     let allowed = || {
         logits

@@ -655,3 +655,23 @@ fn allowed_tokens_are_all_that_is_sampled() {
         [3, 40].into()
     );
 }
+
+/// The spread that top-n-sigma measures is the model's: a bias or a penalty does not widen it.
+#[test]
+fn top_n_sigma_is_of_the_models_logits() {
+    let row = logits(2000, 6);
+    let kept = |logit_bias| {
+        let params = SamplingParams {
+            top_n_sigma: 1.0,
+            logit_bias,
+            ..params()
+        };
+        sampler(params).distribution(&mut row.clone(), None, 0).unwrap().len()
+    };
+    let best = (0..2000).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32;
+    let lowered = (0..1000)
+        .filter(|token| *token != best)
+        .map(|token| (token, -100.0))
+        .collect();
+    assert!(kept(lowered) <= kept(Vec::new()));
+}

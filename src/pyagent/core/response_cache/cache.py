@@ -178,8 +178,9 @@ class ResponseCache:
             num_pinned=held.num_pinned,
             num_bytes=held.num_bytes,
             max_bytes=self.store.max_bytes,
-            num_evicted=self.store.num_evicted,
-            num_expired=self.store.num_expired,
+            # Of all tenants together, so one of them is told nothing of it.
+            num_evicted=self.store.num_evicted if tenant is None else 0,
+            num_expired=self.store.num_expired if tenant is None else 0,
         )
 
 

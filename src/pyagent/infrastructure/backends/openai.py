@@ -45,7 +45,8 @@ _RENAMED = frozenset({"max_tokens", "stream_options"})
 """What goes under another name, or can be done without, on servers that refuse it."""
 _ABILITIES = ABILITIES - {
     *("prompt_token_ids", "beam", "best_of", "choice"),
-    *("penalty_decay", "top_h", "bad_words_penalty"),  # no server has these
+    *("penalty_decay", "top_h", "bad_words_penalty", "no_repeat_ngram_size"),  # no server has these
+    *("bad_words", "allowed_token_ids"),  # vLLM has them; others leave them out without a word
 }
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")
 

@@ -25,6 +25,7 @@ from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
+from pyagent.infrastructure.engine.sampling.sampler import excluding_fields, names_texts
 from pyagent.infrastructure.engine.sessions.cache_query import run_cache_query
 from pyagent.infrastructure.engine.stats import EngineStats
 from pyagent.infrastructure.engine.usage import usage_of
@@ -211,9 +212,8 @@ class LocalEngine(Shared):
         if past is not None:
             await self.in_thread(model.remember, request, past)
         is_structured = is_structured or bool(request.tools)
-        if (
-            length > _LONG_TEXT or is_structured or log is not None
-        ):  # a schema may take long to compile, a log to replay
+        # A schema may take long to compile, a log to replay, and texts of sampling fields to be found in a vocabulary.
+        if length > _LONG_TEXT or is_structured or log is not None or names_texts(request.sampling):
             return await self.in_thread(model.input_processor.process, request, sink, log)
         return model.input_processor.process(request, sink)
 
@@ -262,6 +262,10 @@ class LocalEngine(Shared):
         await asyncio.to_thread(self.models.close)
 
 
+_NOTHING_LEFT = "no token is allowed"
+"""How the kernels begin to say that nothing is left to sample."""
+
+
 def _info(name: str, model: LoadedModel) -> ModelInfo:
     return ModelInfo(
         id=name,
@@ -292,6 +296,11 @@ def _delta(output: Output, request: Request, name: str) -> ChatDelta:
             raise DeadlineError(f"{name} did not finish before the deadline: {reason}")
         if reason.startswith(CANNOT_ENFORCE):
             raise UnsupportedError(f"{name}: {reason}", backend=name, fields=["response_format"])
+        if reason.startswith(_NOTHING_LEFT) and (
+            fields := excluding_fields(request.params, request.grammar is not None)
+        ):
+            text = f"{name}: {', '.join(fields)} leave no token that may be sampled"
+            raise UnsupportedError(text, backend=name, fields=fields)
         raise BackendError(f"{name}: {reason}", backend=name, retryable=False)
     return ChatDelta(
         index=output.index,

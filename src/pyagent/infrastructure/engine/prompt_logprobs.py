@@ -26,15 +26,19 @@ Row = tuple[float, int, list[tuple[int, float]]]
 """Of a token: its log probability, its rank, and the likeliest tokens with theirs."""
 
 
-def make_scores(params: SamplingParams, tokens: list[int]) -> PromptScores | None:
-    """Return what takes the scores of a prompt, None where none are asked for. Raises `RequestError` for too many."""
+def make_scores(params: SamplingParams, tokens: list[int], num_answers: int = 1) -> PromptScores | None:
+    """Return what takes the scores of a prompt, None where none are asked for.
+
+    Raises `RequestError` where all answers together would tell too many.
+    """
     asked = {"prompt_logprobs": params.prompt_logprobs, "logprobs": params.top_logprobs if params.echo else None}
     num_top, field = max(((number, name) for name, number in asked.items() if number is not None), default=(None, ""))
     if num_top is None:
         return None
-    num_entries = len(tokens) * (num_top + 1)
+    num_each = sum(number + 1 for number in asked.values() if number is not None) * num_answers
+    num_entries = len(tokens) * num_each
     if num_entries > MAX_ENTRIES:
-        text = f"{num_top + 1} log probabilities for each of {len(tokens)} prompt tokens are {num_entries} in all; "
+        text = f"{num_each} log probabilities for each of {len(tokens)} prompt tokens are {num_entries} in all; "
         text += f"at most {MAX_ENTRIES} are given: ask for fewer, or send the text in parts"
         raise RequestError(text, param=field)
     return PromptScores(tokens, num_top)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyagent.core.errors import CapacityError, RequestError, UnsupportedError
 from pyagent.core.messages import ChatRequest, ResponseFormat, SamplingParams, check_echo
@@ -24,7 +24,7 @@ from pyagent.infrastructure.engine.prompt_logprobs import make_scores, with_prom
 from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
 from pyagent.infrastructure.engine.sampling.beam_search import Search, check_beam
 from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, num_samples
-from pyagent.infrastructure.engine.sampling.sampler import answer_params, make_sampler
+from pyagent.infrastructure.engine.sampling.sampler import answer_params, find_tokens, make_sampler
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
@@ -37,7 +37,8 @@ class ProcessedInput:
     """What all answers to a chat request have in common.
 
     `tokens` are the prompt's, `max_new_tokens` those that may follow it. `log` has the tokens of the only answer that
-    are given already: an answer prefix, and what another engine delivered.
+    are given already: an answer prefix, and what another engine delivered. `token_lists` are those that sampling fields
+    name.
     """
 
     request: ChatRequest
@@ -48,6 +49,7 @@ class ProcessedInput:
     request_class: str
     deadline: float | None
     key: PrefixKey
+    token_lists: dict[str, Any]
 
 
 class InputProcessor:
@@ -99,7 +101,7 @@ class InputProcessor:
         self, request: ChatRequest, lead: Request, on_output: Callable[[Output], None]
     ) -> Callable[[Output], None]:
         """Return `on_output` that begins with the prompt, where that is asked for; the lead computes its scores."""
-        lead.scores = make_scores(request.sampling, lead.tokens[: lead.num_prompt_tokens])
+        lead.scores = make_scores(request.sampling, lead.tokens[: lead.num_prompt_tokens], request.n)
         if lead.scores is not None and not self._scores_prompts:
             text = "this model's runner gives no log probabilities of prompts"
             raise UnsupportedError(text, backend="native", fields=["prompt_logprobs"])
@@ -128,6 +130,7 @@ class InputProcessor:
             request_class=self._check_class(request.request_class),
             deadline=None if seconds is None else time.perf_counter() + seconds,
             key=PrefixKey(tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
+            token_lists=find_tokens(request.sampling, self._tokenizer),
         )
 
     def _answer(
@@ -149,7 +152,7 @@ class InputProcessor:
             num_prompt_tokens=len(common.tokens),
             params=params,
             max_tokens=_max_tokens(params, common.max_new_tokens),
-            sampler=make_sampler(sampled, tokenizer, common.tokens),
+            sampler=make_sampler(sampled, tokenizer, common.tokens, token_lists=common.token_lists),
             tokenizer=tokenizer,
             text=self._text(common.prompt, params),
             grammar=grammar,

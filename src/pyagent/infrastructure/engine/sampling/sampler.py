@@ -20,6 +20,7 @@ _AS_THEY_ARE = (
     *("top_h", "typical_p", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
     *("mirostat", "mirostat_tau", "mirostat_eta", "no_repeat_ngram_size", "dry_base", "dry_allowed_length"),
 )
+_EXCLUDING = ("logit_bias", "no_repeat_ngram_size", "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids")
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "penalty_decay")
 
 
@@ -57,10 +58,25 @@ class Vocabulary(Protocol):
         ...
 
 
+def names_texts(params: SamplingParams) -> bool:
+    """Whether texts or many tokens must be found in the vocabulary, which takes a while."""
+    return bool(params.bad_words or params.dry_multiplier or params.allowed_token_ids)
+
+
+def excluding_fields(params: SamplingParams, has_grammar: bool) -> list[str]:
+    """Return the fields of a request by which tokens are excluded."""
+    found = [name for name in _EXCLUDING if getattr(params, name) != getattr(_PLAIN, name)]
+    return [*found, "response_format"] if has_grammar else found
+
+
 def make_sampler(
-    params: SamplingParams, vocabulary: Vocabulary, prompt_tokens: list[int] | None = None
+    params: SamplingParams,
+    vocabulary: Vocabulary,
+    prompt_tokens: list[int] | None = None,
+    *,
+    token_lists: dict[str, Any] | None = None,
 ) -> _rust.SamplerState:
-    """Return the state that an answer to `prompt_tokens` is sampled with.
+    """Return the state that an answer to `prompt_tokens` is sampled with; all answers of a request share `token_lists`.
 
     Raises `RequestError` for a value it refuses.
     """
@@ -70,13 +86,13 @@ def make_sampler(
         sampler = _rust.SamplerState(
             **_changed(params),
             **_penalties(params),
-            **_texts(params, vocabulary),
+            **(find_tokens(params, vocabulary) if token_lists is None else token_lists),
             logit_bias=list(params.logit_bias.items()),
             seed=seed,
             num_logprobs=0 if params.top_logprobs is None else max(1, params.top_logprobs),
         )
     except ValueError as error:
-        raise RequestError(str(error), param="sampling") from error
+        raise RequestError(str(error), param=str(error).partition(" ")[0]) from error
     if prompt_tokens and sampler.reads_prompt:
         sampler.observe_prompt(prompt_tokens)
     return sampler
@@ -107,8 +123,8 @@ def _penalties(params: SamplingParams) -> dict[str, Any]:
     return given
 
 
-def _texts(params: SamplingParams, vocabulary: Vocabulary) -> dict[str, Any]:
-    """What is said by texts and lists of tokens, as sorted tokens."""
+def find_tokens(params: SamplingParams, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return what is said by texts and lists of tokens, as sorted tokens. Takes long for a large vocabulary."""
     given: dict[str, Any] = {}
     if params.dry_multiplier:
         given["dry_breakers"] = vocabulary.tokens_with(params.dry_sequence_breakers)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 
 _BORDER = b"\xff"
@@ -22,12 +23,9 @@ class TokenTexts:
 
     def tokens_with(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens whose text holds one of some texts, in ascending order."""
-        return sorted({token for text in texts for token in self._tokens_with(text.encode(errors="replace"))})
-
-    def _tokens_with(self, data: bytes) -> Iterator[int]:
-        place = self._joined.find(data)
-        while place >= 0:
-            token = bisect_right(self._starts, place) - 1
-            yield token
-            end = self._starts[token + 1] if token + 1 < len(self._starts) else len(self._joined)
-            place = self._joined.find(data, end)
+        wanted = b"|".join(re.escape(text.encode(errors="replace")) for text in texts)
+        if not wanted:
+            return []
+        # Each match reaches to the end of its token: one for a token, however often it holds the texts.
+        found = re.finditer(b"(?:" + wanted + b")[^" + _BORDER + b"]*", self._joined)
+        return [bisect_right(self._starts, match.start()) - 1 for match in found]

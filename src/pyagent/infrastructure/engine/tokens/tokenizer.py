@@ -222,8 +222,8 @@ class ModelTokenizer:
 
     def words_as_tokens(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token sequences that say one of some words, at the beginning of a word and inside one."""
-        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
-        return [tokens for tokens in map(self.encode_further, texts) if tokens]
+        texts = [text for word in words for text in ((word,) if word[:1].isspace() else (word, f" {word}"))]
+        return [list(tokens) for tokens in dict.fromkeys(tuple(self.encode_further(text)) for text in texts) if tokens]
 
     def tokens_with(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens whose text holds one of some texts, in ascending order."""
@@ -231,7 +231,7 @@ class ModelTokenizer:
 
     @cached_property
     def _token_texts(self) -> TokenTexts:
-        return TokenTexts(self._token_bytes[token] for token in range(self.vocab_size))
+        return TokenTexts(self._token_bytes.made(token) for token in range(self.vocab_size))
 
     def encode_continuation(self, rendered: str) -> list[int]:
         """The tokens of a part of such a text that follows other tokens: no space is put before it."""
