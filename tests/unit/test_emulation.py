@@ -21,6 +21,7 @@ from pyagent.core.messages import (
     BeamSearch,
     ChatDelta,
     ChatRequest,
+    FinishReason,
     FunctionCall,
     FunctionDefinition,
     ImagePart,
@@ -282,16 +283,15 @@ def test_tool_choice_is_seen_to() -> None:
 class Calling:
     """Calls `add` with its arguments in turn."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.arguments = arguments
+    def __init__(self, *arguments: str, finish: FinishReason = "tool_calls") -> None:
+        self.arguments, self.finish = arguments, finish
         self.asked: list[ChatRequest] = []
 
     async def answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         function = FunctionCall("add", self.arguments[len(self.asked)])
         self.asked.append(request)
-        yield ChatDelta(
-            tool_calls=as_deltas([ToolCall(id="c", function=function)]), finish_reason="tool_calls", backend="b"
-        )
+        calls = as_deltas([ToolCall(id="c", function=function)])
+        yield ChatDelta(tool_calls=calls, finish_reason=self.finish, backend="b")
 
 
 def test_strict_arguments_are_seen_to_where_the_backend_does_not() -> None:
@@ -309,6 +309,14 @@ def test_strict_arguments_are_seen_to_where_the_backend_does_not() -> None:
         ask(Calling("[]", "[]"), chat(tools=[STRICT]), abilities)
     assert ask(Calling("{"), chat(tools=[ADD]), abilities).tool_calls
     assert ask(Calling("{"), chat(tools=[STRICT]), abilities | {"strict"}).tool_calls
+
+
+@pytest.mark.parametrize("arguments", ["", "{"])
+def test_strict_call_that_was_cut_says_so(arguments: str) -> None:
+    """A call cut at `max_tokens` comes as it is, in an answer that ends with `length`."""
+    answer = ask(Calling(arguments, finish="length"), chat(tools=[STRICT]), frozenset({"tools"}))
+    assert [call.function.arguments for call in answer.tool_calls] == [arguments]
+    assert answer.last.finish_reason == "length"
 
 
 def test_tools_and_a_form_together() -> None:

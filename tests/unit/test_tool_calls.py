@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -117,6 +118,20 @@ def test_calls_and_results_are_in_the_journal() -> None:
     finished = seen[-1]
     assert isinstance(finished, ev.RunFinished)
     assert (finished.totals.model_calls, finished.totals.tool_calls) == (2, 1)
+
+
+def _cut(*calls: tuple[str, str]) -> Reply:
+    return replace(_calls(*calls, text="I add"), finish_reason="length")
+
+
+@pytest.mark.parametrize("arguments", ["", '{"left"'])
+def test_call_that_was_cut_is_not_run(arguments: str) -> None:
+    """No tool runs with the arguments that `max_tokens` left; the calls before it do, and alone it ends the answer."""
+    backend = ScriptedBackend([_cut(("long", "{}"), ("raise", arguments)), _cut(("raise", arguments))])
+    completion = _complete(backend)
+    assert [result.tool for result in completion.tool_results] == ["long"]
+    assert (completion.text, completion.is_cut) == ("I add", True)
+    assert [message.role for message in backend.requests[1].messages[1:]] == ["assistant", "tool"]
 
 
 @pytest.mark.parametrize(

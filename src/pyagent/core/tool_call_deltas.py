@@ -1,7 +1,8 @@
 """Tool calls in pieces, as answers stream them, and whole, as messages hold them.
 
 The calls of an answer come one after another: a piece belongs to the newest call or begins the next one. The first
-piece of a call has its id and its name; the arguments of all of them, joined, are the call's.
+piece of a call has its id and its name; the arguments of all of them, joined, are the call's. An answer that ends with
+`length` may end within its last call, whose arguments are then what there is of them, and may be none.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, FunctionCall, ToolCall, ToolCallDelta
+from pyagent.core.messages import ChatDelta, FinishReason, FunctionCall, JsonObject, ToolCall, ToolCallDelta
 
 
 def as_deltas(calls: Iterable[ToolCall], start: int = 0) -> list[ToolCallDelta]:
     """Return whole calls as one piece each; the first has the index `start`."""
     return [
-        ToolCallDelta(index=index, id=call.id, name=call.function.name, arguments=call.function.arguments or "{}")
+        ToolCallDelta(index=index, id=call.id, name=call.function.name, arguments=call.function.arguments)
         for index, call in enumerate(calls, start)
     ]
 
@@ -43,11 +44,11 @@ class ToolCallJoiner:
             self._arguments.append(piece.arguments)
         return whole
 
-    def finish(self) -> list[ToolCall]:
-        """Return the call that is left at the answer's end, if any."""
+    def finish(self, reason: FinishReason | None = None) -> list[ToolCall]:
+        """Return the call that is left when the answer ends for `reason`, if any; one cut off as it is."""
         if (first := self._first) is None:
             return []
-        arguments = "".join(self._arguments) or "{}"
+        arguments = "".join(self._arguments) or ("" if reason == "length" else "{}")
         self._first, self._arguments = None, []
         return [ToolCall(id=first.id, function=FunctionCall(first.name, arguments))]
 
@@ -65,7 +66,7 @@ class WholeToolCalls:
             return delta
         calls = self._joiner.push(delta.tool_calls)
         if delta.finish_reason:
-            calls += self._joiner.finish()
+            calls += self._joiner.finish(delta.finish_reason)
         pieces = as_deltas(calls, self._num_told)
         self._num_told += len(pieces)
         return msgspec.structs.replace(delta, tool_calls=pieces)
@@ -75,7 +76,23 @@ def whole_calls(deltas: Sequence[ChatDelta]) -> list[ToolCall]:
     """Return the calls of an answer, or of several one after another, from all of its deltas."""
     calls: list[ToolCall] = []
     for index in sorted({delta.index for delta in deltas if delta.tool_calls}):
-        joiner = ToolCallJoiner()
-        calls += joiner.push(piece for delta in deltas if delta.index == index for piece in delta.tool_calls)
-        calls += joiner.finish()
+        joiner, mine = ToolCallJoiner(), [delta for delta in deltas if delta.index == index]
+        calls += joiner.push(piece for delta in mine for piece in delta.tool_calls)
+        calls += joiner.finish(mine[-1].finish_reason)
     return calls
+
+
+def without_cut(calls: list[ToolCall], reason: FinishReason | None) -> list[ToolCall]:
+    """Return the calls of an answer that ended for `reason`, without the last one where the answer was cut in it."""
+    return calls[:-1] if calls and is_cut(calls[-1].function.arguments, reason) else calls
+
+
+def is_cut(arguments: str, reason: FinishReason | None) -> bool:
+    """Return whether an answer that ended for `reason` was cut within its last call, which has these arguments."""
+    if reason != "length":
+        return False
+    try:
+        msgspec.json.decode(arguments, type=JsonObject)
+    except (ValueError, RecursionError):
+        return True
+    return False

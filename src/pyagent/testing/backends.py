@@ -100,7 +100,7 @@ class ScriptedBackend:
         num_pieces = len(reply.deltas())
         return ChatDelta(
             tool_calls=as_deltas(reply.tool_calls),
-            finish_reason="tool_calls" if reply.tool_calls else reply.finish_reason,
+            finish_reason="tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason,
             usage=Usage(prompt_tokens=num_prompt, completion_tokens=num_pieces, total_tokens=num_prompt + num_pieces),
             model=model,
             backend=self.name,

@@ -11,7 +11,7 @@ from pyagent.core.emulation.response_formats import fault_of_calls, schema_of
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
-from pyagent.core.tool_call_deltas import whole_calls
+from pyagent.core.tool_call_deltas import whole_calls, without_cut
 
 
 def wants_structured_output(request: ChatRequest) -> bool:
@@ -33,7 +33,7 @@ def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
     """Return what is wrong with one answer; empty when it matches the request, or was cut off."""
     if calls := whole_calls(deltas):
         try:
-            return fault_of_calls(calls, request.tools) or ""
+            return fault_of_calls(without_cut(calls, deltas[-1].finish_reason), request.tools) or ""
         except RequestError:
             return ""  # no link can be blamed for it
     if deltas[-1].finish_reason != "stop":

@@ -238,7 +238,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
                 if plan.is_shown_at_once and not faults and len(ready) > num_shown:
                     yield _of(delta, content=ready[num_shown:])
                     num_shown = len(ready)
-        calls += joiner.finish()
+        calls += joiner.finish(last.finish_reason)
         usage.append(last.usage)
         try:
             is_cut = last.finish_reason == "length" and not plan.tagged  # told as it is, as a grammar's would be
@@ -251,7 +251,7 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
             yield _of(delta, reasoning=delta.reasoning)
         if len(shown) > num_shown and not (faults and num_shown > len(begun)):
             yield _of(last, content=shown[num_shown:])
-        reason = "tool_calls" if calls else last.finish_reason
+        reason = "tool_calls" if calls and not is_cut else last.finish_reason
         pieces, used = as_deltas(calls), summed(usage)
         last = msgspec.structs.replace(last, prompt_logprobs=scored.prompt_logprobs)
         yield msgspec.structs.replace(last, content="", tool_calls=pieces, finish_reason=reason, usage=used)

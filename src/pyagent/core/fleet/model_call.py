@@ -203,7 +203,7 @@ class ModelCall:
         self.pieces.append(delta.content)
         self.tool_calls += self._joiner.push(delta.tool_calls)
         if delta.finish_reason:
-            self.tool_calls += self._joiner.finish()
+            self.tool_calls += self._joiner.finish(delta.finish_reason)
         self.usage = delta.usage or self.usage
         self.backend = delta.backend or self.backend
         self.model = delta.model or self.model

@@ -1,8 +1,8 @@
 """A model that calls tools: it is asked, its calls are run, their results go back to it, and it is asked again.
 
 Bounded in rounds, in calls an answer, and in what a result may add to the prompt. The model can call what it was
-offered and nothing else. What goes wrong in a call is told to the model, which may do better; what ends the run ends
-this too.
+offered and nothing else, and no call runs that the answer was cut in. What goes wrong in a call is told to the model,
+which may do better; what ends the run ends this too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pyagent.core.errors import AgentError, BudgetError, PyAgentError
 from pyagent.core.fleet.agent import text_of
 from pyagent.core.fleet.model_call import Completion, ModelCall, ToolResult
 from pyagent.core.messages import JsonObject, Message, SamplingParams, ToolCall, Usage
+from pyagent.core.tool_call_deltas import without_cut
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
@@ -41,26 +42,27 @@ async def complete_with_tools(
         call = ModelCall(context, messages, None, sampling, whole=True, tools=offered, tool_choice=choice)
         await call.finish()
         usage.append(call.usage)
-        if not call.tool_calls:
+        calls = without_cut(call.tool_calls, call.finish_reason)
+        if not calls:
             used = summed(usage) or Usage()
             return msgspec.structs.replace(call.completion, usage=used, tool_results=tuple(results))
         if choice is None:
-            told = await context.map(lambda each: _result(context, each, names), call.tool_calls[:MAX_CALLS])
-            told += [_failed(each, f"only {MAX_CALLS} calls are run at once") for each in call.tool_calls[MAX_CALLS:]]
+            told = await context.map(lambda each: _result(context, each, names), calls[:MAX_CALLS])
+            told += [_failed(each, f"only {MAX_CALLS} calls are run at once") for each in calls[MAX_CALLS:]]
             results += told
-            messages = [*messages, *_conversation(call, told)]
+            messages = [*messages, *_conversation(call.completion.text, calls, told)]
     raise AgentError(f"the model still calls tools after {max_rounds} rounds of calls", agent=context.agent)
 
 
-def _conversation(call: ModelCall, results: Sequence[ToolResult]) -> list[Message]:
+def _conversation(text: str, calls: list[ToolCall], results: Sequence[ToolResult]) -> list[Message]:
     """Return the answer that holds the calls, and a message for each result, as the model sees them."""
-    asked = Message("assistant", call.completion.text or None, tool_calls=call.tool_calls)
-    pairs = zip(call.tool_calls, results, strict=True)
+    asked = Message("assistant", text or None, tool_calls=calls)
+    pairs = zip(calls, results, strict=True)
     return [asked, *(Message("tool", each.text, name=each.tool, tool_call_id=one.id) for one, each in pairs)]
 
 
 async def _result(context: Context, call: ToolCall, names: Sequence[str]) -> ToolResult:
-    name, text = call.function.name, call.function.arguments or "{}"
+    name, text = call.function.name, call.function.arguments
     if name not in names:
         return _failed(call, f"there is no function {name!r}; there are {', '.join(names)}")
     try:

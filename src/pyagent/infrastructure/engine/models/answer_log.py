@@ -53,7 +53,10 @@ def record_answers(
 def _message(text: str, answer: list[Output]) -> Message:
     """Return the answer as its client sends it back."""
     joiner = ToolCallJoiner()
-    calls = [*joiner.push(piece for output in answer for piece in output.tool_calls), *joiner.finish()]
+    calls = [
+        *joiner.push(piece for output in answer for piece in output.tool_calls),
+        *joiner.finish(answer[-1].finish_reason),
+    ]
     return Message("assistant", text or None, tool_calls=calls or None)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, JsonObject, ToolCall, Usage
-from pyagent.core.tool_call_deltas import whole_calls
+from pyagent.core.tool_call_deltas import whole_calls, without_cut
 from pyagent.infrastructure.server.errors import HttpError
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -28,7 +28,10 @@ class MessageEncoder:
     _last: ChatDelta | None = None
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
-        """Return the body of an answer that is not streamed, from all of its deltas."""
+        """Return the body of an answer that is not streamed, from all of its deltas.
+
+        A call that the answer was cut in is left out: a message cannot hold half an input.
+        """
         blocks: list[JsonObject] = []
         thinking = "".join(delta.reasoning for delta in deltas)
         if thinking and self.has_thinking:
@@ -37,7 +40,7 @@ class MessageEncoder:
             blocks.append({"type": "text", "text": text})
         for delta in deltas:
             self._saw(delta)
-        blocks += [self._block(call) for call in whole_calls(deltas) if not self._is_cut(call.function.arguments)]
+        blocks += [self._block(call) for call in without_cut(whole_calls(deltas), deltas[-1].finish_reason)]
         resumed: JsonObject = {"resumed": deltas[0].resumed} if deltas[0].resumed else {}  # ours
         return msgspec.json.encode(self._message(blocks, self._usage()) | self._ending() | resumed)
 
@@ -75,16 +78,6 @@ class MessageEncoder:
         backend = self._last.backend if self._last else ""
         arguments = _arguments(call, backend)
         return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
-
-    def _is_cut(self, arguments: str) -> bool:
-        """Whether a call was cut off where the answer was: a message cannot hold half an input."""
-        if self._last is None or self._last.finish_reason != "length":
-            return False
-        try:
-            msgspec.json.decode(arguments, type=JsonObject)
-        except msgspec.DecodeError:
-            return True
-        return False
 
     def _saw(self, delta: ChatDelta) -> None:
         self._has_calls |= bool(delta.tool_calls)

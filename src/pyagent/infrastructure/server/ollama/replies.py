@@ -14,14 +14,17 @@ import msgspec
 
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, JsonObject, Message, TokenLogprob, ToolCall, Usage
-from pyagent.core.tool_call_deltas import ToolCallJoiner, whole_calls
+from pyagent.core.tool_call_deltas import ToolCallJoiner, whole_calls, without_cut
 from pyagent.infrastructure.server.errors import HttpError
 from pyagent.infrastructure.server.ollama.context import write_context
 
 
 @dataclass(slots=True)
 class OllamaEncoder:
-    """One answer. `history` is what it answers, for the `context` of /api/generate; None gives no context."""
+    """One answer; a call that it was cut in is left out, as its arguments are no object.
+
+    `history` is what it answers, for the `context` of /api/generate; None gives no context.
+    """
 
     model: str
     is_chat: bool
@@ -45,14 +48,15 @@ class OllamaEncoder:
             reasoning="".join(delta.reasoning for delta in deltas),
             logprobs=[entry for delta in deltas for entry in delta.logprobs],
         )
-        return msgspec.json.encode(self._line(joined, whole_calls(deltas)) | self._end() | _resumed(deltas[0]))
+        calls = without_cut(whole_calls(deltas), deltas[-1].finish_reason)
+        return msgspec.json.encode(self._line(joined, calls) | self._end() | _resumed(deltas[0]))
 
     def piece(self, delta: ChatDelta) -> bytes:
         """Return a line of a streamed answer, or nothing when the delta has no text."""
         self._saw(delta)
         calls = self._joiner.push(delta.tool_calls)
         if delta.finish_reason:
-            calls += self._joiner.finish()
+            calls = without_cut(calls + self._joiner.finish(delta.finish_reason), delta.finish_reason)
         has_thinking = bool(delta.reasoning) and self.has_thinking
         if not (delta.content or has_thinking or calls or delta.logprobs or delta.resumed):
             return b""

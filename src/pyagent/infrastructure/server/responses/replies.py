@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pyagent.core.messages import ChatDelta, JsonObject, Resumption, TokenLogprob, ToolCallDelta, Usage
+from pyagent.core.tool_call_deltas import is_cut
 from pyagent.infrastructure.server.errors import HttpError
 
 
@@ -152,10 +153,10 @@ class ResponseEncoder:
         return events
 
     def _call_closed(self, call: ToolCallDelta) -> bytes:
-        """Return the events after which a call is whole."""
-        arguments = "".join(self._texts) or "{}"
-        is_cut = self._last is not None and self._last.finish_reason == "length"
-        item = self._call_item(call, arguments, "incomplete" if is_cut else "completed")
+        """Return the events after which a call is whole, or cut where the answer was."""
+        arguments, reason = "".join(self._texts), self._last.finish_reason if self._last else None
+        arguments = arguments or ("" if reason == "length" else "{}")
+        item = self._call_item(call, arguments, "incomplete" if is_cut(arguments, reason) else "completed")
         done = {"arguments": arguments, "name": item["name"]}
         events = self._call_event("response.function_call_arguments.done", **done)
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)

@@ -1,0 +1,78 @@
+"""How the four APIs tell calls that an answer was cut in, and calls whose pieces come together with text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from support.server import HI, Model
+
+from pyagent.core.chain import Chain
+from pyagent.core.messages import ChatDelta, ToolCallDelta
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
+
+WHOLE = ToolCallDelta(0, "c0", "add", '{"a": 1}')
+FUNCTION: Any = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+
+
+def cut(arguments: str) -> list[ChatDelta]:
+    """An answer of a whole call and one that `max_tokens` cut off in, or before, its arguments."""
+    begun = ToolCallDelta(1, "c1", "add", arguments)
+    return [ChatDelta(tool_calls=[WHOLE]), ChatDelta(tool_calls=[begun]), ChatDelta(finish_reason="length")]
+
+
+def told(path: str, deltas: list[ChatDelta], **body: Any) -> httpx.Response:
+    chat: Any = {} if path == "/v1/responses" else {"messages": HI}
+    chat |= {"max_tokens": 9} if path == "/v1/messages" else {}
+    asked = {"model": "m", "stream": False} | chat | body
+    with serve(create_app(Chain([Model(lambda _: deltas)]))) as url:
+        response = httpx.post(f"{url}{path}", json=asked)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def events(text: str) -> list[Any]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a"'])
+def test_openai_tells_cut_calls_as_they_are(arguments: str) -> None:
+    """The arguments of a call that was cut are what came of them, none included, and the answer ends with `length`."""
+    choice = told("/v1/chat/completions", cut(arguments)).json()["choices"][0]
+    calls = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+    assert (choice["finish_reason"], calls) == ("length", ['{"a": 1}', arguments])
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a"'])
+def test_cut_calls_of_strict_tools_break_no_schema(arguments: str) -> None:
+    """A strict tool's call that was cut is told as any other: no link can be blamed for `max_tokens`."""
+    tools = [{"type": "function", "function": FUNCTION | {"strict": True}}]
+    choice = told("/v1/chat/completions", cut(arguments), tools=tools).json()["choices"][0]
+    assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == ("length", 2)
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a"'])
+def test_anthropic_and_ollama_leave_cut_calls_out(arguments: str) -> None:
+    """Where arguments are objects a cut call is left out, whole and streamed, and the end says that there was more."""
+    message = told("/v1/messages", cut(arguments)).json()
+    assert [block["id"] for block in message["content"]] == ["c0"]
+    assert message["stop_reason"] == "max_tokens"
+    whole = told("/api/chat", cut(arguments)).json()
+    *lines, last = [json.loads(line) for line in told("/api/chat", cut(arguments), stream=True).text.splitlines()]
+    streamed = [call for line in lines for call in line["message"].get("tool_calls", [])]
+    assert [call["id"] for call in whole["message"]["tool_calls"]] == [call["id"] for call in streamed] == ["c0"]
+    assert (whole["done_reason"], last["done_reason"]) == ("length", "length")
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a"'])
+def test_responses_tell_cut_calls_as_incomplete(arguments: str) -> None:
+    """A call that was cut is an incomplete item with what came of its arguments; the one before it is complete."""
+    whole = told("/v1/responses", cut(arguments), input="hi").json()
+    streamed = events(told("/v1/responses", cut(arguments), input="hi", stream=True).text)
+    for body in (whole, streamed[-1]["response"]):
+        items = [(item["arguments"], item["status"]) for item in body["output"]]
+        assert items == [('{"a": 1}', "completed"), (arguments, "incomplete")]
+        assert body["status"] == "incomplete"
