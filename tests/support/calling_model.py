@@ -31,13 +31,13 @@ TEMPLATE = (
 )
 
 
-def write_calling_model(path: Path, **changes: object) -> Path:
-    """Write the model: `TAGS` are tokens that are no control tokens, as in Qwen3."""
+def write_calling_model(path: Path, *, tags: Sequence[str] = TAGS, is_control: bool = False, **changes: object) -> Path:
+    """Write the model: the tags are tokens, but no control tokens unless asked, as in Qwen3."""
     tokens, merges = vocabulary()
-    kept, gone = tokens[: -len(TAGS)], set(tokens[-len(TAGS) :])
-    kinds = [3] * len(CONTROL_TOKENS) + [1] * (len(kept) - len(CONTROL_TOKENS)) + [4] * len(TAGS)
+    kept, gone = tokens[: -len(tags)], set(tokens[-len(tags) :])
+    kinds = [3] * len(CONTROL_TOKENS) + [1] * (len(kept) - len(CONTROL_TOKENS)) + [3 if is_control else 4] * len(tags)
     named: dict[str, object] = {
-        "tokenizer__ggml__tokens": [*kept, *TAGS],
+        "tokenizer__ggml__tokens": [*kept, *tags],
         "tokenizer__ggml__token_type": kinds,
         "tokenizer__ggml__merges": [merge for merge in merges if merge.replace(" ", "") not in gone],
         "tokenizer__chat_template": TEMPLATE,

@@ -142,7 +142,9 @@ class Request:
     """A request and its state. Only the engine's thread changes it after `Engine.submit`.
 
     Times are seconds of `time.perf_counter`. `deadline` is when the caller stops waiting; `key` says with whom its
-    prefix may be shared. `followers` are to be forked from it when its prompt is computed, all but the last token.
+    prefix may be shared. `opener_ids` are tokens that end reasoning by beginning a call; where the grammar
+    `spans_reasoning`, it holds from the first token on. `followers` are to be forked from it when its prompt is
+    computed, all but the last token.
     `scores` takes the log probabilities of the prompt's tokens, where they are asked for.
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
@@ -160,6 +162,8 @@ class Request:
     text: AnswerText
     grammar: Grammar | None
     reasoning_ids: frozenset[int] = frozenset()
+    opener_ids: frozenset[int] = frozenset()
+    spans_reasoning: bool = False
     on_output: Callable[[Output], None]
     origin: Origin = NOBODY
     priority: int = 0
@@ -241,16 +245,25 @@ class Request:
         """The tokens that the grammar allows; it begins where the model has stopped thinking, which it may do first."""
         if self.grammar is None:
             return None
-        if self.text.is_reasoning:  # an answer that ended now would not follow the grammar
-            return without_tokens(None, self.end_ids, self.tokenizer.vocab_size) if self.end_ids else None
+        if self.text.is_reasoning and not self.spans_reasoning:
+            return self._thinking_mask(self.grammar)
         allowed = self.grammar.mask()
         return allowed if self.num_output_tokens else with_tokens(allowed, self.reasoning_ids)
 
+    def _thinking_mask(self, grammar: Grammar) -> bytes | None:
+        """All tokens but those that would break the grammar: the end, and beginnings of calls that it does not have."""
+        refused = self.end_ids
+        if self.opener_ids:
+            begun = grammar.mask()
+            refused |= {token for token in self.opener_ids if not begun[token // 8] >> token % 8 & 1}
+        return without_tokens(None, refused, self.tokenizer.vocab_size) if refused else None
+
     def _read(self, token: int) -> tuple[Parsed, bool]:
-        """Take a token into the text, and into the grammar unless the model is thinking or begins to."""
+        """Take a token into the text, and into the grammar unless the model thinks, begins to, or ends it by a tag."""
         was_reasoning = self.text.is_reasoning
         parsed, is_stopped = self.text.push(token)
-        if self.grammar is not None and not was_reasoning and not self.text.is_reasoning:
+        is_held = not self.text.is_reasoning and (not was_reasoning or token in self.opener_ids)
+        if self.grammar is not None and (is_held or self.spans_reasoning):
             self.grammar.accept(token)
         return parsed, is_stopped
 

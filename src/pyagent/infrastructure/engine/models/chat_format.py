@@ -168,6 +168,10 @@ class ChatFormat:
         is_control = self._tokenizer.is_control
         return frozenset(token for token in self.tag_ids(dialect).values() if is_control(token))
 
+    def opener_ids(self, dialect: Dialect) -> frozenset[int]:
+        """The tokens that end reasoning by beginning a call."""
+        return frozenset(token for tag, token in self.tag_ids(dialect).items() if _ends_thoughts_by_call(dialect, tag))
+
     def tag_ids(self, dialect: Dialect) -> dict[str, int]:
         """The dialect's tags that are tokens of this model's own, with their ids."""
         found = self._tag_ids.get(dialect.name)
@@ -206,6 +210,16 @@ def _is_switched_off(kwargs: Mapping[str, object]) -> bool:
 
 def _begins_reasoning(dialect: Dialect, tag: str) -> bool:
     parser = dialect.parser(())
+    parser.push(tag)
+    return parser.is_reasoning
+
+
+def _ends_thoughts_by_call(dialect: Dialect, tag: str) -> bool:
+    return _thinks_after(dialect, tag, ()) and not _thinks_after(dialect, tag, (_PROBE,))
+
+
+def _thinks_after(dialect: Dialect, tag: str, tools: Sequence[Tool]) -> bool:
+    parser = dialect.parser(tools, is_reasoning=True)
     parser.push(tag)
     return parser.is_reasoning
 

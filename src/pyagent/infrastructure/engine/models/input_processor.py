@@ -145,7 +145,9 @@ class InputProcessor:
         params = request.sampling
         sampled = answer_params(request, index, len(tokenizer.end_ids))
         grammar = prefix.accepted(self._grammar(common.prompt.format))
-        may_think = grammar is not None and common.prompt.format.thinks and not prefix.tokens
+        chat_format, answer_format = self._preprocessor.chat_format, common.prompt.format
+        may_think = grammar is not None and answer_format.thinks and not prefix.tokens
+        called = answer_format.dialect if answer_format.needs_grammar else None
         return Request(
             id=next(self._ids),
             tokens=[*common.tokens, *output_tokens],
@@ -156,7 +158,9 @@ class InputProcessor:
             tokenizer=tokenizer,
             text=self._text(common.prompt, params),
             grammar=grammar,
-            reasoning_ids=self._preprocessor.chat_format.reasoning_ids if may_think else frozenset(),
+            reasoning_ids=chat_format.reasoning_ids if may_think else frozenset(),
+            opener_ids=chat_format.opener_ids(called) if grammar is not None and called else frozenset(),
+            spans_reasoning=called is not None and called.spans_reasoning,
             on_output=on_output,
             origin=request.origin,
             priority=request.priority,

@@ -1,0 +1,88 @@
+"""Forced calls and reasoning in dialects other than Qwen's, whose tags are control tokens, through the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from support.calling_model import saying, write_calling_model
+from support.native import run
+
+from pyagent.core.backends import collect
+from pyagent.core.messages import ChatRequest, FunctionDefinition, Message, SamplingParams, Tool
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+ADD = Tool(FunctionDefinition("add", "", SCHEMA))
+GREEDY = SamplingParams(temperature=0, max_tokens=200)
+MISTRAL = ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]")
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+
+
+def write_model(folder: Path, tags: Sequence[str], shown: str = "") -> Path:
+    """Write a model whose template knows tools and shows these tags."""
+    template = (
+        "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}{{ 'assistant: ' }}"
+        f"{{# {shown or ' '.join(tags)} #}}"
+    )
+    path = folder / "tiny.gguf"
+    return write_calling_model(path, tags=tags, is_control=True, tokenizer__chat_template=template)
+
+
+def asked(**fields: object) -> ChatRequest:
+    given: dict[str, object] = {"messages": [Message("user", "Add.")], "tools": [ADD], "sampling": GREEDY}
+    return ChatRequest(**(given | fields))  # type: ignore[arg-type]
+
+
+def test_forced_call_may_begin_inside_of_thoughts(tmp_path: Path) -> None:
+    """A model that begins the call it owes without closing its thoughts makes that call, and one only."""
+
+    async def main() -> None:
+        text = '[THINK]hm[TOOL_CALLS]add[ARGS]{"a": 1}'
+        async with saying(write_model(tmp_path, MISTRAL), text) as backend:
+            answer = await collect(backend.chat(asked(tool_choice="required", parallel_tool_calls=False)))
+        (call,) = answer.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
+        assert "".join(delta.reasoning for delta in answer.deltas) == "hm"
+        assert (answer.text, answer.last.finish_reason) == ("", "tool_calls")
+
+    run(main())
+
+
+def test_harmony_is_held_from_its_first_token(tmp_path: Path) -> None:
+    """A forced call of gpt-oss may follow analysis, follows its schema, and ends the answer."""
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    calls = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+    async def main() -> None:
+        texts = (f'{thought}{calls}{{"a": 1}}', f"{thought}<|channel|>commentary to=functions.no", f'{calls}{{"b": 1}}')
+        async with saying(write_model(tmp_path, HARMONY), *texts) as backend:
+            for text in texts:
+                answer = await collect(backend.chat(asked(tool_choice="required")))
+                (call,) = answer.tool_calls
+                assert (call.function.name, [*json.loads(call.function.arguments)]) == ("add", ["a"])
+                assert "".join(delta.reasoning for delta in answer.deltas) == ("hm" if thought in text else "")
+                assert (answer.text, answer.last.finish_reason) == ("", "tool_calls")
+
+    run(main())
+
+
+def test_harmony_ends_at_the_tags_of_its_ends(tmp_path: Path) -> None:
+    """A call or an answer of gpt-oss is over at `<|call|>` or `<|return|>`, also where the file does not say so."""
+    call = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+
+    async def main() -> None:
+        texts = (f"{call}<|start|>assistant{call}", "<|channel|>final<|message|>Two.<|return|><|start|>more")
+        async with saying(write_model(tmp_path, HARMONY), *texts) as backend:
+            first = await collect(backend.chat(asked()))
+            second = await collect(backend.chat(asked()))
+        assert (len(first.tool_calls), first.last.finish_reason) == (1, "tool_calls")
+        assert (second.text, second.last.finish_reason) == ("Two.", "stop")
+
+    run(main())
