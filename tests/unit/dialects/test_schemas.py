@@ -127,3 +127,62 @@ def test_grammar_of_nested_lists_has_each_item_once() -> None:
         schema = {"type": "array", "items": schema}
     tool = Tool(FunctionDefinition("go", "", {"type": "object", "properties": {"a": schema}}))
     assert len(FUNCTION_GEMMA.grammar([tool], is_required=True, is_parallel=False)) < 10_000
+
+
+FREE = {"type": "object"}
+"""Also what is left of a schema that no grammar can hold."""
+WRITTEN = {
+    "qwen3_coder": "<tool_call>\n<function=go>\n<parameter=city>\nOslo\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="go">\n'
+    '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "glm45": "<tool_call>go\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>",
+    "pythonic": '[go(city="Oslo", days=3)]',
+    "functiongemma": "<start_function_call>call:go{city:<escape>Oslo<escape>,days:3}<end_function_call>",
+    "hermes": '<tool_call>\n{"name": "go", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>',
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_objects_that_name_no_properties_take_any(name: str) -> None:
+    """A tool whose schema is any object is called with arguments, and they are read as they are meant."""
+    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", FREE))
+    grammar, _ = grammar_of(dialect, [tool], is_required=True, is_parallel=True, is_control=False)
+    assert is_taken(grammar, WRITTEN[name])
+    ((_, arguments),) = read(dialect, WRITTEN[name], [tool])[1]
+    assert arguments_of(arguments) == {"city": "Oslo", "days": 3}
+
+
+@pytest.mark.parametrize("name", dialects())
+@pytest.mark.parametrize("others", [True, {"type": "integer"}, False])
+def test_additional_properties_are_held_to_their_schema(name: str, others: object) -> None:
+    """Whatever is written for an object of any names follows what the schema says of them, none if it says so."""
+    inside = {"type": "object", "additionalProperties": others}
+    for schema in (inside, {"type": "object", "properties": {"in": inside}, "required": ["in"]}):
+        dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", schema))
+        for seed in range(3):
+            is_control = name == "openai"
+            grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=is_control)
+            ((_, arguments),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
+            jsonschema.validate(arguments_of(arguments), schema)
+
+
+def test_free_objects_hold_objects() -> None:
+    """Gemma writes a property that is any object with any values in it, lists and objects too."""
+    schema = {"type": "object", "properties": {"h": FREE}, "required": ["h"]}
+    text = "<start_function_call>call:go{h:{a:[1,<escape>x<escape>],b:{c:null}}}<end_function_call>"
+    tool = Tool(FunctionDefinition("go", "", schema))
+    assert is_taken(FUNCTION_GEMMA.grammar([tool], is_required=True, is_parallel=False), text)
+    ((_, arguments),) = read(FUNCTION_GEMMA, text, [tool])[1]
+    assert arguments_of(arguments) == {"h": {"a": [1, "x"], "b": {"c": None}}}
+
+
+def is_taken(grammar: str, text: str) -> bool:
+    """Whether a grammar lets a text through, and lets it end there."""
+    matcher, letters = Walk(grammar, [], 0).matcher, list(text.encode())
+    return (
+        matcher.validate_tokens(letters) == len(letters) and matcher.consume_tokens(letters) and matcher.is_accepting()
+    )

@@ -9,10 +9,20 @@ from dataclasses import dataclass
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue
 from pyagent.core.dialects.named_calls import NamedCalls, Value
-from pyagent.core.dialects.schemas import constants_of, items_of, properties_of, required_of, resolved, types_of
+from pyagent.core.dialects.schemas import (
+    constants_of,
+    is_any,
+    items_of,
+    others_of,
+    properties_of,
+    required_of,
+    resolved,
+    types_of,
+)
 from pyagent.core.messages import JsonObject
 
 _BARE = re.compile(r"\w+")
+_ANY_KEY, _ANY_VALUE = r"/\w{1,64}/", "any_value"
 _MAX_RULES = 2000
 _MAX_RULE_CHARS = 100
 """Names of rules grow with the nesting. A schema that goes deeper, or refers to itself, gets null there."""
@@ -36,6 +46,8 @@ class _Writer:
 
     def write(self, schema: JsonObject, lark: Lark, rule: str) -> str:
         """Return the expression for a value."""
+        if is_any(schema):
+            return self._any(lark)
         if len(rule) > _MAX_RULE_CHARS or lark.num_rules > _MAX_RULES:
             return lark.literal("null")
         schema = resolved(schema)
@@ -53,6 +65,15 @@ class _Writer:
             parts.append(lark.json({**schema, "type": rest}))
         return lark.choice(parts)
 
+    def _any(self, lark: Lark) -> str:
+        """Return the rule of any value, which is written once and refers to itself."""
+        if not lark.has_rule(_ANY_VALUE):
+            lark.rule(_ANY_VALUE, "")  # not to be written again by what is inside
+            kinds: list[JsonObject] = [{"type": kind} for kind in ("string", "array", "object")]
+            values = [self.write(kind, lark, f"{_ANY_VALUE}_of") for kind in kinds]
+            lark.rule(_ANY_VALUE, " | ".join((*values, lark.json({"type": ["null", "boolean", "number"]}))))
+        return _ANY_VALUE
+
     def _constant(self, value: object, lark: Lark) -> str:
         if isinstance(value, str):
             return lark.literal(f"{self.quote}{value}{self.quote}")
@@ -67,6 +88,9 @@ class _Writer:
 
     def _object(self, schema: JsonObject, lark: Lark, rule: str) -> str:
         """Return the properties in their order; those not required may be left out."""
+        if (others := others_of(schema)) is not None:
+            pair = lark.rule(f"{rule}_any", f'{_ANY_KEY} ":" {self.write(others, lark, f"{rule}_anyv")}')
+            return f'"{{" ({pair} ("," {pair})*)? "}}"'
         required = required_of(schema)
         rest, is_optional = "", True
         for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):

@@ -39,6 +39,10 @@ class Lark:
         self._rules[name] = body
         return name
 
+    def has_rule(self, name: str) -> bool:
+        """Whether there is a rule of this name."""
+        return name in self._rules
+
     @property
     def num_rules(self) -> int:
         """Rules so far."""

@@ -11,12 +11,13 @@ from typing import cast
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue
 from pyagent.core.dialects.output import Output
-from pyagent.core.dialects.schemas import constants_of, properties_of, required_of, schema_of, types_of
+from pyagent.core.dialects.schemas import constants_of, others_of, properties_of, required_of, schema_of, types_of
 from pyagent.core.dialects.source import Source
 from pyagent.core.dialects.text import Context, Mode, TextMode
 from pyagent.core.messages import JsonObject, Tool
 
 _MAX_NAME_CHARS = 256
+_ANY_KEY = r"/[A-Za-z_]\w{0,63}/"
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _KEY = re.compile(r"([A-Za-z_][\w.-]*)\s*=(?!=)")
 _KEY_BEGUN = re.compile(r"[A-Za-z_][\w.-]*\s*=?")
@@ -56,6 +57,9 @@ class PythonCalls:
 
 def _keywords(schema: JsonObject, rule: str, lark: Lark) -> str:
     """Return the expression for keyword arguments in the schema's order; those not required may be left out."""
+    if (others := others_of(schema)) is not None:
+        pair = lark.rule(f"{rule}_any", f'{_ANY_KEY} "=" {python_value(others, lark)}')
+        return f"({pair} ({lark.literal(', ')} {pair})*)?"
     required = required_of(schema)
     rest, is_optional = "", True
     for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):

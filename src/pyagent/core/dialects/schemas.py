@@ -44,6 +44,19 @@ def items_of(schema: JsonObject) -> JsonObject:
     return {**_shared(schema), **_as_object(schema.get("items"))}
 
 
+def others_of(schema: JsonObject) -> JsonObject | None:
+    """Return the schema of properties under any name; None where an object has none, or names those it has."""
+    said = schema.get("additionalProperties", "properties" not in schema)
+    if said is False or _as_object(schema.get("properties")):
+        return None
+    return {**_shared(schema), **_as_object(said)}
+
+
+def is_any(schema: JsonObject) -> bool:
+    """Whether a schema says nothing of a value."""
+    return schema.keys() <= set(_DEFINITIONS)
+
+
 def required_of(schema: JsonObject) -> list[str]:
     """Return the properties that an object must have."""
     said = schema.get("required")

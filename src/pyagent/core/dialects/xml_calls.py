@@ -18,7 +18,9 @@ from pyagent.core.dialects.literals import LiteralValue, json_string_part
 from pyagent.core.dialects.output import Output
 from pyagent.core.dialects.schemas import (
     constants_of,
+    is_any,
     json_name,
+    others_of,
     properties_of,
     property_of,
     required_of,
@@ -30,6 +32,8 @@ from pyagent.core.dialects.text import Context, Mode, TextMode
 from pyagent.core.messages import JsonObject, Tool
 
 _MAX_NAME_CHARS = 256
+_ANY_KEY = r"/[\w.-]{1,64}/"
+_NO_STRINGS = ["null", "boolean", "number", "array", "object"]
 _NAME = re.compile(r"""[^\s<>{}"'()]+""")
 
 
@@ -73,15 +77,27 @@ class XmlCalls:
         parts = [lark.literal(self.name[0] + tool.function.name + self.name[1])]
         required = required_of(schema)
         for at, (key, kind) in enumerate(properties_of(schema).items()):
-            part = self._parameter(key, kind, f"{rule}_{at}", lark)
+            part = self._parameter(lark.literal(self.key[0] + key), kind, f"{rule}_{at}", lark)
             parts.append(f"({part})" if key in required else f"({part})?")
+        if (others := others_of(schema)) is not None:
+            begin = f"{lark.literal(self.key[0])} {_ANY_KEY}"
+            kinds = enumerate(self._written_as(others))
+            parts.append(
+                f"({lark.choice([self._parameter(begin, kind, f'{rule}_any{at}', lark) for at, kind in kinds])})*"
+            )
         return " ".join((*parts, lark.literal(self.close)))
 
-    def _parameter(self, key: str, schema: JsonObject, rule: str, lark: Lark) -> str:
+    def _written_as(self, schema: JsonObject) -> list[JsonObject]:
+        """Return the schemas under which a parameter is written: of any type as plain text, unless a flag says more."""
+        if not is_any(schema):
+            return [schema]
+        return [{"type": "string"}, {"type": _NO_STRINGS}] if self.has_string_flags else [{"type": "string"}]
+
+    def _parameter(self, begin: str, schema: JsonObject, rule: str, lark: Lark) -> str:
         end = self.value[1]
         is_text = types_of(schema) == {"string"}
         flag = f'" string="{"true" if is_text else "false"}' if self.has_string_flags else ""
-        begin = lark.literal(self.key[0] + key + flag + self.key[1] + self.value[0])
+        begin = f"{begin} {lark.literal(flag + self.key[1] + self.value[0])}"
         if is_text and (constants := constants_of(schema)):
             texts = [lark.literal(str(value)) for value in constants]
             return f"{begin} {lark.choice(texts)} {lark.literal(end)}"
