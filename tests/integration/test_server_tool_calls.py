@@ -76,3 +76,32 @@ def test_responses_tell_cut_calls_as_incomplete(arguments: str) -> None:
         items = [(item["arguments"], item["status"]) for item in body["output"]]
         assert items == [('{"a": 1}', "completed"), (arguments, "incomplete")]
         assert body["status"] == "incomplete"
+
+
+MIXED = [
+    ChatDelta(tool_calls=[ToolCallDelta(0, "c0", "add", '{"a": ')]),
+    ChatDelta(content=" and ", tool_calls=[ToolCallDelta(0, arguments="1}"), ToolCallDelta(1, "c1", "add", '{"a": 2')]),
+    ChatDelta(content=".", tool_calls=[ToolCallDelta(1, arguments="}")], finish_reason="tool_calls"),
+]
+
+
+def test_anthropic_blocks_hold_a_call_whose_last_piece_comes_with_text() -> None:
+    """A piece that ends a call goes to the call's block, before the text of the same delta; a new call comes after."""
+    blocks: list[tuple[str, str]] = []
+    for event in events(told("/v1/messages", MIXED, stream=True).text):
+        if event["type"] == "content_block_start":
+            blocks.append((event["content_block"].get("id", "text"), ""))
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + delta.get("partial_json", delta.get("text", "")))
+    assert blocks == [("c0", '{"a": 1}'), ("text", " and "), ("c1", '{"a": 2}'), ("text", ".")]
+
+
+def test_responses_items_hold_a_call_whose_last_piece_comes_with_text() -> None:
+    """A piece that ends a call goes to the call's item, before the text of the same delta; a new call comes after."""
+    whole = told("/v1/responses", MIXED, input="hi").json()
+    streamed = events(told("/v1/responses", MIXED, input="hi", stream=True).text)[-1]["response"]
+    for body in (whole, streamed):
+        items = [item.get("arguments") or item["content"][0]["text"] for item in body["output"]]
+        assert items == ['{"a": 1}', " and ", '{"a": 2}', "."]

@@ -82,6 +82,15 @@ def whole_calls(deltas: Sequence[ChatDelta]) -> list[ToolCall]:
     return calls
 
 
+def split_pieces(pieces: Sequence[ToolCallDelta]) -> tuple[Sequence[ToolCallDelta], Sequence[ToolCallDelta]]:
+    """Return the pieces of a delta before its first new call, which go on with the open one, and the others.
+
+    A delta's text stands between them: a call that goes on ended before it, one that begins came after it.
+    """
+    num_tail = next((number for number, piece in enumerate(pieces) if piece.id), len(pieces))
+    return pieces[:num_tail], pieces[num_tail:]
+
+
 def without_cut(calls: list[ToolCall], reason: FinishReason | None) -> list[ToolCall]:
     """Return the calls of an answer that ended for `reason`, without the last one where the answer was cut in it."""
     return calls[:-1] if calls and is_cut(calls[-1].function.arguments, reason) else calls

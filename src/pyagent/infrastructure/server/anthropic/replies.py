@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from pyagent.core.errors import BackendError
-from pyagent.core.messages import ChatDelta, JsonObject, ToolCall, Usage
-from pyagent.core.tool_call_deltas import whole_calls, without_cut
+from pyagent.core.messages import ChatDelta, JsonObject, ToolCall, ToolCallDelta, Usage
+from pyagent.core.tool_call_deltas import split_pieces, whole_calls, without_cut
 from pyagent.infrastructure.server.errors import HttpError
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -51,13 +52,20 @@ class MessageEncoder:
         if delta.resumed:  # ours; what comes after a restart is a block of its own
             events += self._closed() if delta.resumed.kind == "restart" else b""
             events += _event("ping", {"resumed": delta.resumed})
+        tail, begun = split_pieces(delta.tool_calls)
+        events += self._called(tail)
         if delta.reasoning and self.has_thinking:
             events += self._opened("thinking", {"thinking": "", "signature": ""})
             events += self._delta("thinking_delta", "thinking", delta.reasoning)
         if delta.content:
             events += self._opened("text", {"text": ""})
             events += self._delta("text_delta", "text", delta.content)
-        for piece in delta.tool_calls:
+        return events + self._called(begun)
+
+    def _called(self, pieces: Sequence[ToolCallDelta]) -> bytes:
+        """Return the events of pieces of calls; the first one of each opens its block."""
+        events = b""
+        for piece in pieces:
             if piece.id:
                 block: JsonObject = {"id": piece.id, "name": piece.name, "input": {}}
                 events += self._closed() + self._opened("tool_use", block)

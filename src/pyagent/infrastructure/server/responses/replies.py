@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pyagent.core.messages import ChatDelta, JsonObject, Resumption, TokenLogprob, ToolCallDelta, Usage
-from pyagent.core.tool_call_deltas import is_cut
+from pyagent.core.tool_call_deltas import is_cut, split_pieces
 from pyagent.infrastructure.server.errors import HttpError
 
 
@@ -52,6 +52,8 @@ class ResponseEncoder:
         self._last = delta
         if delta.resumed:
             events += self._resumed(delta.resumed)
+        tail, begun = split_pieces(delta.tool_calls)
+        events += b"".join(self._called(piece) for piece in tail)
         if delta.reasoning:
             events += self._opened("reasoning") + self._delta("response.reasoning_text.delta", delta.reasoning)
         if delta.content:
@@ -59,9 +61,7 @@ class ResponseEncoder:
             events += self._opened("message")
             events += self._delta("response.output_text.delta", delta.content, logprobs=entries)
             self._logprobs += entries
-        for piece in delta.tool_calls:
-            events += self._called(piece)
-        return events
+        return events + b"".join(self._called(piece) for piece in begun)
 
     def end(self) -> bytes:
         """Return the last events."""
