@@ -20,7 +20,19 @@ from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenize
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 NUM_TOKENS = len(vocabulary()[0])
-CHOICES = ["yes", "no", "yesterday", 'a"b\\c', "<|im_end|>", "line\nbreak\t", "naïve 中 🎉", "x/y", "\x07", " "]
+CHOICES = [
+    "yes",
+    "no",
+    "yesterday",
+    'a"b\\c',
+    "<|im_end|>",
+    "line\nbreak\t",
+    "naïve 中 🎉",
+    "x/y",
+    "\x07",
+    "del\x7f",
+    " ",
+]
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,17 @@ def test_grammar_of_nested_lists_has_each_item_once() -> None:
     assert len(FUNCTION_GEMMA.grammar([tool], is_required=True, is_parallel=False)) < 10_000
 
 
+@pytest.mark.parametrize("name", dialects())
+def test_a_delete_character_in_a_schema_is_written(name: str) -> None:
+    """U+007F, which JSON leaves as it is and grammars do not take, may stand in an enum and a description."""
+    kinds = {"a": {"enum": ["x\x7fy"]}, "b": {"type": "integer", "description": "\x7f"}}
+    schema = {"type": "object", "properties": kinds, "required": ["a", "b"], "additionalProperties": False}
+    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", schema))
+    grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
+    ((_, arguments),) = read(dialect, Walk(grammar, control, 0).text(), [tool])[1]
+    assert arguments_of(arguments)["a"] == "x\x7fy"
+
+
 FREE = {"type": "object"}
 """Also what is left of a schema that no grammar can hold."""
 WRITTEN = {

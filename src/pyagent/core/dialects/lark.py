@@ -53,9 +53,7 @@ class Lark:
         parts = self._tokens.split(text) if self._tokens else [text]
         return self._count(
             " ".join(
-                f"<[{self._token_ids[part]}]>" if part in self._token_ids else json.dumps(part, ensure_ascii=False)
-                for part in parts
-                if part
+                f"<[{self._token_ids[part]}]>" if part in self._token_ids else quoted(part) for part in parts if part
             )
         )
 
@@ -91,5 +89,10 @@ class Lark:
         return "\n".join(f"{name}: {body}" for name, body in rules)
 
 
+def quoted(value: object) -> str:
+    """Return a text, or any JSON, as a grammar has it: no control character stands in it as it is, U+007F neither."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
 def _json_text(schema: JsonObject) -> str:
-    return json.dumps({**schema, "x-guidance": _WRITING}, ensure_ascii=False)
+    return quoted({**schema, "x-guidance": _WRITING})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
-from pyagent.core.dialects.lark import MAX_CHARS
+from pyagent.core.dialects.lark import MAX_CHARS, quoted
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema, place_of
@@ -207,7 +207,7 @@ def _source(wanted: ResponseFormat) -> str:
                 "response_format.choice needs at least one text, none of them empty", param="response_format"
             )
         # As one lexeme, since as rules more than 2,000 are too many for the parser.
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        texts = " | ".join(map(quoted, wanted.choice))
         _check_length("choices have", texts)
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if wanted.type == "json_schema" and wanted.json_schema is None:
@@ -236,10 +236,10 @@ _SPACING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "k
 def _either(calls: str, other: ResponseFormat) -> str:
     """Return a grammar of calls with a response format as the other choice."""
     if other.type == "choice":
-        answer = " | ".join(json.dumps(text, ensure_ascii=False) for text in other.choice or ())
+        answer = " | ".join(map(quoted, other.choice or ()))
     else:
         schema = other.json_schema.schema if other.json_schema else {"type": "object"}
-        answer = f"%json {json.dumps({**schema, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+        answer = f"%json {quoted({**schema, 'x-guidance': _SPACING})}"
     return f"{calls.replace('start:', 'called:', 1)}\nstart: called | answer\nanswer: {answer}"
 
 
