@@ -6,6 +6,8 @@ too, since a conversation's token log holds that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -74,6 +76,10 @@ class AnswerText:
             return self._read(Parsed(text))
         self.num_reasoning_tokens += self._parser.is_reasoning
         return self._read(self._parse(self._parser, text))
+
+    def replayed(self, tokens: Iterable[int]) -> Parsed:
+        """Return a whole answer's tokens, read up to their end."""
+        return reduce(joined, [*(self.push(token)[0] for token in tokens), self.flush()], Parsed())
 
     def flush(self) -> Parsed:
         """Return what is left at the answer's end."""

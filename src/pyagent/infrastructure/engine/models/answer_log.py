@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.models.preprocessor import PromptTokens
     from pyagent.infrastructure.engine.request import Output
     from pyagent.infrastructure.engine.sessions.sessions import Sessions
+    from pyagent.infrastructure.engine.tokens import Detokenizer
 
 
 def record_answers(
     sessions: Sessions,
     asked: PromptTokens,
+    stream: Detokenizer,
     on_output: Callable[[Output], None],
     resumed: Output | None,
 ) -> Callable[[Output], None]:
     """Return `on_output` that records each whole answer in its conversation's log before its last output goes out.
 
-    Every answer begins with its assistant prefix, the first one then with what was `resumed` of it.
+    The first one begins with what was `resumed` of it. `stream` writes answers' tokens as their clients got them.
     """
-    prompt, assistant_prefix = asked.prompt, asked.assistant_prefix.told
-    outputs = defaultdict[int, list["Output"]](lambda: [assistant_prefix])
+    outputs = defaultdict[int, list["Output"]](list)
     if resumed is not None:
         outputs[0].append(resumed)
 
@@ -36,21 +37,26 @@ def record_answers(
         outputs[output.index].append(output)
         try:
             if output.finish_reason in {"stop", "length", "tool_calls"}:
-                answer = outputs.pop(output.index)
-                tokens = [token for output in answer for token in output.tokens]
-                text = "".join(output.text for output in answer)
-                if output.written is None:
-                    sessions.record(prompt, text, tokens)
-                else:
-                    message = asked.format.as_rendered(_message(text, answer))
-                    sessions.record(prompt, assistant_prefix.text + output.written, tokens, message)
+                record_answer(sessions, asked, stream, outputs.pop(output.index))
         finally:
             on_output(output)
 
     return emit
 
 
-def _message(text: str, answer: list[Output]) -> Message:
+def record_answer(sessions: Sessions, asked: PromptTokens, stream: Detokenizer, outputs: Sequence[Output]) -> None:
+    """Record a whole answer by all its outputs; its assistant prefix comes first."""
+    answer = [asked.assistant_prefix.told, *outputs]
+    tokens = [token for output in answer for token in output.tokens]
+    text, written = "".join(output.text for output in answer), answer[-1].written
+    if written is None:
+        sessions.record(asked.prompt, text, tokens, stream=stream)
+    else:
+        message = asked.format.as_rendered(_message(text, answer))
+        sessions.record(asked.prompt, asked.assistant_prefix.text + written, tokens, message, stream)
+
+
+def _message(text: str, answer: Sequence[Output]) -> Message:
     """Return the answer as its client sends it back."""
     joiner = ToolCallJoiner()
     calls = [

@@ -37,11 +37,8 @@ class AssistantPrefix:
         """Return the text that the client has before the answer's first output."""
         return Output(self.text, tokens=self.tokens)
 
-    def detokenizer(
-        self, tokenizer: ModelTokenizer, *, shows_special: bool = False, shown: frozenset[int] = frozenset()
-    ) -> Detokenizer:
-        """Return a stream of text that goes on after it."""
-        stream = tokenizer.detokenizer(shows_special=shows_special, shown=shown)
+    def after(self, stream: Detokenizer) -> Detokenizer:
+        """Return a stream of an answer's text, at its start, to go on after it."""
         for token in self.tokens:
             stream.push(token)
         return stream

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from pyagent.core.errors import CapacityError, RequestError, UnsupportedError
 from pyagent.core.messages import ChatRequest, ResponseFormat, SamplingParams, check_echo
 from pyagent.core.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.answer_text import AnswerText
-from pyagent.infrastructure.engine.models.answer_log import record_answers, without_prefix
+from pyagent.infrastructure.engine.models.answer_log import record_answer, record_answers, without_prefix
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.models.preprocessor import InputPreprocessor, PromptTokens
 from pyagent.infrastructure.engine.prompt_logprobs import make_scores, with_prompt
-from pyagent.infrastructure.engine.request import Output, Request, Status, TokenLog
+from pyagent.infrastructure.engine.request import Output, PastTurn, Request, Status, TokenLog
 from pyagent.infrastructure.engine.sampling.beam_search import Search, check_beam
 from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, num_samples
 from pyagent.infrastructure.engine.sampling.sampler import answer_params, find_tokens, make_sampler
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
     from pyagent.infrastructure.engine.models.chat_format import AnswerFormat
     from pyagent.infrastructure.engine.sessions.sessions import Sessions
+    from pyagent.infrastructure.engine.tokens import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,42 @@ class InputProcessor:
             on_output = self._with_prompt(request, lead, on_output)
         if resumed is not None and request.answer_prefix:
             on_output = without_prefix(on_output, len(request.answer_prefix) - len(resumed.text))
-        lead.on_output = record_answers(self._sessions, common.prompt, on_output, resumed)
+        stream = self._stream(common.prompt, request.sampling)
+        lead.on_output = record_answers(self._sessions, common.prompt, stream, on_output, resumed)
         if num_answers > 1:
             Samples(answers, request.n, lead.on_output)
         return lead
+
+    def remember(self, request: ChatRequest, past: PastTurn) -> None:
+        """Take over a turn of the request's conversation that another engine computed.
+
+        Its answer is read again from its tokens. One that was cut within what a parser reads is left: the next prompt
+        renders it anew.
+        """
+        try:
+            before = replace(
+                request,
+                messages=request.messages[: past.num_messages - 1],
+                assistant_prefix=past.assistant_prefix,
+                answer_prefix=past.answer_prefix,
+                sampling=replace(request.sampling, stop=()),
+            )
+            asked = self._preprocessor.tokenize(before, TokenLog(past.prompt))
+        except RequestError:
+            return  # the request itself says so
+        begun = AssistantPrefix.of(past.answer_prefix, self._tokenizer)
+        text = self._text(asked, before.sampling)
+        parsed = text.replayed((*begun.tokens, *past.tokens))
+        answer = Output(
+            parsed.content,
+            tokens=(*begun.tokens, *past.tokens),
+            tool_calls=parsed.tool_calls,
+            written=text.written if text.is_parsed else None,
+        )
+        if not text.is_parsed:
+            answer = replace(answer, text=past.answer.removeprefix(past.assistant_prefix))
+        if past.assistant_prefix + answer.text == past.answer:
+            record_answer(self._sessions, asked, self._stream(asked, before.sampling), [answer])
 
     def _with_prompt(
         self, request: ChatRequest, lead: Request, on_output: Callable[[Output], None]
@@ -177,12 +212,13 @@ class InputProcessor:
         chat_format, answer_format = self._preprocessor.chat_format, prompt.format
         is_reasoning = not prompt.assistant_prefix.tokens and chat_format.is_open(prompt.prompt.tokens)
         parser = answer_format.parser(is_reasoning=is_reasoning)
-        dialect = answer_format.dialect
+        return AnswerText(prompt.assistant_prefix.after(self._stream(prompt, params)), params.stop, parser)
+
+    def _stream(self, prompt: PromptTokens, params: SamplingParams) -> Detokenizer:
+        """Return a stream of an answer's text, with the control tokens that its parser or its client must see."""
+        chat_format, dialect = self._preprocessor.chat_format, prompt.format.dialect
         shown = frozenset[int]() if dialect is None else chat_format.shown_ids(dialect)
-        stream = prompt.assistant_prefix.detokenizer(
-            self._tokenizer, shows_special=not params.skip_special_tokens, shown=shown
-        )
-        return AnswerText(stream, params.stop, parser)
+        return self._tokenizer.detokenizer(shows_special=not params.skip_special_tokens, shown=shown)
 
     def _grammar(self, answer_format: AnswerFormat) -> Grammar | None:
         request = answer_format.request

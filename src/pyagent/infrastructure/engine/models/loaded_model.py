@@ -6,21 +6,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from msgspec.structs import replace as replace_fields
-
 from pyagent import _rust
-from pyagent.core.errors import RequestError
 from pyagent.core.messages import CacheReport, ChatRequest, Hint
 from pyagent.core.runners.runner import ModelRunner
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.memory.ledger import Reservation
 from pyagent.infrastructure.engine.memory.process import heap_bytes
-from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
 from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
-from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor, logged_prompt
+from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import PastTurn
 from pyagent.infrastructure.engine.sessions.prompt_cache import ModelPrompts
@@ -109,15 +105,7 @@ class LoadedModel:
 
     def remember(self, request: ChatRequest, past: PastTurn) -> None:
         """Take over a turn of the request's conversation that another engine computed."""
-        try:
-            before = replace_fields(request, messages=request.messages[: past.num_messages - 1])
-            prompt = self.preprocessor.conversation(self.preprocessor.chat_format.of(before))
-        except RequestError:
-            return  # the request itself says so
-        assistant_prefix = AssistantPrefix.of(past.assistant_prefix, self.tokenizer)
-        prompt = logged_prompt(prompt, past.prompt, assistant_prefix)
-        prefix = AssistantPrefix.of(past.answer_prefix, self.tokenizer)
-        self.sessions.record(prompt, past.answer, (*assistant_prefix.tokens, *prefix.tokens, *past.tokens))
+        self.input_processor.remember(request, past)
 
     def close(self) -> None:
         """Abort what runs, stop the engine's thread and free the memory. Safe to call twice."""

@@ -32,7 +32,7 @@ from pyagent.infrastructure.engine.sessions.turns import RenderedText, Turn, con
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.options import SessionScope
-    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+    from pyagent.infrastructure.engine.tokens import Detokenizer, ModelTokenizer
 
 DEFAULT_MAX_BYTES = 32 << 20
 _NUM_RECENT = 32
@@ -134,16 +134,25 @@ class Sessions:
         is_needed = len(shorter.tokens) < limit <= num_tokens
         return shorter if is_needed or num_tokens - len(shorter.tokens) >= limit // 8 else continued
 
-    def record(self, prompt: Prompt, answer: str, sampled: Sequence[int], message: Message | None = None) -> None:
+    def record(
+        self,
+        prompt: Prompt,
+        answer: str,
+        sampled: Sequence[int],
+        message: Message | None = None,
+        stream: Detokenizer | None = None,
+    ) -> None:
         """Record an answer: its text as the client got it, and all tokens sampled for it but the end token.
 
         `message` is what the client sends back of an answer that was parsed; `answer` then is as the model wrote it.
+        `stream` writes the tokens as they were written in `answer`, without control tokens where it is not given.
+        What a stop string left of a token is text: only tokens that were sampled are control tokens of the log.
         """
         if prompt.text is None or self._scope == "off" or (self._scope == "named" and not prompt.session):
             return
-        whole, rest = self._as_sent(answer, sampled)
+        whole, rest = self._as_sent(answer, sampled, stream.copy() if stream else self._tokenizer.detokenizer())
         tokens = array("I", [*prompt.tokens[prompt.num_log_tokens :], *whole])
-        tokens.extend(self._tokenizer.encode_continuation(rest) if rest else ())
+        tokens.extend(self._tokenizer.encode_continuation(self._tokenizer.markers.parted(rest)) if rest else ())
         key = next_key(prompt.key, message or Message("assistant", answer))
         text = prompt.text.plus(self._tokenizer.markers.parted_answer(answer) if message is None else answer)
         turn = Turn(
@@ -201,19 +210,19 @@ class Sessions:
         texts = (self._tokenizer.markers.parted(message.text) for message in messages if message.role != "assistant")
         return added if _ANSWER not in added and _are_in(added, texts) else ""
 
-    def _as_sent(self, answer: str, sampled: Sequence[int]) -> tuple[Sequence[int], str]:
+    def _as_sent(self, answer: str, sampled: Sequence[int], stream: Detokenizer) -> tuple[Sequence[int], str]:
         """Return the sampled tokens that are whole in the text sent, and its rest, where a stop string cut a token."""
-        if self._tokenizer.decode(sampled) == answer:
+        num_chars = num_whole = num_kept = 0
+        for index, token in enumerate(sampled):
+            text = stream.push(token)
+            if not answer.startswith(text, num_chars):
+                return sampled[:num_whole], answer[num_kept:]
+            num_chars += len(text)
+            if not stream.is_inside_character:
+                num_whole, num_kept = index + 1, num_chars
+        if answer[num_chars:] == stream.flush():
             return sampled, ""
-        sent, num_bytes, num_whole = answer.encode(errors="surrogatepass"), 0, 0
-        for index, data in enumerate(self._tokenizer.spoken_bytes(sampled)):
-            if not sent.startswith(data, num_bytes):
-                break
-            num_bytes += len(data)
-            if num_bytes == len(sent) or sent[num_bytes] & 0xC0 != 0x80:  # not inside a character
-                num_whole = index + 1
-        num_bytes = sum(map(len, self._tokenizer.spoken_bytes(sampled[:num_whole])))
-        return sampled[:num_whole], sent[num_bytes:].decode(errors="surrogatepass")
+        return sampled[:num_whole], answer[num_kept:]
 
     # -- storage -----------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,11 @@ class Detokenizer:
         other._is_start = self._is_start
         return other
 
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether the tokens so far end within a character."""
+        return bool(self._utf8.getstate()[0])
+
     def push(self, token: int) -> str:
         """Take a token; returns the text it completes, possibly none."""
         data = self._token_bytes[token]
