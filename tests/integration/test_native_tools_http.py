@@ -151,3 +151,18 @@ def test_template_variables_of_ours_cannot_be_set(model: Path, field: str) -> No
     with served(model) as url:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.parametrize("depth", [700, 100_000])
+def test_past_calls_nested_too_deep_are_refused(model: Path, depth: int) -> None:
+    """Arguments of a past call that no stack can walk are the caller's fault, and the server answers on."""
+    function = {"name": "weather", "arguments": f'{{"a": {"[" * depth}{"]" * depth}}}'}
+    call = {"id": "a", "type": "function", "function": function}
+    past = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    with served(model, "well") as url:
+        answers = [
+            httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny", "messages": messages}, timeout=60)
+            for messages in ([*ASK, *past], ASK)
+        ]
+    assert [answer.status_code for answer in answers] == [400, 200], answers[0].text[:300]
+    assert "nested too deep" in answers[0].json()["error"]["message"]

@@ -163,10 +163,14 @@ class ModelTokenizer:
             )
         if not any(message.text.strip() or message.tool_calls for message in messages):
             raise RequestError("the prompt is empty; send at least one message with text", param="messages")
-        plain = [self._plain(message) for message in messages]
-        offered = [msgspec.to_builtins(tool) for tool in tools]
-        more = self.markers.parted(dict(template_kwargs)) if template_kwargs else None
-        return self.template.render(plain, self.markers.parted(offered), more)
+        try:
+            plain = [self._plain(message) for message in messages]
+            offered = self.markers.parted([msgspec.to_builtins(tool) for tool in tools])
+            more = self.markers.parted(dict(template_kwargs)) if template_kwargs else None
+        except RecursionError as error:
+            text = "the arguments of a call, a tool or chat_template_kwargs are nested too deep; send them less deep"
+            raise RequestError(text, param="messages") from error
+        return self.template.render(plain, offered, more)
 
     def encode_rendered(self, rendered: str, tenant: str = "") -> list[int]:
         """The tokens of a text that `render_chat` made of a tenant's conversation."""
