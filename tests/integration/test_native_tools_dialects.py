@@ -86,3 +86,21 @@ def test_harmony_ends_at_the_tags_of_its_ends(tmp_path: Path) -> None:
         assert (second.text, second.last.finish_reason) == ("Two.", "stop")
 
     run(main())
+
+
+def test_bare_call_after_text_is_text_under_a_grammar(tmp_path: Path) -> None:
+    """Where a grammar holds calls that stand without tags, one that it took for text is text and not a call."""
+    strict = Tool(FunctionDefinition("add", "", SCHEMA, strict=True))
+    late = 'Sure:\n{"name": "add", "parameters": {"oops": "x"}}'
+
+    async def main() -> None:
+        model = write_model(tmp_path, ("<|start_header_id|>",), '<|start_header_id|> "parameters"')
+        async with saying(model, late, '{"name": "add", "parameters": {"a": 1}}', late) as backend:
+            text = await collect(backend.chat(asked(tools=[strict])))
+            call = await collect(backend.chat(asked(tools=[strict])))
+            free = await collect(backend.chat(asked()))
+        assert (text.text, text.tool_calls, text.last.finish_reason) == (late, [], "stop")
+        assert [one.function.arguments for one in call.tool_calls] == ['{"a": 1}']
+        assert len(free.tool_calls) == 1
+
+    run(main())

@@ -44,7 +44,9 @@ class FailingParser:
 
 @dataclass(frozen=True)
 class Failing(TagDialect):
-    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False) -> FailingParser:  # type: ignore[override]
+    def parser(  # type: ignore[override]
+        self, tools: Sequence[Tool], *, is_reasoning: bool = False, is_held: bool = False
+    ) -> FailingParser:
         return FailingParser()
 
 

@@ -143,3 +143,18 @@ def trigger_of(grammar: str, dialect: Dialect) -> str:
         tag for tag in re.findall(r'"([^"\\]+)"', grammar) if tag in dialect.markers or tag.startswith("<tool_call")
     ]
     return tags[0] if tags else '"'
+
+
+@pytest.mark.parametrize("name", sorted(dialects()))
+@pytest.mark.parametrize("is_required", [False, True])
+def test_calls_of_the_grammar_are_read_where_it_holds_the_answer(name: str, is_required: bool) -> None:
+    """A parser that is told of the grammar reads the calls that the grammar has as one that is not told."""
+    dialect = dialects()[name]
+    grammar, control = grammar_of(dialect, TOOLS, is_required=is_required, is_parallel=True, is_control=True)
+    text = Walk(grammar, control, 3).text()
+    held, free = (dialect.parser(TOOLS, is_held=is_held) for is_held in (True, False))
+    names = [
+        [call.name for one in (parser.push(text), parser.finish()) for call in one.tool_calls if call.name]
+        for parser in (held, free)
+    ]
+    assert len(names[0]) == len(names[1]) if is_required else len(names[0]) <= len(names[1])

@@ -63,8 +63,11 @@ class Dialect(Protocol):
         """Whether a prompt ends inside of reasoning, so that the answer begins there."""
         ...
 
-    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False) -> OutputParser:
-        """Return a parser for an answer to a request with these tools; without any, tags of calls are text."""
+    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False, is_held: bool = False) -> OutputParser:
+        """Return a parser for an answer to a request with these tools; without any, tags of calls are text.
+
+        Of an answer that `is_held` to the dialect's grammar, calls are read only where the grammar has them.
+        """
         ...
 
     def grammar(
@@ -156,11 +159,13 @@ class TagDialect:
         """Whether the prompt's last tag of reasoning opens it, at the prompt's end."""
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.begin.rstrip())
 
-    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False) -> OutputParser:
+    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False, is_held: bool = False) -> OutputParser:
         """Return a parser for an answer."""
         by_name = {tool.function.name: tool for tool in tools}
         begin, end = (tag.strip() if tools else "" for tag in self.section)
-        context = Context(self.reasoning, self.calls, begin, (begin, end, *self.wrappers), self.ends_reasoning, by_name)
+        context = Context(
+            self.reasoning, self.calls, begin, (begin, end, *self.wrappers), self.ends_reasoning, by_name, is_held
+        )
         return ModeParser(TextMode(context, is_reasoning and self.reasoning is not None), self.new_id, _is_reasoning)
 
     def grammar(

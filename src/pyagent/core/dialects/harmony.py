@@ -151,7 +151,7 @@ class Harmony:
         """Whether the prompt's last message is reasoning and open."""
         return prompt.endswith(f"{_CHANNEL}analysis{_MESSAGE}")
 
-    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False) -> OutputParser:
+    def parser(self, tools: Sequence[Tool], *, is_reasoning: bool = False, is_held: bool = False) -> OutputParser:
         """Return a parser for an answer."""
         by_name = {tool.function.name: tool for tool in tools}
         return ModeParser(_Start(by_name, is_reasoning), random_id, _is_reasoning)

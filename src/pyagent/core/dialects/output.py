@@ -96,6 +96,8 @@ class Output:
     content: Text = field(default_factory=Text)
     reasoning: Text = field(default_factory=Text)
     num_calls: int = 0
+    is_in_section: bool = False
+    """Whether the tag that begins an answer's calls was the last of its kind."""
     _has_arguments: bool = False
     _calls: list[_Call] = field(default_factory=list[_Call])
 

@@ -81,6 +81,8 @@ class Context:
     ends_reasoning: bool
     """Whether calls end reasoning that was not closed."""
     tools: Mapping[str, Tool]
+    is_held: bool = False
+    """Whether a grammar holds the answer; calls stand only where it has them."""
     opener: str = field(init=False)
     openers: tuple[str, ...] = field(init=False)
     closers: tuple[str, ...] = field(init=False)
@@ -132,18 +134,30 @@ class TextMode:
         assert self.context.reasoning
         if tag in {self.context.reasoning.end, self.context.section}:
             output.pass_tag()
+            output.is_in_section = tag == self.context.section
             return TextMode(self.context)
         if tag in self.context.openers:
             return self.context.calls.open(self.context, tag)
         return self if output.reasoning.is_fresh else None  # a model that repeats the tag its prompt ended with
 
+    def _may_open(self, tag: str, output: Output) -> bool:
+        context = self.context
+        is_bare = tag in context.calls.bare_openers
+        if not context.is_held:
+            return not is_bare or output.content.is_line_start
+        if context.section:
+            return output.is_in_section
+        is_first = not output.content.has_text and not output.num_calls
+        return not is_bare or (not context.opener and is_first)
+
     def _in_content(self, tag: str, output: Output) -> Mode | None:
         if tag in self.closers or tag in self.context.wrappers:
             output.pass_tag()
+            if tag in self.context.wrappers:
+                output.is_in_section = tag == self.context.section
             return TextMode(self.context, closers=tuple(one for one in self.closers if one != tag))
         if tag in self.context.openers:
-            is_call = tag not in self.context.calls.bare_openers or output.content.is_line_start
-            return self.context.calls.open(self.context, tag) if is_call else None
+            return self.context.calls.open(self.context, tag) if self._may_open(tag, output) else None
         if not output.content.is_fresh:  # an answer that speaks of the tag
             return None
         output.pass_tag()

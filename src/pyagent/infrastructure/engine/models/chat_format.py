@@ -77,9 +77,11 @@ class AnswerFormat:
         """Whether the arguments of a call must follow their schema."""
         return any(tool.function.strict for tool in self.callable_tools)
 
-    def parser(self, *, is_reasoning: bool) -> OutputParser | None:
+    def parser(self, *, is_reasoning: bool, is_held: bool) -> OutputParser | None:
         """Return a parser for the answer; None where all of it is content."""
-        return None if self.dialect is None else self.dialect.parser(self.callable_tools, is_reasoning=is_reasoning)
+        if self.dialect is None:
+            return None
+        return self.dialect.parser(self.callable_tools, is_reasoning=is_reasoning, is_held=is_held)
 
     def grammar(self, token_ids: Mapping[str, int], *, is_loose: bool = False) -> str:
         """Return the grammar of the calls; with `is_loose`, any object will do as arguments."""

@@ -119,7 +119,7 @@ class InputProcessor:
         except RequestError:
             return  # the request itself says so
         begun = AssistantPrefix.of(past.answer_prefix, self._tokenizer)
-        text = self._text(asked, before.sampling)
+        text = self._text(asked, before.sampling, is_held=asked.format.needs_grammar)
         parsed = text.replayed((*begun.tokens, *past.tokens))
         answer = Output(
             parsed.content,
@@ -191,7 +191,7 @@ class InputProcessor:
             max_tokens=_max_tokens(params, common.max_new_tokens),
             sampler=make_sampler(sampled, tokenizer, common.tokens, token_lists=common.token_lists),
             tokenizer=tokenizer,
-            text=self._text(common.prompt, params),
+            text=self._text(common.prompt, params, is_held=called is not None and grammar is not None),
             grammar=grammar,
             reasoning_ids=chat_format.reasoning_ids if may_think else frozenset(),
             opener_ids=chat_format.opener_ids(called) if grammar is not None and called else frozenset(),
@@ -207,11 +207,11 @@ class InputProcessor:
             status=Status.FOLLOWING if index else Status.WAITING,
         )
 
-    def _text(self, prompt: PromptTokens, params: SamplingParams) -> AnswerText:
+    def _text(self, prompt: PromptTokens, params: SamplingParams, *, is_held: bool) -> AnswerText:
         """Return the text of an answer that goes on after the prompt."""
         chat_format, answer_format = self._preprocessor.chat_format, prompt.format
         is_reasoning = not prompt.assistant_prefix.tokens and chat_format.is_open(prompt.prompt.tokens)
-        parser = answer_format.parser(is_reasoning=is_reasoning)
+        parser = answer_format.parser(is_reasoning=is_reasoning, is_held=is_held)
         return AnswerText(prompt.assistant_prefix.after(self._stream(prompt, params)), params.stop, parser)
 
     def _stream(self, prompt: PromptTokens, params: SamplingParams) -> Detokenizer:
