@@ -94,3 +94,11 @@ def test_split_changes_nothing(name: str, data: st.DataObject) -> None:
         heard.hear(parser.push(piece))
     heard.hear(parser.finish())
     assert heard == whole
+
+
+def test_bare_element_of_no_offered_function_is_text() -> None:
+    """Where a function's tag stands without the one around it, only an offered function makes it a call."""
+    text = "Write it so:\n<function=example>\n<parameter=x>\n1\n</parameter>\n</function>"
+    parser = dialects()["qwen3_coder"].parser(TOOLS)
+    first, last = parser.push(text), parser.finish()
+    assert (first.content + last.content, first.tool_calls + last.tool_calls) == (text, ())

@@ -163,7 +163,8 @@ class XmlCallMode:
         if not places:
             return self._fail(output) if len(window) == _MAX_NAME_CHARS else False
         name = window[: min(places)].strip()
-        if not _NAME.fullmatch(name):
+        is_bare = self.raw in self.calls.bare_openers and not output.is_in_section
+        if not _NAME.fullmatch(name) or (is_bare and name not in self.context.tools):
             return self._fail(output)
         source.take(min(places) + len(end))
         self.name = name
