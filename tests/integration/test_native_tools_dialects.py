@@ -104,3 +104,23 @@ def test_bare_call_after_text_is_text_under_a_grammar(tmp_path: Path) -> None:
         assert len(free.tool_calls) == 1
 
     run(main())
+
+
+def test_reasoning_between_texts_of_any_kind_comes_apart(tmp_path: Path) -> None:
+    """Without tools too, whether a tag has a colon, is two words long or is a sentence."""
+    seed = ("<seed:think>hm</seed:think>Two.", "<seed:think> <seed:tool_call>", ("<seed:think>", "</seed:think>"))
+    begin, end = "Here is my thought process:", "Here is my response:"
+    granite = (f"{begin} hm\n{end} Two.", f"{begin} {end}", ("<|x|>",))
+    gemma = (
+        "<|channel>thought\nhm<channel|>Two.",
+        '<|channel>thought <|tool_call> <|"|>',
+        ("<|channel>", "<channel|>"),
+    )
+
+    async def main() -> None:
+        for text, shown, tags in (seed, granite, gemma):
+            async with saying(write_model(tmp_path, tags, shown), text) as backend:
+                answer = await collect(backend.chat(asked(tools=[])))
+            assert (answer.text, "".join(delta.reasoning for delta in answer.deltas)) == ("Two.", "hm")
+
+    run(main())

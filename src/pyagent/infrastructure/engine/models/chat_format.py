@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.abilities import needs
-from pyagent.core.dialects.dialect import Dialect
+from pyagent.core.dialects.dialect import Dialect, TagDialect
 from pyagent.core.dialects.formats import HERMES
 from pyagent.core.dialects.json_calls import JsonCalls
 from pyagent.core.dialects.registry import dialect_for, dialects
@@ -157,6 +157,9 @@ class ChatFormat:
         if self.dialect is None or template is None:
             return frozenset()
         found = {match[0].replace("/", "", 1) for match in _TAG.finditer(template.source)}
+        if isinstance(self.dialect, TagDialect) and self.dialect.reasoning:
+            begin = self.dialect.reasoning.begin
+            found |= {begin} if begin.strip() in template.source else set()
         return frozenset(tag for tag in found if _begins_reasoning(self.dialect, tag))
 
     @cached_property
