@@ -7,11 +7,12 @@ from array import array
 from pathlib import Path
 
 import pytest
-from support.calling_model import saying, write_calling_model
+from support.calling_model import TEMPLATE, saying, write_calling_model
 from support.native import engine_of, run, running
 from support.tiny_model import write_tiny_model
 
 from pyagent.core.backends import collect
+from pyagent.core.dialects.formats import HERMES
 from pyagent.core.errors import ConfigError, RequestError, UnsupportedError
 from pyagent.core.messages import (
     BeamSearch,
@@ -23,7 +24,9 @@ from pyagent.core.messages import (
     SamplingParams,
     Tool,
 )
-from pyagent.infrastructure.engine.request import PastTurn
+from pyagent.infrastructure.engine.answer_text import AnswerText
+from pyagent.infrastructure.engine.request import Output, PastTurn, TokenLog
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens.markers import BREAK
 
 SCHEMA = {
@@ -272,6 +275,65 @@ def test_turn_of_another_engine_is_logged_as_it_was_sampled(tmp_path: Path, is_c
             asked_next = loaded.preprocessor.tokenize(request)
             assert asked_next.prompt.num_log_tokens == len(prompt) + len(sampled)
             assert asked_next.tokens[: len(prompt) + len(sampled)] == [*prompt, *sampled]
+
+    run(main())
+
+
+def test_answer_begun_elsewhere_is_content_where_the_prompt_opens_thoughts(tmp_path: Path) -> None:
+    """With `answer_prefix` nothing that follows is taken for reasoning, and none of it is lost."""
+    opened = TEMPLATE + "<think>\n"
+    path = write_calling_model(tmp_path / "open.gguf", tokenizer__chat_template=opened)
+
+    async def main() -> None:
+        async with saying(path, " nice. It is large.") as backend:
+            answer = await collect(backend.chat(asked(tools=[], answer_prefix="Paris is")))
+        assert answer.text == " nice. It is large."
+        assert "".join(delta.reasoning for delta in answer.deltas) == ""
+
+    run(main())
+
+
+def test_stop_string_at_the_end_ends_the_answer_there(model: Path) -> None:
+    """What is written ends where the client's text does, and a stop found with the last token is no `length`."""
+    tokenizer = ModelTokenizer.load(model, vocab_size=10**6)
+
+    def read(text: str, stop: str) -> tuple[str, bool, AnswerText]:
+        answer = AnswerText(tokenizer.detokenizer(), (stop,), HERMES.parser([TIME]))
+        content = ""
+        for token in tokenizer.encode_further(text):
+            parsed, is_stopped = answer.push(token)
+            content += parsed.content
+            if is_stopped:
+                return content, True, answer
+        last, is_stopped = answer.flush()
+        return content + last.content, is_stopped, answer
+
+    for text, stop, sent in (("ab\n", "\n", "ab"), ("x=1;\n", ";", "x=1"), ("a;;\n", ";;", "a")):
+        content, is_stopped, answer = read(text, stop)
+        assert (content, is_stopped, answer.written) == (sent, True, sent)
+
+    async def main() -> None:
+        num_tokens = len(tokenizer.encode_further("ab\n"))
+        async with saying(model, "ab\n") as backend:
+            sampling = SamplingParams(temperature=0, max_tokens=num_tokens, stop=("\n",))
+            answer = await collect(backend.chat(asked(sampling=sampling)))
+        assert (answer.text, answer.last.finish_reason) == ("ab", "stop")
+
+    run(main())
+
+
+def test_resumed_answer_has_its_calls_and_thoughts(model: Path) -> None:
+    """An answer that another engine had begun is logged with the call it was in, whole."""
+
+    async def main() -> None:
+        async with saying(model) as backend:
+            loaded = await backend.load()
+            told: list[Output] = []
+            request = loaded.input_processor.process(asked(), told.append)
+            begun = loaded.tokenizer.encode_continuation(f"<think>\nrain?\n</think>\n\n{CALL[:60]}")
+            resumed = request.resume(TokenLog(b"", tuple(begun)))
+            assert resumed.reasoning == "rain?"
+            assert resumed.tool_calls[0].name == "weather"
 
     run(main())
 

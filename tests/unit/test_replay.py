@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,8 @@ def test_a_request_takes_the_longest_turn_of_another_process_along() -> None:
     assert past.before(asked("a"), NEW) is None
     assert past.before(asked("a", "other", "c"), NEW) is None
     assert past.before(asked("a", "b", "x", model="n"), NEW) is None
+    for field, value in (("reasoning_effort", "high"), ("tool_choice", "none"), ("parallel_tool_calls", False)):
+        assert past.before(msgspec.structs.replace(asked("a", "b", "x"), **{field: value}), NEW) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60)), max_size=60))

@@ -36,8 +36,8 @@ class AnswerText:
         self._has_stops = bool(stops)
         self._parser = parser
         self._written: list[str] = []
-        self._num_held = 0
-        self._num_cut = 0
+        self._held = ""
+        self._num_written: int | None = None
         self.num_calls = 0
         self.num_reasoning_tokens = 0
 
@@ -66,8 +66,12 @@ class AnswerText:
     @property
     def written(self) -> str:
         """The text as the model wrote it, tags included, up to where a stop string cut the content."""
-        text = "".join(self._written)
-        return text[: len(text) - self._num_cut]
+        return "".join(self._written)[: self._num_written]
+
+    @property
+    def num_held(self) -> int:
+        """How many characters of content are held back, as they may begin a stop string or a tag."""
+        return len(self._held) + (len(self._parser.copy().finish().content) if self._parser else 0)
 
     def push(self, token: int) -> tuple[Parsed, bool]:
         """Take a token; return what it brings, and whether a stop string ended the answer."""
@@ -79,18 +83,19 @@ class AnswerText:
 
     def replayed(self, tokens: Iterable[int]) -> Parsed:
         """Return a whole answer's tokens, read up to their end."""
-        return reduce(joined, [*(self.push(token)[0] for token in tokens), self.flush()], Parsed())
+        return reduce(joined, [*(self.push(token)[0] for token in tokens), self.flush()[0]], Parsed())
 
-    def flush(self) -> Parsed:
-        """Return what is left at the answer's end."""
+    def flush(self) -> tuple[Parsed, bool]:
+        """Return what is left at the answer's end, and whether a stop string ended it there."""
         text = self._detokenizer.flush()
         if self._parser is None:
-            return Parsed(self._stops.flush(text))
+            last, is_stopped = self._read(Parsed(text))
+            return joined(last, Parsed("" if is_stopped else self._stops.flush())), is_stopped
         first, is_stopped = self._read(self._parse(self._parser, text))
         if is_stopped:
-            return first
+            return first, True
         last, is_stopped = self._read(self._parser.finish())
-        return joined(joined(first, last), Parsed("" if is_stopped else self._stops.flush()))
+        return joined(joined(first, last), Parsed("" if is_stopped else self._stops.flush())), is_stopped
 
     def _parse(self, parser: OutputParser, text: str) -> Parsed:
         if text:
@@ -105,6 +110,9 @@ class AnswerText:
         content, is_stopped = self._stops.push(parsed.content)
         if parsed.tool_calls and not is_stopped:  # no stop string begins before a call and ends after it
             content += self._stops.flush()
-        self._num_held += len(parsed.content) - len(content)
-        self._num_cut = self._num_held if is_stopped else 0
+        self._held = (self._held + parsed.content)[len(content) :]
+        if is_stopped:  # what the parser itself held back stands after it
+            written = "".join(self._written)
+            place = written.rfind(self._held)
+            self._num_written = place if place >= 0 else len(written) - len(self._held)
         return replace(parsed, content=content), is_stopped

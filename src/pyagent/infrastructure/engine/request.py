@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -275,11 +276,11 @@ class Request:
         self.tokens += log.tokens
         self.num_told = len(self.tokens)
         self.sampler.observe(log.tokens)
-        told = "".join(self._read(token)[0].content for token in log.tokens)
+        told = reduce(joined, [self._read(token)[0] for token in log.tokens], NOTHING)
         self.arrived -= log.asked_seconds
         if log.first_token_seconds is not None:
             self.scheduled = self.first_token = self.arrived + log.first_token_seconds
-        return Output(told, tokens=log.tokens)
+        return Output(told.content, tokens=log.tokens, reasoning=told.reasoning, tool_calls=told.tool_calls)
 
     def become(self, status: Status) -> None:
         """Change the status. Raises `TransitionError`, and changes nothing, when the present one does not allow it."""
@@ -315,9 +316,10 @@ class Request:
         if is_stopped or (self.grammar is not None and self.grammar.is_finished):
             if num_after:
                 del self.tokens[-num_after:]
-            return self.finish("stop", parsed if is_stopped else joined(parsed, self.text.flush()), logprobs)
+            return self.finish("stop", parsed if is_stopped else joined(parsed, self.text.flush()[0]), logprobs)
         if self.num_output_tokens - num_after >= self.max_tokens:
-            return self.finish("length", joined(parsed, self.text.flush()), logprobs)
+            last, is_stopped = self.text.flush()
+            return self.finish("stop" if is_stopped else "length", joined(parsed, last), logprobs)
         has_news = parsed.content or parsed.reasoning or parsed.tool_calls or logprobs
         return self._output(parsed, logprobs, num_after=num_after) if has_news else None
 
@@ -325,7 +327,7 @@ class Request:
         """Finish on an end-of-sequence token, which is no part of the log."""
         self.last_token = now
         self.first_token = self.first_token or now
-        return self.finish("stop", self.text.flush())
+        return self.finish("stop", self.text.flush()[0])
 
     def end_prompt(self, now: float) -> Output:
         """Finish a request for its prompt alone; drop the token that was sampled after it."""

@@ -94,7 +94,8 @@ class InputProcessor:
         if log is None or _has_several(request):  # else the engine that began the answer has delivered it
             on_output = self._with_prompt(request, lead, on_output)
         if resumed is not None and request.answer_prefix:
-            on_output = without_prefix(on_output, len(request.answer_prefix) - len(resumed.text))
+            num_untold = max(0, len(request.answer_prefix) - len(resumed.text))
+            on_output = without_prefix(on_output, min(num_untold, lead.text.num_held))
         stream = self._stream(common.prompt, request.sampling)
         lead.on_output = record_answers(self._sessions, common.prompt, stream, on_output, resumed)
         if num_answers > 1:
@@ -210,7 +211,8 @@ class InputProcessor:
     def _text(self, prompt: PromptTokens, params: SamplingParams, *, is_held: bool) -> AnswerText:
         """Return the text of an answer that goes on after the prompt."""
         chat_format, answer_format = self._preprocessor.chat_format, prompt.format
-        is_reasoning = not prompt.assistant_prefix.tokens and chat_format.is_open(prompt.prompt.tokens)
+        is_begun = bool(prompt.assistant_prefix.tokens or answer_format.request.answer_prefix)
+        is_reasoning = not is_begun and chat_format.is_open(prompt.prompt.tokens)
         parser = answer_format.parser(is_reasoning=is_reasoning, is_held=is_held)
         return AnswerText(prompt.assistant_prefix.after(self._stream(prompt, params)), params.stop, parser)
 

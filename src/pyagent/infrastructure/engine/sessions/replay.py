@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import ChatRequest, Message
 from pyagent.infrastructure.engine.request import PastTurn
@@ -68,5 +70,6 @@ def _keys(request: ChatRequest) -> list[bytes]:
 
 
 def _key(request: ChatRequest, key: bytes) -> bytes:
-    """Return a conversation's key, for one model and one session."""
-    return key + f"{request.model}\0{request.session or ''}".encode(errors="surrogatepass")
+    """Return a conversation's key, for one model and one session; what else a prompt tells a model is a part of it."""
+    told = msgspec.json.encode((request.reasoning_effort, request.tool_choice, request.parallel_tool_calls))
+    return key + told + f"{request.model}\0{request.session or ''}".encode(errors="surrogatepass")
