@@ -213,3 +213,61 @@ def test_wrong_arguments_of_a_strict_tool_go_on_to_the_next_link() -> None:
     for wrong in ('{"a": "x"}', "{", "[1]"):
         assert arguments_of(strict=True, texts=[wrong, '{"a": 1}']) == '{"a": 1}'
         assert arguments_of(strict=False, texts=[wrong, '{"a": 1}']) == wrong
+
+
+TURN: Any = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+RESULT: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]}
+
+
+def thought(text: str, *blocks: Any) -> Any:
+    return {"role": "assistant", "content": [{"type": "thinking", "thinking": text, "signature": ""}, *blocks]}
+
+
+def test_thoughts_sent_back_arrive_from_every_api() -> None:
+    """What the assistant thought stands beside the message or the call that came of it, in no message of its own."""
+    backend = Model()
+    said: Any = {"type": "text", "text": "So."}
+    chat: Any = [*HI, thought("a", TURN), RESULT, thought("b", said), *HI]
+    function: Any = {"function": {"name": "add", "arguments": {}}}
+    calling: Any = {"role": "assistant", "thinking": "a", "tool_calls": [function]}
+    result: Any = {"role": "tool", "content": "3"}
+    items: Any = [
+        *HI,
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "b"}]},
+        {"role": "assistant", "content": "So."},
+        *HI,
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "to nothing"}]},
+    ]
+    with serve(create_app(backend)) as url:
+        body = {"model": "m", "max_tokens": 5, "messages": chat}
+        assert httpx.post(f"{url}/v1/messages", json=body).status_code == 200
+        chat = [*HI, calling, result, {"role": "assistant", "content": "So.", "thinking": "b"}, *HI]
+        assert httpx.post(f"{url}/api/chat", json={"model": "m", "stream": False, "messages": chat}).status_code == 200
+        assert httpx.post(f"{url}/v1/responses", json={"model": "m", "input": items}).status_code == 200
+    for request in backend.requests:
+        assert [message.role for message in request.messages] == ["user", "assistant", "tool", "assistant", "user"]
+        assert [message.reasoning_content for message in request.messages] == [None, "a", None, "b", None]
+    assert len(backend.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        ({"keep": "all"}, ["a", "b"]),
+        ({}, [None, "b"]),
+        ({"keep": {"type": "thinking_turns", "value": 0}}, [None, None]),
+    ],
+)
+def test_anthropic_clears_the_thinking_it_is_asked_to(keep: Any, left: list[str | None]) -> None:
+    """`clear_thinking` keeps the thoughts of the newest turn, of so many, or of all."""
+    edits = {"edits": [{"type": "clear_thinking_20251015"} | keep]}
+    chat: Any = [*HI, thought("a", TURN), RESULT, thought("b", TURN), RESULT]
+    backend = Model()
+    body = {"model": "m", "max_tokens": 5, "messages": chat, "context_management": edits}
+    with serve(create_app(backend)) as url:
+        assert httpx.post(f"{url}/v1/messages", json=body).status_code == 200
+    told = [message.reasoning_content for message in backend.requests[0].messages if message.role == "assistant"]
+    assert told == left

@@ -75,7 +75,7 @@ class ToolResultBlock(_Block, tag="tool_result", kw_only=True):
 
 
 class ThinkingBlock(_Block, tag="thinking", kw_only=True):
-    """What the assistant thought; it is not shown to the model again."""
+    """What the assistant thought, which a chat template may show again."""
 
     thinking: str
     signature: str = ""
@@ -121,8 +121,11 @@ def _of_blocks(role: Literal["user", "assistant", "system"], blocks: _Blocks, wh
     if (results and role != "user") or (calls and role != "assistant"):
         what = "tool_use" if calls else "tool_result"
         raise RequestError(f"{where} is the {role}'s, which cannot hold {what}", param=where)
-    rest = [Message(role, content or None, tool_calls=calls or None)] if content or calls else []
-    return [*results, *rest]
+    if not (content or calls):
+        return results
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and role == "assistant"]
+    thought = "\n".join(thoughts) or None
+    return [*results, Message(role, content or None, tool_calls=calls or None, reasoning_content=thought)]
 
 
 def _content(content: str | list[TextBlock | ImageBlock]) -> str | list[TextPart | ImagePart]:

@@ -16,6 +16,7 @@ from pyagent.core.messages import (
     FunctionDefinition,
     JsonObject,
     JsonSchemaFormat,
+    Message,
     Origin,
     ResponseFormat,
     SamplingParams,
@@ -33,8 +34,8 @@ from pyagent.infrastructure.server.validation import (
 )
 
 IGNORED = ("cache_control", "service_tier", "diagnostics")
-_DONE_ANYWAY = "clear_thinking_"
-"""Edits that begin so ask for what is done anyway: earlier thinking is not shown to the model again."""
+_CLEARING = "clear_thinking_"
+"""Edits that begin so are made: they take earlier thinking out."""
 REFUSED: Refused = {
     "container": ((), "nothing is run here"),
     "mcp_servers": (([],), "nothing is called from here; offer the servers' tools as tools"),
@@ -91,8 +92,13 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
+class _Turns(msgspec.Struct):
+    value: int = 1
+
+
 class _Edit(msgspec.Struct):
     type: str
+    keep: Literal["all"] | _Turns | None = None
 
 
 class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,12 +107,23 @@ class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
     edits: list[_Edit] | None = None
 
     def check(self) -> None:
-        """Raise `RequestError` for an edit that would change what the model reads."""
+        """Raise `RequestError` for an edit that is not made here."""
         for number, edit in enumerate(self.edits or ()):
-            if not edit.type.startswith(_DONE_ANYWAY):
+            if not edit.type.startswith(_CLEARING):
                 where = f"context_management.edits[{number}].type"
                 text = f"{where}={edit.type!r:.60} is not supported: send only the messages that are to be read"
                 raise RequestError(text, param=where, code="unsupported_parameter")
+
+    def cleared(self, messages: list[Message]) -> list[Message]:
+        """Return the messages with the thoughts of as many of the newest turns as the edits keep."""
+        kept = [edit.keep or _Turns() for edit in self.edits or () if edit.keep != "all"]
+        num_left = min((turns.value for turns in kept), default=len(messages))
+        thoughtful = [number for number, message in enumerate(messages) if message.reasoning_content]
+        void = {*thoughtful[: max(0, len(thoughtful) - num_left)]}
+        return [
+            msgspec.structs.replace(message, reasoning_content=None) if number in void else message
+            for number, message in enumerate(messages)
+        ]
 
 
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -139,13 +156,15 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Return what the backend is asked."""
         if not self.messages:
             raise RequestError("messages is empty; send at least one message", param="messages")
+        earlier, assistant_prefix = self._begun()
+        messages = read_conversation(self.system, earlier)
         if self.context_management is not None:
             self.context_management.check()
-        earlier, assistant_prefix = self._begun()
+            messages = self.context_management.cleared(messages)
         tools = [_tool(tool) for tool in self.tools or []]
         return ChatRequest(
             model=model_asked(self.model),
-            messages=read_conversation(self.system, earlier),
+            messages=messages,
             assistant_prefix=assistant_prefix,
             tools=tools,
             tool_choice=checked_choice(tools, _choice(self.tool_choice)),

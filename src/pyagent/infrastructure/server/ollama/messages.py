@@ -60,7 +60,7 @@ class InputTool(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message; what the assistant thought earlier is not shown to the model again."""
+    """A message; what the assistant thought goes to the chat template, which may show it again."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -90,7 +90,10 @@ def read_messages(chat: list[ChatMessage]) -> list[Message]:
         ]
         unanswered += calls
         content = content_of(message.content or "", message.images)
-        messages.append(Message(message.role, content, message.name, tool_calls=calls or None))
+        thought = message.thinking or None if message.role == "assistant" else None
+        messages.append(
+            Message(message.role, content, message.name, tool_calls=calls or None, reasoning_content=thought)
+        )
     return messages
 
 

@@ -52,7 +52,8 @@ class _Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     phase: object = None
 
     def add_to(self, messages: list[Message]) -> None:
-        messages.append(Message(self.role, _content(self.content)))
+        thought = messages.pop().reasoning_content if self.role == "assistant" and _is_bare(messages) else None
+        messages.append(Message(self.role, _content(self.content), reasoning_content=thought))
 
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -94,17 +95,31 @@ class _CallOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the model thought, which it is not shown again."""
+    """What the model thought before the message or the call that follows; a chat template may show it again."""
 
     type: object = None
     id: object = None
     summary: object = None
-    content: object = None
+    content: list[JsonObject] | None = None
     encrypted_content: object = None
     status: object = None
 
     def add_to(self, messages: list[Message]) -> None:
-        del messages
+        texts = (part.get("text") for part in self.content or ())
+        thought = "".join(text for text in texts if isinstance(text, str))
+        if not thought:
+            return
+        if messages and messages[-1].role == "assistant" and (messages[-1].tool_calls or _is_bare(messages)):
+            last = messages.pop()  # its next call stays beside the others
+            thought = "\n".join(filter(None, (last.reasoning_content, thought)))
+            messages.append(msgspec.structs.replace(last, reasoning_content=thought))
+        else:
+            messages.append(Message("assistant", None, reasoning_content=thought))
+
+
+def _is_bare(messages: Sequence[Message]) -> bool:
+    """Return whether the last message is only what the assistant thought before it said or called anything."""
+    return bool(messages) and bool((last := messages[-1]).reasoning_content) and not (last.content or last.tool_calls)
 
 
 _KINDS: dict[object, type[_Said | _Call | _CallOutput | _Reasoning]] = {
@@ -127,7 +142,7 @@ def messages_of(items: Sequence[JsonObject]) -> list[Message]:
             msgspec.convert(item, _KINDS[kind]).add_to(messages)
         except msgspec.ValidationError as error:
             raise field_error(error, _KINDS[kind], f"input[{number}]") from error
-    return messages
+    return [message for number, message in enumerate(messages) if not _is_bare(messages[number : number + 1])]
 
 
 def _content(content: str | _Parts) -> str | list[TextPart | ImagePart]:
