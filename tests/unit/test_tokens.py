@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from array import array
 from pathlib import Path
@@ -217,12 +218,17 @@ WORDS = [
 ]
 
 
+@functools.cache
+def built_once(pre: str) -> Tokenizer:
+    return build_tokenizer({**metadata(), "tokenizer.ggml.pre": pre}, "m")
+
+
 @pytest.mark.parametrize("pre", SUPPORTED_PRE_TOKENIZERS)
 @given(data=st.data())
 def test_prompts_cut_between_words_are_those_encoded_whole(pre: str, data: st.DataObject) -> None:
     """Parts of long texts are cut where no tokenizer of the kind looks across; also beside words it has whole."""
     text = "".join(data.draw(st.lists(st.one_of(st.sampled_from([*WORDS, *CONTROL_TOKENS]), st.text(max_size=6)))))
-    built = build_tokenizer({**metadata(), "tokenizer.ggml.pre": pre}, "m")
+    built = built_once(pre)
     whole = built.encode(text, add_special_tokens=False).ids
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PART_CHARS", data.draw(st.integers(1, 9)))
