@@ -34,6 +34,13 @@ CASES = [
         "hm",
         calls=[("get_weather", {"city": "Oslo"})],
     ),
+    Case(
+        "lines between values",
+        "<tool_call>\n<function=get_weather>\n a\n \nb\n<parameter=city>\nOslo\n</parameter>\n\n</function>\n"
+        "</tool_call>",
+        "a\n \nb",
+        calls=[("get_weather", {"city": "Oslo"})],
+    ),
     Case("no function", "<tool_call>\n{}\n</tool_call>", "<tool_call>\n{}\n</tool_call>"),
     Case("no name", "<tool_call>\n<function=>\n</tool_call>", "<tool_call>\n<function=>\n</tool_call>"),
     Case("a tag that is spoken of", "Use <function=x> or <tool_call> here.", "Use <function=x> or <tool_call> here."),

@@ -15,7 +15,9 @@ from support.dialect_texts import TOOLS, Case, arguments_of
 from pyagent.core.dialects.dialect import OutputParser
 from pyagent.core.dialects.registry import dialects
 
-RECORDED = {name: import_module(f"support.dialect_texts.{name}").CASES for name in dialects()}
+SAME = {"mistral_args": "mistral"}
+"""Dialects that differ in their grammars alone."""
+RECORDED = {name: import_module(f"support.dialect_texts.{SAME.get(name, name)}").CASES for name in dialects()}
 ALL = [pytest.param(name, case, id=f"{name}: {case.says}") for name, cases in RECORDED.items() for case in cases]
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+from pyagent.core.dialects.call_mode import CallMode
 from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.output import Output
@@ -30,32 +30,21 @@ _BRACKETS = ("{", "[")
 
 
 @dataclass(slots=True)
-class JsonCallsMode:
-    """Reads an object or a list of them; `raw` is what becomes text if it is no call."""
+class JsonCallsMode(CallMode):
+    """Reads an object or a list of them, whose bracket may be read already; marks of the `separator` part objects."""
 
-    context: Context
     separator: str
-    raw: list[str]
     is_bare: bool = False
     is_list: bool = False
     level: int = 0
-    name: str = ""
-    has_call: bool = False
+    """Braces that are open: those around the arguments."""
     has_arguments: bool = False
     held: list[str] = field(default_factory=list[str])
     value: JsonValue | None = None
-    read_next: str = "open"
     key: str = ""
 
-    def step(self, source: Source, output: Output) -> Mode | None:
-        """Read on; each part of an object has a method of its own."""
-        while True:
-            part = cast("Callable[[Source, Output], Mode | bool]", getattr(self, f"_read_{self.read_next}"))
-            mode = part(source, output)
-            if not isinstance(mode, bool):
-                return mode
-            if not mode:
-                return None
+    def __post_init__(self) -> None:
+        self.part = self._read_key if self.level else self._read_open
 
     def end(self, source: Source, output: Output) -> None:
         """End with the answer: a call stays as far as it came, what is none yet is text."""
@@ -78,17 +67,6 @@ class JsonCallsMode:
             self.raw.append(space)
         return source.first
 
-    def _go(self, part: str) -> bool:
-        self.read_next = part
-        return True
-
-    def _fail(self, output: Output) -> Mode:
-        """Leave the rest to the text: of a call as far as it came, or of what is none."""
-        if self.name:
-            return TextMode(self.context, closers=self.context.closers)
-        output.content.write("".join(self.raw))
-        return TextMode(self.context, closers=self.context.closers if self.has_call else ())
-
     def _read_open(self, source: Source, output: Output) -> Mode | bool:
         mark = self._mark(source)
         if mark == "[" and not self.is_list:
@@ -98,22 +76,22 @@ class JsonCallsMode:
         if mark == "{":
             self.level = 1
             self._take(source, 1)
-            return self._go("key")
-        return self._fail(output) if mark else False
+            return self.go(self._read_key)
+        return self.fail(output) if mark else False
 
     def _read_key(self, source: Source, output: Output) -> Mode | bool:
         mark = self._mark(source)
         if mark == "}":
             return self._read_comma(source, output)
         if mark != '"':
-            return self._fail(output) if mark else False
+            return self.fail(output) if mark else False
         key = self._read_string(source)
         if key is None:
-            return self._fail(output) if source.num_left >= _MAX_KEY_CHARS else False
+            return self.fail(output) if source.num_left >= _MAX_KEY_CHARS else False
         if self.is_bare and not self.name and key not in _KNOWN:
-            return self._fail(output)
+            return self.fail(output)
         self.key = key
-        return self._go("colon")
+        return self.go(self._read_colon)
 
     def _read_string(self, source: Source) -> str | None:
         match = _STRING.match(source.text, source.at, source.at + _MAX_KEY_CHARS)
@@ -128,38 +106,34 @@ class JsonCallsMode:
     def _read_colon(self, source: Source, output: Output) -> Mode | bool:
         mark = self._mark(source)
         if mark != ":":
-            return self._fail(output) if mark else False
+            return self.fail(output) if mark else False
         self._take(source, 1)
-        return self._go("value")
+        return self.go(self._read_value)
 
     def _read_value(self, source: Source, output: Output) -> Mode | bool:
         mark = self._mark(source)
         if not mark:
             return False
         if mark == '"' and not self.name and (self.key in _NAMES or self.key == _WRAPPER):
-            return self._go("name")
+            return self.go(self._read_name)
         if mark == "{" and self.key == _WRAPPER:
             self.level += 1
             self._take(source, 1)
-            return self._go("key")
+            return self.go(self._read_key)
         self.value = JsonValue(next(iter(self.context.closers), ""))
-        return self._go("arguments" if self.key in _ARGUMENTS and not self.has_arguments else "other")
+        return self.go(self._read_arguments if self.key in _ARGUMENTS and not self.has_arguments else self._read_other)
 
     def _read_name(self, source: Source, output: Output) -> Mode | bool:
         name = self._read_string(source)
         if name is None:
-            return self._fail(output) if source.num_left >= _MAX_KEY_CHARS else False
+            return self.fail(output) if source.num_left >= _MAX_KEY_CHARS else False
         if not name or (self.is_bare and name not in self.context.tools):
-            return self._fail(output)
-        self.name = name
-        self.raw = []
-        self.has_call = True
-        output.pass_tag()
-        output.begin_call(name)
+            return self.fail(output)
+        self.begin(name, output)
         if self.has_arguments:
             output.add_arguments(_arguments("".join(self.held)))
             self.held = []
-        return self._go("comma")
+        return self.go(self._read_comma)
 
     def _read_other(self, source: Source, output: Output) -> Mode | bool:
         return self._read_json(source, output, is_arguments=False)
@@ -184,29 +158,29 @@ class JsonCallsMode:
             if self.name and not self.value.is_object:
                 output.add_arguments(_arguments("".join(self.held)))
                 self.held = []
-        return self._go("comma")
+        return self.go(self._read_comma)
 
     def _read_comma(self, source: Source, output: Output) -> Mode | bool:
         mark = self._mark(source)
         if mark == ",":
             self._take(source, 1)
-            return self._go("key")
+            return self.go(self._read_key)
         if mark != "}":
-            return self._fail(output) if mark else False
+            return self.fail(output) if mark else False
         self._take(source, 1)
         self.level -= 1
         if self.level:
-            return self._go("comma")
+            return self.go(self._read_comma)
         return self._close(output)
 
     def _close(self, output: Output) -> Mode | bool:
         if not self.name:
-            return self._fail(output)
+            return self.fail(output)
         output.end_call()
         if not self.is_list:
-            return self._go("surplus" if self.context.closers else "next")
+            return self.go(self._read_surplus if self.context.closers else self._read_next)
         self.name, self.has_arguments = "", False
-        return self._go("between")
+        return self.go(self._read_between)
 
     def _read_next(self, source: Source, output: Output) -> Mode | bool:
         """Go on with another object where a mark parts them."""
@@ -215,7 +189,7 @@ class JsonCallsMode:
             return TextMode(self.context) if mark else False
         self.name, self.has_arguments = "", False
         self._take(source, 1)
-        return self._go("open")
+        return self.go(self._read_open)
 
     def _read_surplus(self, source: Source, output: Output) -> Mode | bool:
         """Drop braces too many before the closing tag, which small models write."""
@@ -231,7 +205,7 @@ class JsonCallsMode:
             return False
         if mark == ",":
             self._take(source, 1)
-            return self._go("open")
+            return self.go(self._read_open)
         if mark == "]":
             source.take(1)
         return TextMode(self.context, closers=self.context.closers)
@@ -281,11 +255,7 @@ class JsonCalls:
     def open(self, context: Context, tag: str) -> Mode:
         """Return the mode that reads objects."""
         is_bare = tag in _BRACKETS
-        if not is_bare:
-            return JsonCallsMode(context, self.separator, [tag])
-        is_list = tag == "["
-        read_next = "open" if is_list else "key"
-        return JsonCallsMode(context, self.separator, [tag], True, is_list, int(not is_list), read_next=read_next)
+        return JsonCallsMode(context, [tag], self.separator, is_bare, tag == "[", level=int(tag == "{"))
 
     def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
         """Return an object with name and arguments."""

@@ -128,7 +128,7 @@ class NamedCallMode:
     def _read_header(self, source: Source, output: Output) -> Mode | None:
         window = source.text[source.at : source.at + _MAX_HEADER_CHARS]
         if window.lstrip()[:1] in {"[", "{"}:
-            return JsonCallsMode(self.context, self.calls.separator, [self.raw])
+            return JsonCallsMode(self.context, [self.raw], self.calls.separator)
         ends = [place for mark in ("{", *self.context.closers[:1]) if (place := window.find(mark)) >= 0]
         if not ends:
             return self._fail(output) if len(window) == _MAX_HEADER_CHARS else None

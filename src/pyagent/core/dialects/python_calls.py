@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
 
+from pyagent.core.dialects.call_mode import CallMode
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue
 from pyagent.core.dialects.output import Output
@@ -46,8 +45,7 @@ class PythonCalls:
 
     def open(self, context: Context, tag: str) -> Mode:
         """Return the mode that reads a list."""
-        is_bare = tag in self.bare_openers
-        return PythonCallsMode(context, tag, is_bare, is_list=is_bare, read_next="name" if is_bare else "open")
+        return PythonCallsMode(context, [tag], tag in self.bare_openers)
 
     def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
         """Return a call with keyword arguments in the order of the schema's properties."""
@@ -79,70 +77,49 @@ def python_value(schema: JsonObject, lark: Lark) -> str:
 
 
 @dataclass(slots=True)
-class PythonCallsMode:
-    """Reads a list of calls, or one that stands alone."""
+class PythonCallsMode(CallMode):
+    """Reads a list of calls, or one that stands alone; where it `is_bare`, the list's bracket is read already."""
 
-    context: Context
-    raw: str
     is_bare: bool
-    is_list: bool = False
-    read_next: str = "open"
-    name: str = ""
+    is_list: bool = field(init=False)
     num_values: int = 0
     value: LiteralValue | None = None
-    has_call: bool = False
 
-    def step(self, source: Source, output: Output) -> Mode | None:
-        """Read on; each part of a call has a method of its own."""
-        while True:
-            part = cast("Callable[[Source, Output], Mode | bool]", getattr(self, f"_read_{self.read_next}"))
-            mode = part(source, output)
-            if not isinstance(mode, bool):
-                return mode
-            if not mode:
-                return None
+    def __post_init__(self) -> None:
+        self.is_list = self.is_bare
+        self.part = self._read_name if self.is_bare else self._read_open
 
     def end(self, source: Source, output: Output) -> None:
         """End with the answer: a call stays as far as it came, what is none yet is text."""
         if not self.name:
-            output.content.write(self.raw + source.take_rest())
+            output.content.write("".join(self.raw) + source.take_rest())
         elif self.value:
             output.add_arguments(self.value.end())
 
-    def _go(self, part: str) -> bool:
-        self.read_next = part
-        return True
-
-    def _fail(self, output: Output) -> Mode:
-        if not self.name:
-            output.content.write(self.raw)
-        return TextMode(self.context, closers=self.context.closers if self.has_call else ())
-
     def _read_open(self, source: Source, output: Output) -> Mode | bool:
-        self.raw += source.take_space()
+        self.raw.append(source.take_space())
         if not source.num_left:
             return False
         if source.first == "[":
             self.is_list = True
-            self.raw += source.take(1)
-        return self._go("name")
+            self.raw.append(source.take(1))
+        return self.go(self._read_name)
 
     def _read_name(self, source: Source, output: Output) -> Mode | bool:
-        self.raw += source.take_space()
+        self.raw.append(source.take_space())
         window = source.text[source.at : source.at + _MAX_NAME_CHARS]
         match = _NAME.match(window)
         if match is None:
-            return self._fail(output) if window else False
+            return self.fail(output) if window else False
         if match.end() == len(window):
-            return self._fail(output) if len(window) == _MAX_NAME_CHARS else False
+            return self.fail(output) if len(window) == _MAX_NAME_CHARS else False
         name = match.group()
         if window[match.end()] != "(" or (self.is_bare and name not in self.context.tools):
-            return self._fail(output)
+            return self.fail(output)
         source.take(match.end() + 1)
-        self.name, self.raw, self.num_values, self.has_call = name, "", 0, True
-        output.pass_tag()
-        output.begin_call(name)
-        return self._go("key")
+        self.num_values = 0
+        self.begin(name, output)
+        return self.go(self._read_key)
 
     def _read_key(self, source: Source, output: Output) -> Mode | bool:
         source.take_space()
@@ -151,7 +128,7 @@ class PythonCallsMode:
             return False
         if mark in "),":
             source.take(1)
-            return self._go("key") if mark == "," else self._close(output)
+            return self.go(self._read_key) if mark == "," else self._close(output)
         window = source.text[source.at : source.at + _MAX_NAME_CHARS]
         match = _KEY.match(window)
         if not source.is_last and len(window) < _MAX_NAME_CHARS and (match is None or match.end() == len(window)):
@@ -161,7 +138,7 @@ class PythonCallsMode:
         if match is not None:
             source.take(match.end())
         self._begin_value(match.group(1) if match else self._positional(), output)
-        return self._go("value")
+        return self.go(self._read_value)
 
     def _positional(self) -> str:
         """Return the name of an argument that was written without one."""
@@ -178,20 +155,20 @@ class PythonCallsMode:
     def _read_value(self, source: Source, output: Output) -> Mode | bool:
         assert self.value
         output.add_arguments(self.value.read(source))
-        return self._go("after_value") if self.value.is_done else False
+        return self.go(self._read_after_value) if self.value.is_done else False
 
     def _read_after_value(self, source: Source, output: Output) -> Mode | bool:
         source.take_space()
         mark = source.first
         if mark and mark not in "),":
-            return self._fail(output)
-        return self._go("key") if mark else False
+            return self.fail(output)
+        return self.go(self._read_key) if mark else False
 
     def _close(self, output: Output) -> Mode | bool:
         output.add_arguments("}" if self.num_values else "")
         output.end_call()
         self.name = ""
-        return self._go("after_call")
+        return self.go(self._read_after_call)
 
     def _read_after_call(self, source: Source, output: Output) -> Mode | bool:
         """Go on with the list, or with a call on the next line where there are no brackets."""
@@ -201,9 +178,9 @@ class PythonCallsMode:
             return False
         if self.is_list and mark == ",":
             source.take(1)
-            return self._go("name")
+            return self.go(self._read_name)
         if self.is_list and mark == "]":
             source.take(1)
         elif not self.is_list and _NAME.match(mark) and self.context.closers:
-            return self._go("name")
+            return self.go(self._read_name)
         return TextMode(self.context, closers=self.context.closers)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import cast
 
+from pyagent.core.dialects.call_mode import CallMode
 from pyagent.core.dialects.lark import Lark
 from pyagent.core.dialects.literals import LiteralValue, json_string_part
 from pyagent.core.dialects.output import Output
@@ -69,7 +69,7 @@ class XmlCalls:
 
     def open(self, context: Context, tag: str) -> Mode:
         """Return the mode that reads elements."""
-        return XmlCallMode(context, self, tag, read_next="name" if tag in self.bare_openers else "head")
+        return XmlCallMode(context, [tag], self, tag in self.bare_openers)
 
     def lark(self, tool: Tool, rule: str, lark: Lark) -> str:
         """Return the elements of a call: the schema's properties in their order, each as its schema says."""
@@ -107,52 +107,40 @@ class XmlCalls:
 
 
 @dataclass(slots=True)
-class XmlCallMode:
-    """Reads one call."""
+class XmlCallMode(CallMode):
+    """Reads one call; where it `is_bare`, what stands before its name is read already."""
 
-    context: Context
     calls: XmlCalls
-    raw: str
-    read_next: str = "head"
-    name: str = ""
+    is_bare: bool
     num_values: int = 0
+    has_between: bool = False
+    """Whether text, which is none of a call's, came since the last element."""
     types: set[str] = field(default_factory=set[str])
     is_streaming: bool = False
     is_value_begun: bool = False
     newline: str = ""
     held: list[str] = field(default_factory=list[str])
 
-    def step(self, source: Source, output: Output) -> Mode | None:
-        """Read on; each part of a call has a method of its own."""
-        while True:
-            part = cast("Callable[[Source, Output], Mode | bool]", getattr(self, f"_read_{self.read_next}"))
-            mode = part(source, output)
-            if not isinstance(mode, bool):
-                return mode
-            if not mode:
-                return None
+    def __post_init__(self) -> None:
+        self.part = self._read_name if self.is_bare else self._read_head
 
     def end(self, source: Source, output: Output) -> None:
         """End with the answer: a call stays as far as it came, what is none yet is text."""
         if not self.name:
-            output.content.write(self.raw + source.take_rest())
+            output.content.write("".join(self.raw) + source.take_rest())
         elif self.held:  # of no type yet: as the beginning of a string
             output.add_arguments(f'"{json_string_part("".join(self.held))}')
 
-    def _go(self, part: str) -> bool:
-        self.read_next = part
-        return True
-
     def _read_head(self, source: Source, output: Output) -> Mode | bool:
         head = self.calls.name[0].strip()
-        self.raw += source.take_space()
+        self.raw.append(source.take_space())
         seen = source.text[source.at : source.at + len(head)]
         if not source.num_left or (seen != head and head.startswith(seen) and not source.is_last):
             return False
         if seen != head:
-            return self._fail(output)
-        self.raw += source.take(len(head))
-        return self._go("name")
+            return self.fail(output)
+        self.raw.append(source.take(len(head)))
+        return self.go(self._read_name)
 
     def _read_name(self, source: Source, output: Output) -> Mode | bool:
         """Read the name up to the end of its tag; where it has none, up to the next tag."""
@@ -161,29 +149,25 @@ class XmlCallMode:
         window = source.text[source.at : source.at + _MAX_NAME_CHARS]
         places = [place for one in ends if (place := window.find(one)) >= 0]
         if not places:
-            return self._fail(output) if len(window) == _MAX_NAME_CHARS else False
+            return self.fail(output) if len(window) == _MAX_NAME_CHARS else False
         name = window[: min(places)].strip()
-        is_bare = self.raw in self.calls.bare_openers and not output.is_in_section
-        if not _NAME.fullmatch(name) or (is_bare and name not in self.context.tools):
-            return self._fail(output)
+        is_alone = self.is_bare and not output.is_in_section
+        if not _NAME.fullmatch(name) or (is_alone and name not in self.context.tools):
+            return self.fail(output)
         source.take(min(places) + len(end))
-        self.name = name
-        output.pass_tag()
-        output.begin_call(name)
-        return self._go("between")
-
-    def _fail(self, output: Output) -> Mode:
-        output.content.write(self.raw)
-        return TextMode(self.context)
+        self.begin(name, output)
+        return self.go(self._read_between)
 
     def _read_between(self, source: Source, output: Output) -> Mode | bool:
         calls = self.calls
         between, tag = tags_of(calls.key[0].strip(), calls.close, *self.context.closers).read(source)
-        output.content.write(between if between.strip() else "")
+        between = between if self.has_between else between.lstrip()
+        output.content.write(between)
+        self.has_between = not tag and (self.has_between or bool(between))
         if not tag:
             return False
         if tag == calls.key[0].strip():
-            return self._go("key")
+            return self.go(self._read_key)
         output.add_arguments("}" if self.num_values else "")
         output.end_call()
         output.pass_tag()
@@ -198,7 +182,7 @@ class XmlCallMode:
         written = source.take(match.start() - source.at)
         source.take(len(match.group()))
         self._begin_value(written, output)
-        return self._go("value")
+        return self.go(self._read_value)
 
     def _begin_value(self, written: str, output: Output) -> None:
         key, _, flags = written.strip().strip('"').partition('"')
@@ -226,7 +210,7 @@ class XmlCallMode:
         if tag != self.calls.value[1].strip():
             source.at -= len(tag)
         self._end_value(output)
-        return self._go("between")
+        return self.go(self._read_between)
 
     def _add(self, text: str, output: Output) -> None:
         if not self.is_streaming:
