@@ -16,7 +16,7 @@ MAX_CHARS = 1 << 20
 """Of a grammar: more is refused while it is written, before it takes the memory."""
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE = '"$ref"'
-_WRITING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As models are shown JSON; a small model left free to add spaces adds them for ever."""
 
 
@@ -95,4 +95,4 @@ def quoted(value: object) -> str:
 
 
 def _json_text(schema: JsonObject) -> str:
-    return quoted({**schema, "x-guidance": _WRITING})
+    return quoted({**schema, "x-guidance": SPACING})

@@ -1,0 +1,140 @@
+"""Grammars by llguidance: JSON schemas, choices, regexes and Lark, with the masks of a step on all of its threads."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from pyagent import _rust
+from pyagent.core.dialects.lark import SPACING, quoted
+from pyagent.core.errors import RequestError
+from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, Vocabulary, mask_bytes
+from pyagent.infrastructure.engine.grammar.errors import GrammarError, told_briefly
+from pyagent.infrastructure.engine.grammar.schema_checks import place_of
+from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_MAX_STEP_ITEMS, _MAX_LEXER_STATES = 20_000, 50_000
+"""A mask that needs more items would take longer than 100 ms of the engine's step; a state takes up to 2 kB."""
+_UNKNOWN_KEYWORD = re.compile(r'Unimplemented keys: \["([^"]*)"')
+
+
+class GuidanceMatcher:
+    """An `LLMatcher` whose errors are raised."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing can follow any more."""
+        return self.inner.is_stopped()
+
+    def accept(self, token: int) -> None:
+        """Go on by a token."""
+        if not self.inner.consume_token(token):
+            raise self.error(f"token {token} is not allowed here")
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by the last tokens."""
+        if not self.inner.rollback(num_tokens):
+            raise self.error(f"it cannot go back by {num_tokens} tokens")
+
+    def copy(self) -> GuidanceMatcher:
+        """Return a matcher at the same place."""
+        return GuidanceMatcher(self.inner.deep_copy())
+
+    def error(self, otherwise: str) -> GrammarError:
+        """Return what went wrong."""
+        return GrammarError(self.inner.get_error() or otherwise, self.inner.stop_reason())
+
+
+class GuidanceBackend:
+    """llguidance for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        from llguidance import LLExecutor, LLParserLimits
+
+        self._row_bytes = mask_bytes(vocabulary.vocab_size)
+        self._tokenizer = llguidance_tokenizer(vocabulary)
+        self._executor = LLExecutor(_rust.available_cores())
+        self._limits = LLParserLimits(
+            step_max_items=_MAX_STEP_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
+        _rust.trim_memory()  # the tokens' bytes
+
+    def compile(self, source: GrammarSource) -> GuidanceMatcher:
+        """Return a matcher at the start. Raises `RequestError` saying what cannot be enforced."""
+        from llguidance import LLMatcher
+
+        matcher = GuidanceMatcher(LLMatcher(self._tokenizer, _text(source), log_level=0, limits=self._limits))
+        if matcher.inner.is_error():
+            raise _refusal(matcher.inner.get_error(), source)
+        try:  # what allows no first token would end the request in the middle of a step
+            self.fill_masks([(matcher, 0)], memoryview(bytearray(self._row_bytes)))
+        except GrammarError as error:
+            raise RequestError(str(error), param="response_format") from error
+        return matcher
+
+    def fill_masks(self, rows: Sequence[tuple[GrammarMatcher, int]], masks: memoryview) -> None:
+        """Write the masks, without the interpreter's lock. Raises `GrammarError` where a matcher failed."""
+        own = cast("Sequence[tuple[GuidanceMatcher, int]]", rows)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(masks))
+        inner = [(matcher.inner, row) for matcher, row in own]
+        if len(inner) == 1:  # handing one over to another thread takes as long as computing it
+            matcher, row = inner[0]
+            matcher.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
+        else:
+            self._executor.unsafe_compute_mask_ptr(inner, address, self._row_bytes, masks.nbytes // self._row_bytes)
+        for matcher, _ in own:
+            if matcher.inner.is_error():
+                raise matcher.error("the grammar failed")
+
+
+class Guidance:
+    """The backend `guidance`."""
+
+    name = "guidance"
+
+    def unavailable_reason(self) -> None:
+        """PyAgent depends on llguidance."""
+
+    def open(self, vocabulary: Vocabulary) -> GrammarBackend:
+        """Return llguidance for a vocabulary."""
+        return GuidanceBackend(vocabulary)
+
+
+GUIDANCE = Guidance()
+
+
+def _text(source: GrammarSource) -> str:
+    """Return a source as llguidance takes it."""
+    from llguidance import LLMatcher
+
+    try:
+        match source.kind:
+            case "json_schema":
+                return LLMatcher.grammar_from_json_schema(source.text, defaults=cast("object", SPACING))  # pyright: ignore[reportArgumentType]
+            case "choice":  # as one lexeme, since as rules more than 2,000 are too many for the parser
+                texts = " | ".join(map(quoted, json.loads(source.text)))
+                return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+            case "regex":
+                return LLMatcher.grammar_from_regex(source.text)
+            case "lark":
+                return LLMatcher.grammar_from_lark(source.text)
+    except (ValueError, RecursionError) as error:  # nested too deep
+        raise RequestError(told_briefly(error), param="response_format") from error
+
+
+def _refusal(error: str, source: GrammarSource) -> RequestError:
+    """Return the error for what llguidance refuses, with the place of a keyword that it does not know."""
+    unknown = _UNKNOWN_KEYWORD.search(error) if source.kind == "json_schema" else None
+    place = place_of(json.loads(source.text), unknown[1]) if unknown else ""
+    return RequestError(told_briefly(error) + (f" ({place})" if place else ""), param="response_format")
