@@ -105,6 +105,7 @@ if TYPE_CHECKING:
 _LATER = {
     "ABILITIES": "pyagent.core.abilities",
     "FURTHER_SAMPLING": "pyagent.core.abilities",
+    "TOKEN_FIELDS": "pyagent.core.abilities",
     "Abilities": "pyagent.core.abilities",
     "Agent": "pyagent.core.fleet.agent",
     "BLOCK_TOKENS": "pyagent.core.runners.batch",
@@ -168,6 +169,7 @@ __all__ = [
     "ABILITIES",
     "BLOCK_TOKENS",
     "FURTHER_SAMPLING",
+    "TOKEN_FIELDS",
     "Abilities",
     "Agent",
     "AgentError",

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 API = (
-    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING Abilities Agent AgentError Answer Backend BackendError BackendFactory "
+    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities Agent AgentError Answer Backend BackendError BackendFactory "
     "Batch BudgetError "
     "CachePages CacheQuery CacheQueryResult CacheReport CachedPrompt Capabilities CapacityError ChatDelta ChatRequest "
     "ConfigError Context ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest EmbedResult "

@@ -45,6 +45,8 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     # not to reason is a wish, told to those that know it
     "reasoning_effort": lambda request: request.reasoning_effort not in (None, "none"),
     "chat_template_kwargs": lambda request: bool(request.chat_template_kwargs),
+    "truncate_prompt_tokens": lambda request: request.truncate_prompt_tokens is not None,
+    "add_special_tokens": lambda request: not request.add_special_tokens,
     "n": lambda request: request.n > 1,
     "best_of": lambda request: request.best_of is not None,
     "beam": lambda request: request.beam is not None,
@@ -67,6 +69,11 @@ FURTHER_SAMPLING: Abilities = frozenset(
     }
 )
 """What llama.cpp, vLLM and the embedded engine know of sampling beyond OpenAI's fields, top-k and min-p."""
+
+TOKEN_FIELDS: Abilities = frozenset(
+    {"include_stop_str_in_output", "return_token_ids", "truncate_prompt_tokens", "add_special_tokens"}
+)
+"""What vLLM and the embedded engine know of a prompt's and an answer's tokens."""
 
 SOFT: Abilities = frozenset(
     {

@@ -160,8 +160,10 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     this machine, `session` names a conversation whose requests continue one token log. `origin`, `priority` (lower goes
     first, as in vLLM) and `request_class` (a queue of the settings) decide the order in which the engine works.
     `reasoning_effort` is a hint to reasoning models; None leaves it to the model. `chat_template_kwargs` (vLLM's) are
-    variables for the model's chat template, as `enable_thinking`. `unsupported` decides about fields
-    that the backend lacks: emulate them where that is sound, or refuse; None leaves it to the settings.
+    variables for the model's chat template, as `enable_thinking`. Of a prompt only the last `truncate_prompt_tokens`
+    tokens are read (-1: as many as leave room for the answer); a plain text has the model's first token before it
+    unless `add_special_tokens` is False (both vLLM's). `unsupported` decides about fields that the backend lacks:
+    emulate them where that is sound, or refuse; None leaves it to the settings.
 
     With `assistant_prefix` the answer begins with that text, which the caller wrote, as a part of the prompt; with
     `answer_prefix` it begins, after that, with text generated elsewhere, as a part of the answer. Neither is repeated
@@ -180,6 +182,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: JsonObject = {}
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool = True
     sampling: SamplingParams = SamplingParams()
     timeout_seconds: float | None = None
     private: bool = False
@@ -318,11 +322,15 @@ class Resumption(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token's log probability, and those of the likeliest tokens at its position; None for a text's first token."""
+    """A token's log probability, and those of the likeliest tokens at its position; None for a text's first token.
+
+    `text_offset` is where in the answer's text the token begins, where that is known.
+    """
 
     token: str
     logprob: float | None
     top_logprobs: list[tuple[str, float]] = []
+    text_offset: int | None = None
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
@@ -341,7 +349,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     that did not, with reasons, in `attempts` of the first delta.
 
     `prompt_logprobs` come with the first delta of each answer: for each token of the prompt by token id its own entry,
-    then the likeliest; None for the first token.
+    then the likeliest; None for the first token. With `return_token_ids`, `token_ids` are those sampled since the
+    answer's last delta, and its first delta has those of the prompt.
     """
 
     index: int = 0
@@ -354,6 +363,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     backend: str = ""
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[dict[int, PromptLogprob] | None] = []
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
     attempts: list[FailedAttempt] = []
     resumed: Resumption | None = None
 

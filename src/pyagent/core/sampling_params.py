@@ -25,8 +25,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     Ending an answer:
 
     - `stop` texts and `stop_token_ids` end it and are no part of it, as end-of-sequence tokens are, which `ignore_eos`
-      ignores. None of these tokens is sampled before there are `min_tokens` tokens.
-    - Control tokens are written into the text unless `skip_special_tokens`.
+      ignores. None of these tokens is sampled before there are `min_tokens` tokens. With `include_stop_str_in_output`
+      the text ends with what ended it.
+    - Control tokens are written into the text unless `skip_special_tokens`; `return_token_ids` asks for the ids of the
+      prompt's and the answer's tokens.
 
     Log probabilities:
 
@@ -76,6 +78,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
     typical_p: float = 1.0
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0

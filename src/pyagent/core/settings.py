@@ -322,6 +322,14 @@ class Engine(Section, frozen=True):
             "in the text, and tools are described in the prompt), or the name of a dialect, such as `hermes`.",
         ),
     ] = "auto"
+    stream_interval: Annotated[
+        int,
+        Setting(
+            COUNT,
+            "Tokens whose text is streamed together, after an answer's first ones: more of them cost the server less "
+            "for each token.",
+        ),
+    ] = 1
     isa: Annotated[
         Literal["auto", "scalar", "avx2", "avx512", "amx"],
         Setting(choice("auto", "scalar", "avx2", "avx512", "amx"), "Widest CPU instruction set to use, for debugging."),

@@ -12,12 +12,14 @@ class StopStrings:
 
     Text that may turn out to begin a stop string is held back until it is known; what was pushed and not held back or
     cut off is returned exactly once. A copy goes on by itself: the state is replaced, never changed in place.
+    With `is_included` the answer ends with the stop string, so that nothing is held back.
     """
 
-    __slots__ = ("_borders", "_initials", "_matched", "_stops")
+    __slots__ = ("_borders", "_initials", "_is_included", "_matched", "_stops")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, is_included: bool = False) -> None:
         self._stops = stops
+        self._is_included = is_included
         self._initials = frozenset(stop[0] for stop in stops)
         self._borders = tuple(_borders(stop) for stop in stops)
         self._matched = (0,) * len(stops)
@@ -26,6 +28,8 @@ class StopStrings:
         """Take more text; return what may be sent, and whether a stop string was found (then the rest is dropped)."""
         if not self._stops:
             return text, False
+        if self._is_included:
+            return self._with_stop(text)
         holder, num_held = self._held()
         is_idle, num_sent, is_stopped = not num_held, 0, False
         for place, letter in enumerate(text, 1):
@@ -42,6 +46,14 @@ class StopStrings:
             num_sent = num_held + len(text) - max(self._matched)
         return holder[: min(num_held, num_sent)] + text[: max(0, num_sent - num_held)], is_stopped
 
+    def _with_stop(self, text: str) -> tuple[str, bool]:
+        for place, letter in enumerate(text, 1):
+            self._matched = tuple(map(_advance, self._stops, self._borders, self._matched, letter * len(self._stops)))
+            if any(num == len(stop) for num, stop in zip(self._matched, self._stops, strict=True)):
+                self._matched = (0,) * len(self._stops)
+                return text[:place], True
+        return text, False
+
     def flush(self, text: str = "") -> str:
         """Return the end of the answer: what was held back, cut at a stop string that `text` completes."""
         sent, _ = self.push(text)
@@ -51,7 +63,7 @@ class StopStrings:
 
     def _held(self) -> tuple[str, int]:
         """The stop string whose beginning the answer ends with, the longest such, and that beginning's length."""
-        num_held = max(self._matched, default=0)
+        num_held = 0 if self._is_included else max(self._matched, default=0)
         return (self._stops[self._matched.index(num_held)], num_held) if num_held else ("", 0)
 
 

@@ -384,6 +384,12 @@ _REQUESTS: dict[str, ChatRequest] = {
     "stop_token_ids": _sampled(stop_token_ids=(1,)),
     "min_tokens": _sampled(min_tokens=2, max_tokens=4),
     "skip_special_tokens": _sampled(skip_special_tokens=False),
+    "include_stop_str_in_output": _sampled(stop=("\n",), include_stop_str_in_output=True),
+    "return_token_ids": _sampled(return_token_ids=True, max_tokens=4),
+    "truncate_prompt_tokens": _chat(truncate_prompt_tokens=8),
+    "add_special_tokens": ChatRequest(
+        prompt="Once upon", add_special_tokens=False, sampling=SamplingParams(max_tokens=8)
+    ),
     "top_logprobs": _sampled(top_logprobs=2, max_tokens=4),
     "prompt_logprobs": _sampled(prompt_logprobs=1, max_tokens=4),
     "echo": ChatRequest(prompt="Once upon", sampling=SamplingParams(echo=True, top_logprobs=1, max_tokens=4)),

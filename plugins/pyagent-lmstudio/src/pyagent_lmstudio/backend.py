@@ -19,6 +19,7 @@ import lmstudio
 from pyagent.plugin import (
     ABILITIES,
     FURTHER_SAMPLING,
+    TOKEN_FIELDS,
     Abilities,
     BackendError,
     Capabilities,
@@ -70,6 +71,7 @@ _ABILITIES: Abilities = ABILITIES - {
     "min_tokens",
     "skip_special_tokens",
     "prompt_logprobs",
+    *TOKEN_FIELDS,
     "echo",
     "top_logprobs",
     *FURTHER_SAMPLING,

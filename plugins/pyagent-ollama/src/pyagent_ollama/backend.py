@@ -15,6 +15,7 @@ import msgspec
 from pyagent.plugin import (
     ABILITIES,
     FURTHER_SAMPLING,
+    TOKEN_FIELDS,
     Abilities,
     BackendError,
     Capabilities,
@@ -64,6 +65,7 @@ _ABILITIES: Abilities = ABILITIES - {
     "min_tokens",
     "skip_special_tokens",
     "prompt_logprobs",
+    *TOKEN_FIELDS,
     "echo",
     *(FURTHER_SAMPLING - {"typical_p", "repeat_last_n"}),
     "n",

@@ -75,8 +75,9 @@ class DeliveredAnswer:
 
     @property
     def _has_prompt(self) -> bool:
-        """Whether the answer repeats or scores its prompt, which a link that goes on with it would do again."""
-        return self.request.sampling.echo or self.request.sampling.prompt_logprobs is not None
+        """Whether the answer repeats, scores or counts out its prompt, which a link that goes on would do again."""
+        sampling = self.request.sampling
+        return sampling.echo or sampling.return_token_ids or sampling.prompt_logprobs is not None
 
     def is_taken_by(self, link: Link) -> bool:
         """Return whether a link can continue the answer: structured output, or one with logprobs, only exactly."""

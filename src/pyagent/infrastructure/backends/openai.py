@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-from pyagent.core.abilities import ABILITIES, SOFT, Abilities, needs, noting
+from pyagent.core.abilities import ABILITIES, SOFT, TOKEN_FIELDS, Abilities, needs, noting
 from pyagent.core.backends import Backend, BackendFactory, LinkSpec
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.config import read_headers, read_secret
@@ -46,7 +46,7 @@ _RENAMED = frozenset({"max_tokens", "stream_options"})
 _ABILITIES = ABILITIES - {
     *("prompt_token_ids", "beam", "best_of", "choice"),
     *("penalty_decay", "top_h", "bad_words_penalty", "no_repeat_ngram_size"),  # no server has these
-    *("bad_words", "allowed_token_ids"),  # vLLM has them; others leave them out without a word
+    *("bad_words", "allowed_token_ids", *TOKEN_FIELDS),  # vLLM has them; others leave them out without a word
 }
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")
 

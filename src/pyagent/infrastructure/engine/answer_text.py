@@ -29,11 +29,19 @@ class AnswerText:
     """Reads one answer as it is sampled. What `push` and `flush` return, joined, is the answer."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: tuple[str, ...] = (), parser: OutputParser | None = None
+        self,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...] = (),
+        parser: OutputParser | None = None,
+        *,
+        includes_stop: bool = False,
+        num_chars: int = 0,
     ) -> None:
+        """With `includes_stop` the content ends with the stop string; `num_chars` stand before the answer."""
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, is_included=includes_stop)
         self._has_stops = bool(stops)
+        self.num_chars = num_chars
         self._parser = parser
         self._written: list[str] = []
         self._held = ""
@@ -76,6 +84,7 @@ class AnswerText:
     def push(self, token: int) -> tuple[Parsed, bool]:
         """Take a token; return what it brings, and whether a stop string ended the answer."""
         text = self._detokenizer.push(token)
+        self.num_chars += len(text)
         if self._parser is None:
             return self._read(Parsed(text))
         self.num_reasoning_tokens += self._parser.is_reasoning

@@ -184,6 +184,8 @@ class LocalEngine(Shared):
             prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
             model.engine.submit(prepared)
             of_prompt: PromptReport | None = None
+            is_single = prepared.samples is None and prepared.search is None
+            begun = {0} if log is not None and is_single else set[int]()
             try:
                 while True:
                     output = await within(deadline, outputs.get(), name)
@@ -191,6 +193,10 @@ class LocalEngine(Shared):
                     if output.scores is not None:  # with the first output of each answer
                         of_prompt = of_prompt or await self.in_thread(PromptReport.of, prepared, output.scores)
                         delta = of_prompt.before(delta)
+                    if request.sampling.return_token_ids:
+                        is_first = output.index not in begun
+                        begun.add(output.index)
+                        delta = _with_ids(delta, output, prepared, is_first=is_first)
                     yield Piece(delta, output.tokens, prompt)
                     prompt = b""
                     if output.is_last:
@@ -287,6 +293,12 @@ async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _
             return await waiting
     except TimeoutError as error:
         raise DeadlineError(f"{name} did not finish before the deadline") from error
+
+
+def _with_ids(delta: ChatDelta, output: Output, request: Request, *, is_first: bool) -> ChatDelta:
+    """Return a delta with the ids of its tokens, and an answer's first one with those of the prompt."""
+    prompt = tuple(request.tokens[: request.num_prompt_tokens]) if is_first else ()
+    return msgspec.structs.replace(delta, token_ids=output.tokens, prompt_token_ids=prompt)
 
 
 def _delta(output: Output, request: Request, name: str) -> ChatDelta:

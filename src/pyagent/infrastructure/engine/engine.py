@@ -260,7 +260,7 @@ class Engine:
             if request.params.max_tokens == 0:
                 emitted: Output | None = request.end_prompt(now)
             elif token in request.end_ids:
-                emitted = request.stop(now)
+                emitted = request.stop(now, token)
             else:
                 emitted = request.accept(token, likelihood, now, num_after)
         except GrammarError as error:

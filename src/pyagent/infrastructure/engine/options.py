@@ -43,7 +43,8 @@ class EngineOptions:
     `max_model_len` shortens the model's own context, in tokens. `session_scope` says which conversations continue their
     token logs: all, those with a name, or none. `normalizes_prompts` takes known volatile spans out of system prompts;
     `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
-    `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`.
+    `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`. Of an answer the text
+    of `stream_interval` tokens goes out together.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -56,6 +57,7 @@ class EngineOptions:
     takes_hints: bool = True
     dialect: str = "auto"
     dialects: Sequence[Dialect] = ()
+    stream_interval: int = 1
     runners: RunnerChoice = field(default_factory=RunnerChoice)
 
     @property

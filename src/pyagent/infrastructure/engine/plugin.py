@@ -110,6 +110,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         takes_hints=engine.hints,
         dialect=_checked_dialect(engine.dialect, parts.dialects()),
         dialects=tuple(parts.dialects().values()),
+        stream_interval=engine.stream_interval,
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -78,8 +79,10 @@ class PromptReport:
             entries = [None, *(_entry(token, row, num_top, text_of) for token, row in tokens)]
         echoed: list[TokenLogprob] = []
         if params.echo and (num_top := params.top_logprobs) is not None:
-            echoed = [TokenLogprob(text_of(first), None)]
-            echoed += [_echoed(token, row, num_top, text_of) for token, row in tokens]
+            places = _places(request)
+            echoed = [TokenLogprob(text_of(first), None, [], places[0])]
+            told = zip(tokens, places[1:], strict=True)
+            echoed += [_echoed(token, row, num_top, text_of, place) for (token, row), place in told]
         return cls(entries, echoed)
 
     def before(self, delta: ChatDelta) -> ChatDelta:
@@ -97,12 +100,22 @@ def _entry(token: int, row: Row, num_top: int, text_of: Callable[[int], str]) ->
     return found
 
 
-def _echoed(token: int, row: Row, num_top: int, text_of: Callable[[int], str]) -> TokenLogprob:
+def _echoed(token: int, row: Row, num_top: int, text_of: Callable[[int], str], place: int) -> TokenLogprob:
     """Return a token's entry as an answer's tokens have it."""
     logprob, _, top = row
-    return TokenLogprob(
-        text_of(token), logprob, [(text_of(other), its_logprob) for other, its_logprob in top[:num_top]]
-    )
+    likeliest = [(text_of(other), its_logprob) for other, its_logprob in top[:num_top]]
+    return TokenLogprob(text_of(token), logprob, likeliest, place)
+
+
+def _places(request: Request) -> list[int]:
+    """Where in the echoed text each token of the prompt begins.
+
+    Counted from its end: what a tokenizer puts before a text by itself (a first token, a space) is not in the text.
+    """
+    stream = request.tokenizer.detokenizer(shows_special=True, is_further=True)
+    lengths = [len(stream.push(token)) for token in request.tokens[: request.num_prompt_tokens]]
+    start = request.num_echoed - sum(lengths) - len(stream.flush())
+    return [max(0, start + place) for place in accumulate(lengths[:-1], initial=0)]
 
 
 def _texts(tokenizer: ModelTokenizer) -> Callable[[int], str]:

@@ -146,7 +146,9 @@ class Request:
     prefix may be shared. `opener_ids` are tokens that end reasoning by beginning a call; where the grammar
     `spans_reasoning`, it holds from the first token on. `followers` are to be forked from it when its prompt is
     computed, all but the last token.
-    `scores` takes the log probabilities of the prompt's tokens, where they are asked for.
+    `scores` takes the log probabilities of the prompt's tokens, where they are asked for. The text of
+    `stream_interval` tokens goes out together; `unsent` is what waits for the others. The answer begins with
+    `num_echoed` characters of the prompt.
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
     done, `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it
@@ -177,6 +179,9 @@ class Request:
     samples: Samples | None = None
     search: Search | None = None
     followers: list[Request] = field(default_factory=list["Request"])
+    stream_interval: int = 1
+    unsent: Parsed = NOTHING
+    unsent_logprobs: tuple[TokenLogprob, ...] = ()
     logprob: float = 0.0
     num_likelihoods: int = 0
     status: Status = Status.WAITING
@@ -190,6 +195,7 @@ class Request:
     num_cached: int | None = None
     num_preemptions: int = 0
     num_told: int = 0
+    num_echoed: int = 0
     forward_seconds: float = 0.0
     scheduler_seconds: float = 0.0
     arrived: float = field(default_factory=time.perf_counter)
@@ -311,8 +317,9 @@ class Request:
         self.last_token = now
         if self.first_token is None:
             self.first_token = now
+        place = self.text.num_chars
         parsed, is_stopped = self._read(token)
-        logprobs = () if likelihood is None else self._logprobs(token, likelihood)
+        logprobs = () if likelihood is None else self._logprobs(token, likelihood, place)
         if is_stopped or (self.grammar is not None and self.grammar.is_finished):
             if num_after:
                 del self.tokens[-num_after:]
@@ -320,14 +327,23 @@ class Request:
         if self.num_output_tokens - num_after >= self.max_tokens:
             last, is_stopped = self.text.flush()
             return self.finish("stop" if is_stopped else "length", joined(parsed, last), logprobs)
-        has_news = parsed.content or parsed.reasoning or parsed.tool_calls or logprobs
-        return self._output(parsed, logprobs, num_after=num_after) if has_news else None
+        self.unsent, self.unsent_logprobs = joined(self.unsent, parsed), (*self.unsent_logprobs, *logprobs)
+        return self._output(num_after=num_after) if self._is_due(num_after) else None
 
-    def stop(self, now: float) -> Output:
-        """Finish on an end-of-sequence token, which is no part of the log."""
+    def _is_due(self, num_after: int) -> bool:
+        """Whether what is unsent goes out now: the first text at once, then that of so many tokens together."""
+        num_tokens = len(self.tokens) - num_after - self.num_told
+        if num_tokens < self.stream_interval and self.num_told > self.num_prompt_tokens:
+            return False
+        unsent = self.unsent
+        return bool(unsent.content or unsent.reasoning or unsent.tool_calls or self.unsent_logprobs)
+
+    def stop(self, now: float, token: int) -> Output:
+        """Finish on an end-of-sequence token, which is no part of the log, and of the text where that is asked for."""
         self.last_token = now
         self.first_token = self.first_token or now
-        return self.finish("stop", self.text.flush()[0])
+        said = self.text.push(token)[0] if self.params.include_stop_str_in_output else NOTHING
+        return self.finish("stop", joined(said, self.text.flush()[0]))
 
     def end_prompt(self, now: float) -> Output:
         """Finish a request for its prompt alone; drop the token that was sampled after it."""
@@ -352,8 +368,8 @@ class Request:
 
     def _output(
         self,
-        parsed: Parsed,
-        logprobs: tuple[TokenLogprob, ...],
+        parsed: Parsed = NOTHING,
+        logprobs: tuple[TokenLogprob, ...] = (),
         reason: FinishReason | None = None,
         error: str | None = None,
         num_after: int = 0,
@@ -362,14 +378,16 @@ class Request:
         tokens = tuple(self.tokens[self.num_told : end])
         self.num_told = end
         is_last = reason is not None
+        parsed, logprobs = joined(self.unsent, parsed), (*self.unsent_logprobs, *logprobs)
+        self.unsent, self.unsent_logprobs = NOTHING, ()
         text, written = parsed.content, self.text.written if is_last and self.text.is_parsed else None
         return Output(
             text, logprobs, reason, error, tokens, self.index, is_last, parsed.reasoning, parsed.tool_calls, written
         )
 
-    def _logprobs(self, token: int, likelihood: Likelihood) -> tuple[TokenLogprob, ...]:
+    def _logprobs(self, token: int, likelihood: Likelihood, place: int) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None:
             return ()
         name = self.tokenizer.token_text
         top = [(name(other), logprob) for other, logprob in likelihood.top[: self.params.top_logprobs]]
-        return (TokenLogprob(name(token), likelihood.logprob, top),)
+        return (TokenLogprob(name(token), likelihood.logprob, top, place),)

@@ -58,7 +58,7 @@ class ProcessedInput:
 class InputProcessor:
     """Make engine requests of one model's chat requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         preprocessor: InputPreprocessor,
         sessions: Sessions,
@@ -66,9 +66,11 @@ class InputProcessor:
         check_class: Callable[[str], str],
         *,
         scores_prompts: bool,
+        stream_interval: int = 1,
     ) -> None:
         """`check_class` returns the queue of a request class, or raises `RequestError`."""
         self._scores_prompts = scores_prompts
+        self._stream_interval = stream_interval
         self._preprocessor = preprocessor
         self._tokenizer = preprocessor.tokenizer
         self._sessions = sessions
@@ -92,7 +94,7 @@ class InputProcessor:
             Search(lead, request.beam, request.n, make)
         resumed = None if common.log is None else _resume(lead, common.log)
         if log is None or _has_several(request):  # else the engine that began the answer has delivered it
-            on_output = self._with_prompt(request, lead, on_output)
+            on_output = self._with_prompt(common.prompt, lead, on_output)
         if resumed is not None and request.answer_prefix:
             num_untold = max(0, len(request.answer_prefix) - len(resumed.text))
             on_output = without_prefix(on_output, min(num_untold, lead.text.num_held))
@@ -134,17 +136,16 @@ class InputProcessor:
             record_answer(self._sessions, asked, self._stream(asked, before.sampling), [answer])
 
     def _with_prompt(
-        self, request: ChatRequest, lead: Request, on_output: Callable[[Output], None]
+        self, prompt: PromptTokens, lead: Request, on_output: Callable[[Output], None]
     ) -> Callable[[Output], None]:
         """Return `on_output` that begins with the prompt, where that is asked for; the lead computes its scores."""
+        request = prompt.format.request
         lead.scores = make_scores(request.sampling, lead.tokens[: lead.num_prompt_tokens], request.n)
         if lead.scores is not None and not self._scores_prompts:
             text = "this model's runner gives no log probabilities of prompts"
             raise UnsupportedError(text, backend="native", fields=["prompt_logprobs"])
-        text = ""
-        if request.sampling.echo:
-            text = request.prompt if request.prompt is not None else self._tokenizer.shown(request.prompt_token_ids)
-        return with_prompt(on_output, text, lead.scores) if text or lead.scores is not None else on_output
+        is_told = prompt.echo or lead.scores is not None
+        return with_prompt(on_output, prompt.echo, lead.scores) if is_told else on_output
 
     def _process(self, request: ChatRequest, log: TokenLog | None) -> ProcessedInput:
         prompt = self._preprocessor.tokenize(request, log)
@@ -206,6 +207,8 @@ class InputProcessor:
             prompt=common.prompt.prompt,
             index=index,
             status=Status.FOLLOWING if index else Status.WAITING,
+            stream_interval=self._stream_interval,
+            num_echoed=len(common.prompt.echo),
         )
 
     def _text(self, prompt: PromptTokens, params: SamplingParams, *, is_held: bool) -> AnswerText:
@@ -214,13 +217,22 @@ class InputProcessor:
         is_begun = bool(prompt.assistant_prefix.tokens or answer_format.request.answer_prefix)
         is_reasoning = not is_begun and chat_format.is_open(prompt.prompt.tokens)
         parser = answer_format.parser(is_reasoning=is_reasoning, is_held=is_held)
-        return AnswerText(prompt.assistant_prefix.after(self._stream(prompt, params)), params.stop, parser)
+        return AnswerText(
+            prompt.assistant_prefix.after(self._stream(prompt, params)),
+            params.stop,
+            parser,
+            includes_stop=params.include_stop_str_in_output,
+            num_chars=len(prompt.echo),
+        )
 
     def _stream(self, prompt: PromptTokens, params: SamplingParams) -> Detokenizer:
         """Return a stream of an answer's text, with the control tokens that its parser or its client must see."""
         chat_format, dialect = self._preprocessor.chat_format, prompt.format.dialect
         shown = frozenset[int]() if dialect is None else chat_format.shown_ids(dialect)
-        return self._tokenizer.detokenizer(shows_special=not params.skip_special_tokens, shown=shown)
+        is_further = not prompt.format.messages
+        return self._tokenizer.detokenizer(
+            shows_special=not params.skip_special_tokens, shown=shown, is_further=is_further
+        )
 
     def _grammar(self, answer_format: AnswerFormat) -> Grammar | None:
         request = answer_format.request

@@ -67,6 +67,7 @@ class LoadedModel:
             self.grammars,
             self.engine.scheduler.queues.check,
             scores_prompts=self.runner.scores_prompts,
+            stream_interval=options.stream_interval,
         )
         self._takes_hints = options.takes_hints
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
+_TRUNCATED_CONTEXTS = 8
+"""Contexts that a prompt may have of which the end is read: all of it is tokenised, since the end alone might be
+tokenised otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContextLimit:
     """The most tokens of a sequence, and why there are not more, for the caller whose prompt is too long."""
@@ -43,6 +48,8 @@ class PromptTokens:
     prompt: Prompt
     assistant_prefix: AssistantPrefix
     format: AnswerFormat
+    echo: str = ""
+    """The text of a prompt that is no conversation, where answers begin with it."""
 
     @property
     def tokens(self) -> list[int]:
@@ -78,7 +85,14 @@ class InputPreprocessor:
         assistant_prefix = AssistantPrefix.of(request.assistant_prefix, self.tokenizer)
         if log is not None:  # the conversation it continued may be lost, or have gone on
             prompt = logged_prompt(prompt, log.prompt, assistant_prefix)
-        return PromptTokens(prompt, assistant_prefix, answer_format)
+        echo = self._text(request, prompt.tokens) if request.sampling.echo else ""
+        return PromptTokens(prompt, assistant_prefix, answer_format, echo)
+
+    def _text(self, request: ChatRequest, tokens: list[int]) -> str:
+        """Return a prompt's text: as it was sent, or that of its tokens where no more, or not all of it, is read."""
+        if request.prompt is None or request.truncate_prompt_tokens is not None:
+            return self.tokenizer.shown(tokens)
+        return request.prompt
 
     def conversation(self, asked: AnswerFormat) -> Prompt:
         """Return the prompt of a request's conversation. Raises `RequestError`."""
@@ -88,6 +102,21 @@ class InputPreprocessor:
 
     def _prompt(self, request: ChatRequest, answer_format: AnswerFormat) -> Prompt:
         self._check_length(request)
+        prompt = self._whole_prompt(request, answer_format)
+        if request.truncate_prompt_tokens is None:
+            return prompt
+        most = self._most_tokens(request, request.truncate_prompt_tokens)
+        return prompt if len(prompt.tokens) <= most else Prompt(prompt.tokens[-most:], tenant=request.origin.tenant)
+
+    def _most_tokens(self, request: ChatRequest, most: int) -> int:
+        """Return how many tokens of a prompt are read; those that leave room for the answer where -1 is asked for."""
+        limit = self.context.num_tokens
+        if not (most == -1 or 1 <= most <= limit):
+            text = f"truncate_prompt_tokens must be between 1 and this model's context of {limit}, or -1, got {most}"
+            raise RequestError(text, param="truncate_prompt_tokens")
+        return most if most > 0 else max(1, limit - max(1, request.sampling.max_tokens or 1))
+
+    def _whole_prompt(self, request: ChatRequest, answer_format: AnswerFormat) -> Prompt:
         if request.messages:
             if any(isinstance(part, ImagePart) for message in request.messages for part in _parts(message)):
                 raise RequestError("this model reads text only; send no images", param="messages")
@@ -108,11 +137,12 @@ class InputPreprocessor:
             raise RequestError(text, param="prompt")
         if request.prompt_token_ids:
             return list(request.prompt_token_ids)
-        return self.tokenizer.encode_text(request.prompt or "", request.origin.tenant)
+        text, tenant = request.prompt or "", request.origin.tenant
+        return self.tokenizer.encode_text(text, tenant, is_begun=not request.add_special_tokens)
 
     def _check_length(self, request: ChatRequest) -> None:
         """Raise `ContextOverflowError` for what is far too long, before anything is made of it."""
-        limit = self.context.num_tokens
+        limit = self.context.num_tokens * (1 if request.truncate_prompt_tokens is None else _TRUNCATED_CONTEXTS)
         texts = [request.prompt or "", *(message.text for message in request.messages)]
         num_ids = len(request.prompt_token_ids)
         if num_ids > limit or len(texts) > limit + 1 or self.tokenizer.is_longer_than(limit, texts):

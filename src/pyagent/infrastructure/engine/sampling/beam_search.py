@@ -232,6 +232,7 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         "min_tokens": sampling.min_tokens > 0,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
         "echo": sampling.echo,
+        "include_stop_str_in_output": sampling.include_stop_str_in_output,
         "skip_special_tokens": not sampling.skip_special_tokens,
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),
         **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in sorted(FURTHER_SAMPLING)},

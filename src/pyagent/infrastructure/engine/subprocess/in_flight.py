@@ -32,7 +32,7 @@ TRIAL_OUTPUTS = 8
 
 @dataclass(slots=True)
 class _Amount:
-    """How much of an answer: characters of content, reasoning and arguments, calls and log probabilities."""
+    """How much of an answer: characters of content, reasoning and arguments, calls, log probabilities, token ids."""
 
     content: int = 0
     reasoning: int = 0
@@ -40,6 +40,8 @@ class _Amount:
     arguments: int = 0
     logprobs: int = 0
     prompt_logprobs: int = 0
+    token_ids: int = 0
+    prompt_token_ids: int = 0
 
     def add(self, delta: ChatDelta) -> None:
         """Count a delta."""
@@ -49,6 +51,8 @@ class _Amount:
         self.arguments += sum(len(piece.arguments) for piece in delta.tool_calls)
         self.logprobs += len(delta.logprobs)
         self.prompt_logprobs += len(delta.prompt_logprobs)
+        self.token_ids += len(delta.token_ids)
+        self.prompt_token_ids += len(delta.prompt_token_ids)
 
     def rest_of(self, delta: ChatDelta) -> ChatDelta:
         """Take a delta off; return what goes beyond the amount."""
@@ -60,6 +64,8 @@ class _Amount:
             tool_calls=[piece for piece in pieces if piece.id or piece.arguments],
             logprobs=delta.logprobs[self._taken("logprobs", len(delta.logprobs)) :],
             prompt_logprobs=delta.prompt_logprobs[self._taken("prompt_logprobs", len(delta.prompt_logprobs)) :],
+            token_ids=delta.token_ids[self._taken("token_ids", len(delta.token_ids)) :],
+            prompt_token_ids=delta.prompt_token_ids[self._taken("prompt_token_ids", len(delta.prompt_token_ids)) :],
         )
 
     def _rest_of_piece(self, piece: ToolCallDelta) -> ToolCallDelta:
@@ -131,7 +137,7 @@ class InFlightRequest:
             delta = self._undelivered(delta)
         self._delivered[delta.index].add(delta)
         has_news = delta.content or delta.reasoning or delta.tool_calls or delta.logprobs or delta.prompt_logprobs
-        return delta if has_news or delta.finish_reason or delta.usage else None
+        return delta if has_news or delta.token_ids or delta.finish_reason or delta.usage else None
 
     @property
     def text(self) -> str:

@@ -69,14 +69,23 @@ class Detokenizer:
     """One answer's text. What `push` and `flush` return, joined, is the text of all tokens pushed."""
 
     def __init__(
-        self, token_bytes: TokenBytes, *, shows_special: bool = False, shown: frozenset[int] = frozenset()
+        self,
+        token_bytes: TokenBytes,
+        *,
+        shows_special: bool = False,
+        shown: frozenset[int] = frozenset(),
+        is_further: bool = False,
     ) -> None:
-        """With `shows_special` all control tokens are written out, else those of `shown`."""
+        """With `shows_special` all control tokens are written out, else those of `shown`.
+
+        Where the tokenizer puts a space before a text, one that the tokens begin with is dropped, unless they are
+        the further part of a text.
+        """
         self._token_bytes = token_bytes
         self._shows_special = shows_special
         self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._is_start = token_bytes.has_leading_space
+        self._is_start = token_bytes.has_leading_space and not is_further
 
     def copy(self) -> Detokenizer:
         """Another that goes on from where this one is."""

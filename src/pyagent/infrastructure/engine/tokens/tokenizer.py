@@ -143,11 +143,16 @@ class ModelTokenizer:
         )
         return loaded, 1 + max(tokenizer.get_vocab().values(), default=-1)  # ids may have holes
 
-    def encode_text(self, text: str, tenant: str = "") -> list[int]:
-        """A tenant's text, as the start of a document; control tokens in it are read as such. Empty text has none."""
+    def encode_text(self, text: str, tenant: str = "", *, is_begun: bool = False) -> list[int]:
+        """A tenant's text; control tokens in it are read as such. Empty text has none.
+
+        It is the start of a document, with the token that begins one, unless it `is_begun`.
+        """
         if not text:
             return []
         ids = self._in_parts(text, tenant)
+        if is_begun:
+            return ids
         return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
 
     def render_chat(
@@ -291,9 +296,14 @@ class ModelTokenizer:
         """Whether a token is a control token, which is left out of an answer's text."""
         return bool(self._token_bytes.special(token))
 
-    def detokenizer(self, *, shows_special: bool = False, shown: frozenset[int] = frozenset()) -> Detokenizer:
-        """A new stream of text for one answer, control tokens left out unless all or those of `shown` are written."""
-        return Detokenizer(self._token_bytes, shows_special=shows_special, shown=shown)
+    def detokenizer(
+        self, *, shows_special: bool = False, shown: frozenset[int] = frozenset(), is_further: bool = False
+    ) -> Detokenizer:
+        """A new stream of text for one answer, control tokens left out unless all or those of `shown` are written.
+
+        With `is_further` it goes on with a text, so that a space it begins with is one.
+        """
+        return Detokenizer(self._token_bytes, shows_special=shows_special, shown=shown, is_further=is_further)
 
     def _plain(self, message: Message) -> dict[str, object]:
         """A message as templates expect it: content one text, a call's arguments the values they stand for."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import accumulate
 
 import msgspec
 
@@ -27,6 +29,7 @@ class OpenAIEncoder:
     created: int = field(default_factory=lambda: int(time.time()))
     media_type: str = "text/event-stream"
     _begun: set[int] = field(default_factory=set[int])
+    _num_chars: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     _usage: Usage | None = None
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
@@ -36,7 +39,7 @@ class OpenAIEncoder:
         usage = next((delta.usage for delta in reversed(deltas) if delta.usage), Usage())
         body = self._envelope("chat.completion" if self.is_chat else "text_completion")
         body |= {"choices": choices, "usage": _full(usage)}
-        body |= _prompt_logprobs(deltas) if self.is_chat else {}
+        body |= {**_prompt_logprobs(deltas), **_prompt_ids(deltas)} if self.is_chat else {}
         return msgspec.json.encode(body | _who(deltas[0]))
 
     def _choice(self, deltas: list[ChatDelta]) -> JsonObject:
@@ -45,7 +48,7 @@ class OpenAIEncoder:
         reasoning = "".join(delta.reasoning for delta in deltas)
         calls = whole_calls(deltas)
         logprobs = [entry for delta in deltas for entry in delta.logprobs]
-        choice: JsonObject = {"index": last.index, "finish_reason": last.finish_reason}
+        choice: JsonObject = {"index": last.index, "finish_reason": last.finish_reason, **_token_ids(deltas)}
         if self.is_chat:
             message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
             message |= {"reasoning_content": reasoning} if reasoning else {}
@@ -53,6 +56,7 @@ class OpenAIEncoder:
             choice |= {"message": message, "logprobs": _chat_logprobs(logprobs)}
         else:
             choice |= {"text": text, "logprobs": _text_logprobs(logprobs), **_prompt_logprobs(deltas)}
+            choice |= _prompt_ids(deltas)
         return choice
 
     def piece(self, delta: ChatDelta) -> bytes:
@@ -60,7 +64,7 @@ class OpenAIEncoder:
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
         self._usage = delta.usage
-        choice: JsonObject = {"index": delta.index, "finish_reason": delta.finish_reason}
+        choice: JsonObject = {"index": delta.index, "finish_reason": delta.finish_reason, **_token_ids([delta])}
         if self.is_chat:
             piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
             piece |= {"content": delta.content} if delta.content else {}
@@ -68,9 +72,12 @@ class OpenAIEncoder:
             piece |= {"tool_calls": [*map(_call_piece, delta.tool_calls)]} if delta.tool_calls else {}
             choice |= {"delta": piece, "logprobs": _chat_logprobs(delta.logprobs)}
         else:
-            choice |= {"text": delta.content, "logprobs": _text_logprobs(delta.logprobs)}
+            choice |= {"text": delta.content, "logprobs": _text_logprobs(delta.logprobs, self._num_chars[delta.index])}
+            choice |= _prompt_ids([delta])
+            self._num_chars[delta.index] += len(delta.content)
         body = self._envelope("chat.completion.chunk" if self.is_chat else "text_completion")
         body["choices"] = [choice]
+        body |= _prompt_ids([delta]) if self.is_chat else {}
         if self.has_usage_chunk:
             body["usage"] = None
         return _event(body | (_who(delta) if (is_first and delta.index == 0) or delta.resumed else {}))
@@ -162,6 +169,18 @@ def _prompt_logprobs(deltas: list[ChatDelta]) -> JsonObject:
     return {"prompt_logprobs": prompt_logprobs} if prompt_logprobs else {}
 
 
+def _token_ids(deltas: list[ChatDelta]) -> JsonObject:
+    """Return the ids of an answer's tokens, in vLLM's field."""
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    return {"token_ids": tokens} if tokens else {}
+
+
+def _prompt_ids(deltas: list[ChatDelta]) -> JsonObject:
+    """Likewise those of the prompt."""
+    tokens = next((delta.prompt_token_ids for delta in deltas if delta.prompt_token_ids), ())
+    return {"prompt_token_ids": tokens} if tokens else {}
+
+
 def _logprob(token: str, logprob: float | None) -> JsonObject:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "surrogatepass"))}
 
@@ -174,16 +193,17 @@ def _by_text(entry: TokenLogprob) -> dict[str, float] | None:
     return None if entry.logprob is None else rivals
 
 
-def _text_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
-    """The older form of /v1/completions."""
+def _text_logprobs(entries: list[TokenLogprob], num_before: int = 0) -> JsonObject | None:
+    """The older form of /v1/completions. Where no place is known, `num_before` and the tokens' lengths tell it."""
     if not entries:
         return None
-    offsets = [0]
-    for entry in entries:
-        offsets.append(offsets[-1] + len(entry.token))
+    ends = accumulate((len(entry.token) for entry in entries), initial=num_before)
+    offsets = [
+        end if entry.text_offset is None else entry.text_offset for entry, end in zip(entries, ends, strict=False)
+    ]
     return {
         "tokens": [entry.token for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": [_by_text(entry) for entry in entries],
-        "text_offset": offsets[:-1],
+        "text_offset": offsets,
     }

@@ -49,6 +49,7 @@ IGNORED = (
     "prompt_cache_options",
     "prompt_cache_retention",
     "prediction",
+    "spaces_between_special_tokens",
 )
 REFUSED: Refused = {
     "suffix": (("",), "no text is inserted before a suffix"),
@@ -74,6 +75,8 @@ _SAMPLING = (
     "ignore_eos",
     "min_tokens",
     "skip_special_tokens",
+    "include_stop_str_in_output",
+    "return_token_ids",
     "prompt_logprobs",
     "typical_p",
     "epsilon_cutoff",
@@ -134,6 +137,10 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
@@ -180,6 +187,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_options: object = None
     prompt_cache_retention: object = None
     prediction: object = None
+    spaces_between_special_tokens: bool | None = None
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None, *, echo: bool = False) -> SamplingParams:
         """How to draw, checked."""
@@ -218,6 +226,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 priority=_checked_priority(self.priority),
                 request_class=self.request_class or "",
                 unsupported=self.unsupported,
+                truncate_prompt_tokens=_checked_truncation(self.truncate_prompt_tokens),
             ),
             **fields,
         )
@@ -300,6 +309,9 @@ def read_chat(body: bytes) -> ParsedRequest:
         parsed.max_completion_tokens if parsed.max_tokens is None else parsed.max_tokens,
         (parsed.top_logprobs or 0) if parsed.logprobs else None,
     )
+    if parsed.add_special_tokens:
+        text = "add_special_tokens: true is for prompts; the model's chat template writes what a chat begins with"
+        raise RequestError(text, param="add_special_tokens")
     tools = read_tools(parsed.tools or [])
     choice = checked_choice(tools, parsed.tool_choice)
     messages, assistant_prefix = _begun(parsed, messages)
@@ -322,7 +334,8 @@ def read_completion(body: bytes) -> ParsedRequest:
     prompts = read_prompts(parsed.prompt)
     max_tokens = parsed.max_tokens if parsed.max_tokens is not None else 16  # 16 is OpenAI's
     sampling = parsed.sampling(max_tokens, parsed.logprobs, echo=bool(parsed.echo))
-    first, *others = [asking(parsed.chat_request(sampling), prompt) for prompt in prompts]
+    request = parsed.chat_request(sampling, add_special_tokens=parsed.add_special_tokens is not False)
+    first, *others = [asking(request, prompt) for prompt in prompts]
     return msgspec.structs.replace(_asked(parsed, first, is_chat=False), others=others)
 
 
@@ -371,6 +384,13 @@ def _checked_priority(priority: int | None) -> int:
     if priority is not None and not -(2**31) <= priority < 2**31:
         raise RequestError(f"priority must fit 32 bits (lower goes first), got {priority}", param="priority")
     return priority or 0
+
+
+def _checked_truncation(num_tokens: int | None) -> int | None:
+    if num_tokens is not None and num_tokens != -1 and not 1 <= num_tokens < 2**31:
+        text = f"truncate_prompt_tokens must be at least 1, or -1 for what the context has room for, got {num_tokens}"
+        raise RequestError(text, param="truncate_prompt_tokens")
+    return num_tokens
 
 
 def _checked_number(n: int | None) -> int:
