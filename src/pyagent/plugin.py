@@ -61,7 +61,7 @@ from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
 
 if TYPE_CHECKING:
-    from pyagent.core.abilities import ABILITIES, FURTHER_SAMPLING, Abilities
+    from pyagent.core.abilities import ABILITIES, FURTHER_SAMPLING, TOKEN_FIELDS, Abilities
     from pyagent.core.config import Settings, read_headers
     from pyagent.core.dialects.dialect import Dialect, OutputParser, TagDialect
     from pyagent.core.dialects.json_calls import JsonCalls

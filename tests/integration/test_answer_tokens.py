@@ -1,4 +1,4 @@
-"""What a request says of its tokens, over HTTP: which are read, which are told, where they stand, when they are sent."""
+"""What a request says of its tokens, over HTTP: which are read, which are told, where they stand, when they go."""
 
 from __future__ import annotations
 

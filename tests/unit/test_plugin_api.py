@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 API = (
-    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities Agent AgentError Answer Backend BackendError BackendFactory "
-    "Batch BudgetError "
+    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities Agent AgentError Answer Backend BackendError "
+    "BackendFactory Batch BudgetError "
     "CachePages CacheQuery CacheQueryResult CacheReport CachedPrompt Capabilities CapacityError ChatDelta ChatRequest "
     "ConfigError Context ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest EmbedResult "
     "EvictionPolicy EvictionPolicyFactory ExplainPrompt FailedAttempt FinishReason FleetTool FunctionCall "

@@ -187,7 +187,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_options: object = None
     prompt_cache_retention: object = None
     prediction: object = None
-    spaces_between_special_tokens: bool | None = None
+    spaces_between_special_tokens: object = None
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None, *, echo: bool = False) -> SamplingParams:
         """How to draw, checked."""
