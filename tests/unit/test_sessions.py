@@ -177,6 +177,25 @@ def test_template_that_cannot_be_continued_is_rendered_whole(template: str) -> N
     assert "does not render new messages apart" in prompt.note
 
 
+@pytest.mark.parametrize("shown", ["{{ ns.called }}", "{{ raise_exception('no call') if not ns.called }}"])
+def test_result_that_is_told_by_its_call_is_rendered_after_it(shown: str) -> None:
+    """A template that tells with a result which function was called, as gpt-oss', never tells it without."""
+    template = (
+        "{% set ns = namespace(called='') %}{% for m in messages %}"
+        "{% for call in m.tool_calls or [] %}{% set ns.called = call.function.name %}{% endfor %}"
+        f"{{% if m.role == 'tool' %}}{shown}{{% endif %}}{{{{ '<|im_start|>' ~ m.content ~ '<|im_end|>' }}}}"
+        "{% endfor %}"
+    )
+    tokenizer = byte_level_tokenizer(template)
+    sessions = Sessions(tokenizer, CONTEXT)
+    messages = [Message("user", "q")]
+    said = Message("assistant", None, tool_calls=[ToolCall(id="a", function=FunctionCall("search"))])
+    prompt = sessions.prompt(unchanged(messages))
+    sessions.record(prompt, "CALL search", tokenizer.encode_text("CALL search"), said)
+    messages += [said, Message("tool", "r", tool_call_id="a")]
+    assert sessions.prompt(unchanged(messages)).tokens == encode_chat(tokenizer, messages)
+
+
 @pytest.mark.parametrize("change", ["system", "answer", "tools"])
 def test_conversation_that_was_changed_is_rendered_whole(change: str) -> None:
     """Another system text, answer or set of tools is another conversation."""

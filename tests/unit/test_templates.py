@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from support.chat_templates import byte_level_tokenizer
 
 from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.messages import FunctionCall, Message, ToolCall
 from pyagent.infrastructure.engine.tokens.template_sandbox import MAX_SECONDS
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
@@ -137,3 +139,22 @@ def test_template_renders_long_conversations() -> None:
     )
     messages = [{"role": "user", "content": "word " * 800}] * 1000
     assert len(ChatTemplate(source, {}, "m").render(messages)) == 1000 * (4000 + 6)
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ("{{ m.thinking }}|{{ m.content }}", "hm|I look."),
+        ("{{ m['reasoning'] }}|{{ m.content }}", "hm|I look."),
+        ("{{ m.thinking }}{{ m.reasoning_content }}|{{ m.content }}", "hm|I look."),
+        ("{% if m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}{{ m.thinking }}|", "hm\nI look.|"),
+    ],
+)
+def test_thought_is_told_by_the_name_that_the_template_reads(shown: str, told: str) -> None:
+    """What led to a call is `thinking` for gpt-oss, which takes it beside no content: that is told with it."""
+    tokenizer = byte_level_tokenizer(
+        f"{{% for m in messages %}}{{% if m.tool_calls %}}{shown}{{% endif %}}{{% endfor %}}"
+    )
+    call = ToolCall(id="a", function=FunctionCall("f"))
+    said = Message("assistant", "I look.", tool_calls=[call], reasoning_content="hm")
+    assert tokenizer.render_chat([Message("user", "hi"), said]) == told

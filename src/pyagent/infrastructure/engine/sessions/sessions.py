@@ -191,7 +191,7 @@ class Sessions:
         if whole and turn.text.begins(whole):
             added, text = whole[turn.text.num_chars :], RenderedText.of(whole)
         else:
-            added = self._after_stand_in(render, messages[turn.num_messages :])
+            added = self._after_stand_in(render, messages[turn.num_messages - 1], messages[turn.num_messages :])
             text = turn.text.plus(added, is_whole=False)
         if not added:
             return None
@@ -199,14 +199,19 @@ class Sessions:
         tokens = log + self._tokenizer.encode_continuation(added)
         return replace(empty, tokens=tokens, num_log_tokens=len(log), turn=turn, text=text)
 
-    def _after_stand_in(self, render: _Render, messages: Sequence[Message]) -> str:
-        """Return what the template renders for messages after an answer; nothing when that cannot be found out."""
-        stand_in = [Message("user", "."), Message("assistant", _ANSWER)]
+    def _after_stand_in(self, render: _Render, answer: Message, messages: Sequence[Message]) -> str:
+        """Return what the template renders for messages after an answer; nothing when that cannot be found out.
+
+        What it writes may depend on the answer's calls: gpt-oss' tells with a result the function that was called.
+        """
+        question, said = Message("user", "."), Message("assistant", _ANSWER)
         try:
-            text = render([*stand_in, *messages])
+            text = render([question, said, *messages])
+            _, _, added = text.partition(_ANSWER)
+            if answer.tool_calls and not render([question, answer, *messages]).endswith(added):
+                return ""
         except (RequestError, ModelError):
             return ""
-        _, _, added = text.partition(_ANSWER)
         texts = (self._tokenizer.markers.parted(message.text) for message in messages if message.role != "assistant")
         return added if _ANSWER not in added and _are_in(added, texts) else ""
 

@@ -6,6 +6,7 @@ how long they take.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -23,6 +24,8 @@ from pyagent.infrastructure.engine.tokens.template_sandbox import (
 MAX_TEMPLATE_CHARS = 256 * 1024
 _MANY_VALUES = 1000
 _TOOL_NAME = "pyagent_probe"
+_THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
+_MEMBER = re.compile(r"\.(\w+)|\[['\"](\w+)['\"]\]")
 _SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
 
 
@@ -84,6 +87,27 @@ class ChatTemplate:
             return _TOOL_NAME in self.render(asked, [tool])
         except (RequestError, ModelError):
             return False
+
+    @cached_property
+    def thought_name(self) -> str:
+        """What it calls the field of a message with what led to it: gpt-oss and LFM 2.5 say `thinking`, others else."""
+        found = {name for pair in _MEMBER.findall(self.source) for name in pair}
+        return next((name for name in _THOUGHT_NAMES if name in found), _THOUGHT_NAMES[0])
+
+    @cached_property
+    def joins_thoughts(self) -> bool:
+        """Whether a message with calls has content or a thought, not both: gpt-oss' tells either as a thought."""
+        thought = {self.thought_name: "b"}
+        return self._takes_call(thought) and not self._takes_call(thought | {"content": "a"})
+
+    def _takes_call(self, fields: Mapping[str, str]) -> bool:
+        call: dict[str, object] = {"id": "a12345678", "function": {"name": _TOOL_NAME, "arguments": {}}}
+        said: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": [call], **fields}
+        try:
+            self.render([{"role": "user", "content": "a"}, said])
+        except (RequestError, ModelError):
+            return False
+        return True
 
     @cached_property
     def switches(self) -> frozenset[str]:

@@ -312,10 +312,20 @@ class ModelTokenizer:
         for call in cast("list[dict[str, dict[str, object]]]", fields.get("tool_calls") or []):
             with contextlib.suppress(ValueError):  # arguments that are no JSON stay the text they are
                 call["function"]["arguments"] = json.loads(cast("str", call["function"].get("arguments", "{}")))
+        self._tell_thought(message, fields)
         parted = self.markers.parted(fields)
         if message.role == "assistant":
-            parted["content"] = self.markers.parted_answer(message.text)
+            parted["content"] = self.markers.parted_answer(fields["content"])
         return parted
+
+    def _tell_thought(self, message: Message, fields: dict[str, object]) -> None:
+        """Put what led to a message into the field that the template reads."""
+        thought = fields.pop("reasoning_content", None)
+        if not thought or self.template is None:
+            return
+        if message.tool_calls and message.text and self.template.joins_thoughts:
+            thought, fields["content"] = f"{thought}\n{message.text}", ""
+        fields[self.template.thought_name] = thought
 
 
 def _cuts(added: Collection[AddedToken]) -> re.Pattern[str] | None:
