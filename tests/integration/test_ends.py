@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import httpx
 import pytest
 from support.native import NUM_TOKENS, native_server
 
-from pyagent.infrastructure.engine.request import without_tokens
+from pyagent.core.grammars import mask_bytes
+from pyagent.infrastructure.engine.step_masks import allow, allows, forbid
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 GREEDY = {"prompt": "the user is at", "temperature": 0, "max_tokens": 24, "logprobs": 0}
@@ -104,8 +104,8 @@ def test_ends_that_cannot_be_are_refused_by_name(fields: dict[str, Any], expecte
 
 def test_a_mask_without_tokens_keeps_all_others() -> None:
     """Only the tokens named are taken out of a mask, whatever its length."""
-    mask = without_tokens(None, frozenset({0, 33, 99}), 70)
-    assert len(mask) == 4 * math.ceil(70 / 32)
-    allowed = [token for token in range(70) if mask[token // 8] >> token % 8 & 1]
-    assert allowed == [token for token in range(70) if token not in {0, 33}]
-    assert without_tokens(b"\0\0\0\0", frozenset({3}), 32) == b"\0\0\0\0"
+    mask = memoryview(bytearray(b"\xff" * mask_bytes(70)))
+    forbid(mask, {0, 33, 99})
+    assert [token for token in range(70) if not allows(mask, token)] == [0, 33]
+    allow(mask, {33})
+    assert [token for token in range(70) if not allows(mask, token)] == [0]

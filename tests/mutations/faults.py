@@ -90,9 +90,9 @@ FAULTS = (
     ),
     Fault(
         "grammar-masks-are-left-out",
-        f"{_ENGINE}/engine.py",
-        "                    plan.batch.masks[row] = mask",
-        "                    pass",
+        f"{_ENGINE}/step_masks.py",
+        "                masks[row] = bytes(view)",
+        "                pass",
         "tests/integration/test_native_forms.py -k twenty",
     ),
     Fault(

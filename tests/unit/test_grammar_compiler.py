@@ -34,7 +34,7 @@ class Gated:
         return None
 
     def open(self, vocabulary: Vocabulary) -> GrammarBackend:
-        self._inner = GuidanceBackend(vocabulary)
+        self._inner = GuidanceBackend(vocabulary, 1)
         return self
 
     def compile(self, source: GrammarSource) -> GrammarMatcher:

@@ -26,6 +26,7 @@ from pyagent.infrastructure.engine.scheduler.scheduler import Scheduler, Schedul
 from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 from pyagent.infrastructure.engine.stats import Counts, EngineStats
 from pyagent.infrastructure.engine.step_executor import InFlightStep, StepThread, execute
+from pyagent.infrastructure.engine.step_masks import StepMasks
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Engine:
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
         self.counts = Counts()
+        self._masks = StepMasks(runner.vocab_size)
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
         self._wake = threading.Condition()
@@ -185,22 +187,9 @@ class Engine:
         self._in_flight = InFlightStep(plan, planning, faults, future)
 
     def _add_masks(self, plan: Plan) -> dict[int, str]:
-        """Return the masks of allowed tokens, by row, and the reasons of grammars that failed."""
-        faults: dict[int, str] = {}
-        for row, request in enumerate(plan.sampled):
-            if not request.has_mask:
-                continue
-            try:
-                mask = request.mask()
-                if mask is not None:
-                    plan.batch.masks[row] = mask
-            except GrammarError as error:
-                logger.warning("the grammar of request %d failed: %s", request.id, error.kind)
-                faults[row] = str(error)
-            except Exception as error:
-                logger.exception("the mask of request %d failed", request.id)
-                faults[row] = told_briefly(error)
-        return faults
+        """Give the batch its masks; return the reasons of grammars that failed, by row."""
+        plan.batch.masks, failed = self._masks.compute(plan.sampled)
+        return {row: _grammar_fault(plan.sampled[row], error) for row, error in failed.items()}
 
     def _compute(self, in_flight: InFlightStep) -> StepOutput | None:
         plan = in_flight.plan
@@ -264,11 +253,10 @@ class Engine:
             else:
                 emitted = request.accept(token, likelihood, now, num_after)
         except GrammarError as error:
-            logger.warning("the grammar of request %d failed: %s", request.id, error.kind)
-            emitted = request.finish("error", error=str(error))
-        except Exception as error:
+            emitted = request.finish("error", error=_grammar_fault(request, error))
+        except BaseException as error:  # a native grammar that panics is no `Exception`
             logger.exception("request %d failed", request.id)
-            emitted = request.finish("error", error=str(error).partition("<state>")[0])
+            emitted = request.finish("error", error=_told(error).partition("<state>")[0])
         if emitted is not None:
             self._deliver(request, emitted)
 
@@ -428,6 +416,15 @@ class Engine:
     @property
     def _has_work(self) -> bool:
         return self._in_flight is not None or self.scheduler.has_work
+
+
+def _grammar_fault(request: Request, error: BaseException) -> str:
+    """Log why a request's grammar cannot go on, without its text; return it for the client."""
+    if isinstance(error, GrammarError):
+        logger.warning("the grammar of request %d failed: %s", request.id, error.kind)
+        return str(error)
+    logger.error("the mask of request %d failed", request.id, exc_info=error)
+    return told_briefly(error)
 
 
 def _told(error: BaseException) -> str:

@@ -34,25 +34,6 @@ NOBODY = Origin()
 NOTHING = Parsed()
 
 
-def with_tokens(mask: bytes, tokens: frozenset[int]) -> bytes:
-    """Return a mask of the whole vocabulary with these tokens allowed too."""
-    if not tokens:
-        return mask
-    changed = bytearray(mask)
-    for token in tokens:
-        changed[token // 8] |= 1 << token % 8
-    return bytes(changed)
-
-
-def without_tokens(mask: bytes | None, tokens: frozenset[int], vocab_size: int) -> bytes:
-    """Return a mask of whole 32-bit words, or of the whole vocabulary, without these tokens."""
-    changed = bytearray(mask or b"\xff" * (-(-vocab_size // 32) * 4))
-    for token in tokens:
-        if token < 8 * len(changed):
-            changed[token // 8] &= ~(1 << token % 8) & 0xFF
-    return bytes(changed)
-
-
 class Status(Enum):
     """Where a request is in its life."""
 
@@ -240,30 +221,10 @@ class Request:
         """Whether the tokens allowed next depend on those sampled."""
         return self.grammar is not None or self.params.min_tokens > 0
 
-    def mask(self) -> bytes | None:
-        """Return the mask of tokens allowed next, one bit each; None when all are."""
-        allowed = self._grammar_mask()
-        if self.num_output_tokens >= self.params.min_tokens or not self.end_ids:
-            return allowed
-        going_on = without_tokens(allowed, self.end_ids, self.tokenizer.vocab_size)
-        return going_on if any(going_on) else allowed  # where the form is at its end, nothing else may follow
-
-    def _grammar_mask(self) -> bytes | None:
-        """The tokens that the grammar allows; it begins where the model has stopped thinking, which it may do first."""
-        if self.grammar is None:
-            return None
-        if self.text.is_reasoning and not self.spans_reasoning:
-            return self._thinking_mask(self.grammar)
-        allowed = self.grammar.mask()
-        return allowed if self.num_output_tokens else with_tokens(allowed, self.reasoning_ids)
-
-    def _thinking_mask(self, grammar: Grammar) -> bytes | None:
-        """All tokens but those that would break the grammar: the end, and beginnings of calls that it does not have."""
-        refused = self.end_ids
-        if self.opener_ids:
-            begun = grammar.mask()
-            refused |= {token for token in self.opener_ids if not begun[token // 8] >> token % 8 & 1}
-        return without_tokens(None, refused, self.tokenizer.vocab_size) if refused else None
+    @property
+    def is_outside_grammar(self) -> bool:
+        """Whether no grammar holds the next token: there is none, or it begins where the model has stopped thinking."""
+        return self.grammar is None or (self.text.is_reasoning and not self.spans_reasoning)
 
     def _read(self, token: int) -> tuple[Parsed, bool]:
         """Take a token into the text, and into the grammar unless the model thinks, begins to, or ends it by a tag."""

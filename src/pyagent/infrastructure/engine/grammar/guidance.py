@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_STEP_ITEMS, _MAX_LEXER_STATES = 20_000, 50_000
 """A mask that needs more items would take longer than 100 ms of the engine's step; a state takes up to 2 kB."""
+_MANY_CORES = 8
+"""On two, waking threads for the masks of 16 rows took longer than the masks (docs/explanation/log.md)."""
 _UNKNOWN_KEYWORD = re.compile(r'Unimplemented keys: \["([^"]*)"')
 
 
@@ -57,14 +59,14 @@ class GuidanceMatcher:
 
 
 class GuidanceBackend:
-    """llguidance for one vocabulary."""
+    """llguidance for one vocabulary, with threads for masks where there are many cores."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, num_cores: int) -> None:
         from llguidance import LLExecutor, LLParserLimits
 
         self._row_bytes = mask_bytes(vocabulary.vocab_size)
         self._tokenizer = llguidance_tokenizer(vocabulary)
-        self._executor = LLExecutor(_rust.available_cores())
+        self._executor = LLExecutor(num_cores) if num_cores >= _MANY_CORES else None
         self._limits = LLParserLimits(
             step_max_items=_MAX_STEP_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
         )
@@ -88,9 +90,9 @@ class GuidanceBackend:
         own = cast("Sequence[tuple[GuidanceMatcher, int]]", rows)
         address = ctypes.addressof(ctypes.c_char.from_buffer(masks))
         inner = [(matcher.inner, row) for matcher, row in own]
-        if len(inner) == 1:  # handing one over to another thread takes as long as computing it
-            matcher, row = inner[0]
-            matcher.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
+        if self._executor is None or len(inner) == 1:
+            for matcher, row in inner:
+                matcher.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
         else:
             self._executor.unsafe_compute_mask_ptr(inner, address, self._row_bytes, masks.nbytes // self._row_bytes)
         for matcher, _ in own:
@@ -108,7 +110,7 @@ class Guidance:
 
     def open(self, vocabulary: Vocabulary) -> GrammarBackend:
         """Return llguidance for a vocabulary."""
-        return GuidanceBackend(vocabulary)
+        return GuidanceBackend(vocabulary, _rust.available_cores())
 
 
 GUIDANCE = Guidance()
