@@ -51,13 +51,14 @@ if TYPE_CHECKING:
     from pyagent.core.messages import ChatDelta as ChatDelta
     from pyagent.core.messages import ChatRequest as ChatRequest
     from pyagent.core.messages import FunctionDefinition as FunctionDefinition
-    from pyagent.core.messages import JsonSchemaFormat as JsonSchemaFormat
     from pyagent.core.messages import Message as Message
-    from pyagent.core.messages import ResponseFormat as ResponseFormat
     from pyagent.core.messages import SamplingParams as SamplingParams
     from pyagent.core.messages import Tool as Tool
     from pyagent.core.messages import ToolCall as ToolCall
     from pyagent.core.messages import Usage as Usage
+    from pyagent.core.response_format import GrammarFormat as GrammarFormat
+    from pyagent.core.response_format import JsonSchemaFormat as JsonSchemaFormat
+    from pyagent.core.response_format import ResponseFormat as ResponseFormat
     from pyagent.core.settings import Settings as Settings
     from pyagent.fleet import Fleet as Fleet
 
@@ -76,8 +77,8 @@ _NAMES = {
     "RouteChosen RunFailed RunFinished RunStarted StepSkipped TextDelta ToolCalled",
     "pyagent.core.fleet.orchestrator": "Step",
     "pyagent.core.fleet.tools": "FleetTool",
-    "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition JsonSchemaFormat Message ResponseFormat "
-    "SamplingParams Tool ToolCall Usage",
+    "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",
+    "pyagent.core.response_format": "GrammarFormat JsonSchemaFormat ResponseFormat",
     "pyagent.core.settings": "Settings",
     "pyagent.fleet": "Fleet",
 }

@@ -164,7 +164,7 @@ def test_form_that_cannot_be_enforced_is_refused(compiler: GrammarCompiler, want
     """What cannot be enforced is refused at the door, with the reason and the field at fault."""
     with pytest.raises(RequestError, match=r"response_format|JSON schema") as caught:
         compiler.compile(wanted)
-    assert caught.value.param in {"response_format", "response_format.json_schema.schema"}
+    assert (caught.value.param or "").startswith("response_format")
 
 
 OBJECT_OF_ITSELF: JsonObject = {"type": "object", "properties": {"next": {"$ref": "#"}}}

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
+from typing import get_args
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, ChatRequest, SamplingParams, TextPart, Usage
+from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat, SamplingParams, TextPart, Usage
+from pyagent.core.response_format import FormatType
 
 Abilities = frozenset[str]
 
 
 def _needs_form(kind: str) -> Callable[[ChatRequest], bool]:
-    return lambda request: request.response_format is not None and request.response_format.type == kind
+    return lambda request: request.response_format is not None and _has_form(request.response_format, kind)
+
+
+def _has_form(wanted: ResponseFormat, kind: str) -> bool:
+    return wanted.type == kind or any(_has_form(member, kind) for member in wanted.members)
 
 
 def _has_images(request: ChatRequest) -> bool:
@@ -29,6 +35,9 @@ def _has_tools(request: ChatRequest) -> bool:
     return bool(request.tools) or any(message.role == "tool" or message.tool_calls for message in request.messages)
 
 
+FORMS = tuple(kind for kind in get_args(FormatType) if kind != "text")
+"""Kinds of response formats, each an ability of its name."""
+
 _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "prompt": lambda request: not request.messages,
     "prompt_token_ids": lambda request: bool(request.prompt_token_ids),
@@ -39,9 +48,7 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
         bool(request.tools) and request.tool_choice != "none" and not request.parallel_tool_calls
     ),
     "strict": lambda request: request.tool_choice != "none" and any(tool.function.strict for tool in request.tools),
-    "json_object": _needs_form("json_object"),
-    "json_schema": _needs_form("json_schema"),
-    "choice": _needs_form("choice"),
+    **{kind: _needs_form(kind) for kind in FORMS},
     # not to reason is a wish, told to those that know it
     "reasoning_effort": lambda request: request.reasoning_effort not in (None, "none"),
     "chat_template_kwargs": lambda request: bool(request.chat_template_kwargs),

@@ -12,6 +12,8 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.response_format import JsonSchemaFormat as JsonSchemaFormat  # noqa: PLC0414 - a part of requests
+from pyagent.core.response_format import ResponseFormat
 from pyagent.core.sampling_params import SamplingParams
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -101,23 +103,6 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
 
     function: FunctionDefinition
     type: Literal["function"] = "function"
-
-
-class JsonSchemaFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A JSON schema that the answer must match; `description` tells the model its purpose."""
-
-    name: str = "answer"
-    schema: JsonObject = {}
-    strict: bool | None = None
-    description: str = ""
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The format of the answer. `choice` (one of the given texts) is ours; the rest is OpenAI's."""
-
-    type: Literal["text", "json_object", "json_schema", "choice"] = "text"
-    json_schema: JsonSchemaFormat | None = None
-    choice: list[str] | None = None
 
 
 COMMON_TENANT = "*"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-import msgspec
-
-from pyagent.core.emulation.response_formats import fault_of_calls, schema_of
-from pyagent.core.emulation.schemas import fault_of
+from pyagent.core.emulation.response_formats import fault_of_calls
 from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
+from pyagent.core.structured_output.matching import fault_of_text
 from pyagent.core.tool_call_deltas import whole_calls, without_cut
 
 
@@ -44,15 +41,7 @@ def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
 
 def _validate_text(text: str, wanted: ResponseFormat | None) -> str:
     """Return why a text does not match `wanted`; empty when it does, or when its schema cannot be checked."""
-    if wanted is None or wanted.type == "text":
-        return ""
-    if wanted.type == "choice":
-        return "" if text in (wanted.choice or ()) else f"{text[:60]!r} is none of the choices"
     try:
-        value = cast("object", msgspec.json.decode(text.encode(errors="surrogatepass")))
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return f"it is not JSON: {error}"
-    try:
-        return fault_of(value, schema_of(wanted), "response_format") or ""
+        return (wanted and fault_of_text(text, wanted)) or ""
     except RequestError:
         return ""  # no link can be blamed for it

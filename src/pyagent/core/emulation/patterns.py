@@ -29,13 +29,13 @@ class Pattern:
 
         self._pattern = pattern
         whole = "|".join(_unanchored(way) for way in _ways(pattern))
-        self._matcher = LLMatcher(_bytes_as_tokens(), LLMatcher.grammar_from_regex(whole), log_level=0)
+        self._matcher = LLMatcher(bytes_as_tokens(), LLMatcher.grammar_from_regex(whole), log_level=0)
         self._check(self._matcher)
 
     def is_in(self, text: str) -> bool:
         """Whether it is found in a text. Raises `PatternError` for one that is too complex for this text."""
         matcher = self._matcher.deep_copy()
-        tokens = _bytes_as_tokens().tokenize_bytes(text.encode(errors="replace"))
+        tokens = bytes_as_tokens().tokenize_bytes(text.encode(errors="replace"))
         is_found = not tokens or (matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens))
         self._check(matcher)
         return is_found and matcher.is_accepting()
@@ -48,7 +48,8 @@ class Pattern:
 
 
 @cache
-def _bytes_as_tokens() -> LLTokenizer:
+def bytes_as_tokens() -> LLTokenizer:
+    """Return a vocabulary with a token for each byte."""
     from llguidance import LLTokenizer
 
     return LLTokenizer("byte")

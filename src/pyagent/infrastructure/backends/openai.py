@@ -44,7 +44,8 @@ _MAX_MODELS = 256
 _RENAMED = frozenset({"max_tokens", "stream_options"})
 """What goes under another name, or can be done without, on servers that refuse it."""
 _ABILITIES = ABILITIES - {
-    *("prompt_token_ids", "beam", "best_of", "choice"),
+    *("prompt_token_ids", "beam", "best_of"),
+    *("choice", "regex", "grammar", "structural_tag", "any_of", "all_of"),
     *("penalty_decay", "top_h", "bad_words_penalty", "no_repeat_ngram_size"),  # no server has these
     *("bad_words", "allowed_token_ids", *TOKEN_FIELDS),  # vLLM has them; others leave them out without a word
 }

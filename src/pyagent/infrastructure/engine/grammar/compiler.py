@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from pyagent.core.errors import RequestError
 from pyagent.core.grammars import GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
+from pyagent.core.structured_output.lark_source import schemas_in
 from pyagent.infrastructure.engine.grammar.errors import told_briefly
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
-from pyagent.infrastructure.engine.grammar.sources import calls_source, schema_of, source_of
+from pyagent.infrastructure.engine.grammar.sources import calls_source, source_of
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.memory.ledger import Reservation
@@ -58,20 +59,17 @@ class GrammarCompiler:
 
         What was compiled for another tenant (`Origin.tenant`) is compiled again: the time would tell of it.
         """
-        source = source_of(wanted)
-        return self._compile((tenant, source), schema_of(wanted) if source.kind == "json_schema" else {})
+        return self._compile((tenant, source_of(wanted)), [*schemas_in(wanted)])
 
     def compile_calls(
         self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
     ) -> Grammar:
         """Likewise for a Lark grammar of calls; with `other`, an answer that follows that will do instead of a call."""
         source = calls_source(calls, other)
-        if other is not None and other.json_schema:
-            check_schema(other.json_schema.schema)
+        for schema in () if other is None else schemas_in(other):
+            check_schema(schema)
         try:
-            for tool in tools:
-                check_schema(tool.function.parameters)
-            return self._compile((tenant, source), {})
+            return self._compile((tenant, source), [tool.function.parameters for tool in tools])
         except (ValueError, RecursionError, RequestError) as error:
             text = str(error) if isinstance(error, RequestError) else told_briefly(error)
             raise RequestError(text.replace("response_format", "tools", 1), param="tools") from error
@@ -87,7 +85,7 @@ class GrammarCompiler:
         finally:
             self._lock.release()
 
-    def _compile(self, key: _Key, schema: JsonObject) -> Grammar:
+    def _compile(self, key: _Key, schemas: Sequence[JsonObject]) -> Grammar:
         with self._lock:
             coming = self._compiled.get(key)
             is_first = coming is None
@@ -96,14 +94,15 @@ class GrammarCompiler:
                 coming = self._compiled[key] = Future[Grammar]()
             self._compiled.move_to_end(key)
         if is_first:
-            self._fulfil(coming, key, schema)
+            self._fulfil(coming, key, schemas)
         grammar = coming.result()
         with self._lock:  # one thread at a time looks at what they all share
             return grammar.fork()
 
-    def _fulfil(self, coming: Future[Grammar], key: _Key, schema: JsonObject) -> None:
+    def _fulfil(self, coming: Future[Grammar], key: _Key, schemas: Sequence[JsonObject]) -> None:
         try:
-            check_schema(schema)
+            for schema in schemas:
+                check_schema(schema)
             coming.set_result(self._first_that_can(key[1]))
         except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
             with self._lock:

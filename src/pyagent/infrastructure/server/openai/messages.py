@@ -1,4 +1,4 @@
-"""Messages, tools and forms as they stand in OpenAI's requests, and what becomes of each of their fields.
+"""Messages and tools as they stand in OpenAI's requests, and what becomes of each of their fields.
 
 A message has the fields that OpenAI knows for its role, and those that clients send back of an answer they were given;
 the latter change no answer. Others are refused by name. Pure: structs in, values of `core.messages` out.
@@ -7,7 +7,6 @@ the latter change no answer. Others are refused by name. Pure: structs in, value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
@@ -18,9 +17,7 @@ from pyagent.core.messages import (
     ImagePart,
     ImageUrl,
     JsonObject,
-    JsonSchemaFormat,
     Message,
-    ResponseFormat,
     TextPart,
     Tool,
     ToolCall,
@@ -165,32 +162,6 @@ class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 function.name, function.description or "", function.parameters or {}, function.strict or None
             )
         )
-
-
-class _Schema(msgspec.Struct, forbid_unknown_fields=True):
-    name: str = "answer"
-    schema: JsonObject = {}
-    strict: bool | None = None
-    description: str | None = None
-
-
-class InputFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer must look like."""
-
-    type: Literal["text", "json_object", "json_schema", "choice"] = "text"
-    json_schema: _Schema | None = None
-    choice: list[str] | None = None
-
-    def form(self) -> ResponseFormat:
-        """As backends take it; raises `RequestError` for one without its schema or its choices."""
-        spec = self.json_schema
-        if self.type == "json_schema" and spec is None:
-            raise RequestError("response_format json_schema needs its json_schema", param="response_format.json_schema")
-        if self.type == "choice" and not self.choice:
-            text = "response_format choice needs its choice, a list of texts"
-            raise RequestError(text, param="response_format.choice")
-        schema = spec and JsonSchemaFormat(spec.name, spec.schema, spec.strict, spec.description or "")
-        return ResponseFormat(self.type, schema, self.choice)
 
 
 def read_messages(messages: Sequence[InputMessage]) -> list[Message]:

@@ -23,13 +23,13 @@ from pyagent.core.messages import (
     Unsupported,
 )
 from pyagent.infrastructure.server.openai.messages import (
-    InputFormat,
     InputMessage,
     InputTool,
     read_messages,
     read_tools,
 )
 from pyagent.infrastructure.server.openai.prompts import asking, read_prompts
+from pyagent.infrastructure.server.openai.response_formats import FormatFields
 from pyagent.infrastructure.server.validation import (
     Refused,
     check_metadata,
@@ -112,7 +112,7 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     """The fields that both kinds of completion share."""
 
     model: str | None = None
@@ -177,7 +177,6 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     unsupported: Unsupported | None = None
     agent: str | None = None
     run: str | None = None
-    response_format: InputFormat | None = None
     # ignored
     metadata: dict[str, str] | None = None
     store: object = None
@@ -215,7 +214,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             ChatRequest(
                 model=model_asked(self.model),
                 sampling=sampling,
-                response_format=self.response_format and self.response_format.form(),
+                response_format=self.wanted_format(),
                 timeout_seconds=_checked_time(self.timeout_seconds),
                 private=bool(self.private),
                 session=self.session,

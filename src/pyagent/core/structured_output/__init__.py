@@ -1,0 +1,1 @@
+"""Response formats as the Lark that llguidance compiles: combinations, GBNF, structural tags. Pure text."""
