@@ -14,7 +14,7 @@ import openai
 import pydantic
 import pytest
 from support.native import native_server
-from support.server import KEY, Model, keys, words
+from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.messages import (
@@ -230,6 +230,57 @@ def test_responses_belong_to_their_key() -> None:
         for work in (theirs.responses.retrieve, theirs.responses.delete):
             with pytest.raises(openai.NotFoundError, match="another key's"):
                 work(kept.id)
+        reference: Any = {"type": "item_reference", "id": kept.output[0].id}
+        assert mine.responses.create(model="m", input=[reference, *HI]).output_text == "Hello"
+        with pytest.raises(openai.NotFoundError, match="another key's"):
+            theirs.responses.create(model="m", input=[reference, *HI])
+
+
+def test_responses_items_are_referred_to() -> None:
+    """A reference is the item as it was told, once; one to nothing that is kept is named."""
+    backend = Model()
+    with asked(backend) as client:
+        first = client.responses.create(model="m", input="hi")
+        reference: Any = {"type": "item_reference", "id": first.output[0].id}
+        second = client.responses.create(model="m", input=[*HI, reference, *HI])
+        assert [message.text for message in backend.requests[-1].messages] == ["hi", "Hello", "hi"]
+        client.responses.create(model="m", input="on", previous_response_id=second.id)
+        assert [message.text for message in backend.requests[-1].messages] == ["hi", "Hello", "hi", "Hello", "on"]
+        with pytest.raises(openai.BadRequestError, match=r"input\[2\].id is in the input already"):
+            client.responses.create(model="m", input=[*HI, reference, reference])
+        for unknown in (f"{reference['id']}1", "msg", "", "msg_x_0", "é_\n_"):
+            with pytest.raises(openai.NotFoundError) as caught:
+                client.responses.create(model="m", input=[{"type": "item_reference", "id": unknown}])
+            assert caught.value.param == "input[0].id"
+
+
+def test_responses_tell_reasoning_as_a_summary_where_one_is_asked_for() -> None:
+    """Whole and streamed the summary is the reasoning, in its own events; sealed it goes back unread."""
+    backend = Model(lambda _: [ChatDelta(reasoning="Hm, "), ChatDelta(reasoning="so."), *words("Hel", "lo")])
+    say: Any = {"model": "m", "input": "x", "reasoning": {"summary": "auto"}, "store": False}
+    say["include"] = ["reasoning.encrypted_content"]
+    with asked(backend) as client:
+        whole = client.responses.create(**say)
+        with client.responses.stream(**say) as stream:
+            events = list(stream)
+            streamed = stream.get_final_response()
+        sealed: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "pyagent:Hm, so."}
+        foreign: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
+        for item, thought in ((whole.output[0], "Hm, so."), (sealed, "Hm, so."), (foreign, None)):
+            client.responses.create(model="m", input=[*HI, item, {"role": "assistant", "content": "a"}, *HI])
+            assert backend.requests[-1].messages[1].reasoning_content == thought
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert [kind for kind in kinds if kind.startswith("reasoning")] == [
+        "reasoning_summary_part.added",
+        *["reasoning_summary_text.delta"] * 2,
+        *("reasoning_summary_text.done", "reasoning_summary_part.done"),
+    ]
+    for response in (whole, streamed):
+        item: Any = response.output[0]
+        assert [(part.type, part.text) for part in item.summary] == [("summary_text", "Hm, so.")]
+        assert (item.content, item.encrypted_content) == (None, "pyagent:Hm, so.")
+        assert response.reasoning
+        assert response.reasoning.summary == "auto"
 
 
 def test_kept_responses_are_bounded() -> None:
@@ -281,7 +332,7 @@ def test_embeddings_client() -> None:
     ("change", "param", "says"),
     [
         ({"input": []}, "input", "empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", "web_search_call"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
         ({"input": [{"type": ["x"]}]}, "input[0].type", "there are message"),
         ({"tools": [TOOL, {"type": "web_search", "external_web_access": False}]}, "tools[1].type", "'web_search'"),

@@ -6,7 +6,7 @@ The models are scripted (`support.scripted_runner`); all around them is the real
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,18 +106,7 @@ def hold_chat(url: str, model: str, question: str, box: Toolbox, *, is_streamed:
 
 def hold_responses(url: str, model: str, question: str, box: Toolbox, *, is_streamed: bool) -> Held:
     """With OpenAI's client over responses, none kept by the server: all items go back as they came."""
-    held, items = Held(), [{"role": "user", "content": question}]
-    kwargs: Any = {"model": model, "tools": [{"type": "function"} | function for function in FUNCTIONS], "store": False}
-    kwargs["include"] = ["reasoning.encrypted_content"]
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
-        while True:
-            answer, calls = _response(client, {"input": items} | kwargs, held, is_streamed=is_streamed)
-            if not calls:
-                return held
-            items += answer.output
-            for call in calls:
-                result, _ = run_tool(box, call.name, json.loads(call.arguments))
-                items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+    return _hold_items(url, model, question, box, lambda item: item, is_streamed, store=False, reasoning={})
 
 
 def hold_kept(url: str, model: str, question: str, box: Toolbox, *, is_streamed: bool) -> Held:
@@ -136,13 +125,50 @@ def hold_kept(url: str, model: str, question: str, box: Toolbox, *, is_streamed:
                 kwargs["input"].append({"type": "function_call_output", "call_id": call.call_id, "output": result})
 
 
+def hold_references(url: str, model: str, question: str, box: Toolbox, *, is_streamed: bool) -> Held:
+    """As Vercel's `ai` does: what the server keeps goes back as references, with the calls and results between."""
+    return _hold_items(url, model, question, box, lambda item: {"type": "item_reference", "id": item.id}, is_streamed)
+
+
+def hold_sealed(url: str, model: str, question: str, box: Toolbox, *, is_streamed: bool) -> Held:
+    """As clients do that read summaries only: of a reasoning item its sealed text goes back."""
+    sealed = {"store": False, "include": ["reasoning.encrypted_content"]}
+    return _hold_items(
+        url,
+        model,
+        question,
+        box,
+        lambda item: {"type": "reasoning", "summary": [], "encrypted_content": item.encrypted_content},
+        is_streamed,
+        **sealed,
+    )
+
+
+def _hold_items(
+    url: str, model: str, question: str, box: Toolbox, thought: Callable[[Any], Any], is_streamed: bool, **more: Any
+) -> Held:
+    held, items = Held(), [{"role": "user", "content": question}]
+    tools = [{"type": "function"} | function for function in FUNCTIONS]
+    kwargs: Any = {"model": model, "tools": tools, "reasoning": {"summary": "auto"}} | more
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        while True:
+            answer, calls = _response(client, {"input": items} | kwargs, held, is_streamed=is_streamed)
+            if not calls:
+                return held
+            items += [thought(item) if item.type == "reasoning" else item for item in answer.output]
+            for call in calls:
+                result, _ = run_tool(box, call.name, json.loads(call.arguments))
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+
+
 def _response(client: openai.OpenAI, kwargs: Any, held: Held, *, is_streamed: bool) -> tuple[Any, list[Any]]:
     if is_streamed:
         with client.responses.stream(**kwargs) as stream:
             answer: Any = stream.get_final_response()
     else:
         answer = client.responses.create(**kwargs)
-    thoughts = [part.text for item in answer.output if item.type == "reasoning" for part in item.content]
+    reasoning = [item for item in answer.output if item.type == "reasoning"]
+    thoughts = [part.text for item in reasoning for part in (item.summary or item.content)]
     calls = [item for item in answer.output if item.type == "function_call"]
     reason = "tool_calls" if calls else {"completed": "stop"}[answer.status]
     held.turns.append(("".join(thoughts), answer.output_text, [call.name for call in calls], reason))
@@ -215,9 +241,14 @@ CLIENTS = {
     "chat": hold_chat,
     "responses": hold_responses,
     "kept": hold_kept,
+    "references": hold_references,
+    "sealed": hold_sealed,
     "messages": hold_messages,
     "ollama": hold_ollama,
 }
+
+
+WIRES = ("chat", "responses", "messages", "ollama")
 
 
 def expected(dialect: Dialect, turns: tuple[Turn, ...]) -> list[tuple[str, str, list[str], str]]:
@@ -234,8 +265,10 @@ def expected(dialect: Dialect, turns: tuple[Turn, ...]) -> list[tuple[str, str, 
     ]
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize(
+    ("name", "client"),
+    [(name, client) for name in DIALECTS for client in (CLIENTS if name == "qwen3" else WIRES)],
+)
 def test_client_holds_a_conversation_with_tools(name: str, client: str, place: Place) -> None:
     """Tools run with the model's arguments, and the last prompt has calls and results as the template writes them."""
     dialect, box, first = DIALECTS[name], Toolbox(), len(place.scripted.prompts)

@@ -12,6 +12,13 @@ from pyagent.core.field_errors import field_error
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
 from pyagent.infrastructure.server.responses.namespaces import flat_name
 
+_SEAL = "pyagent:"
+
+
+def sealed(thought: str) -> str:
+    """Return a thought as `encrypted_content` of a reasoning item. It hides nothing: the text is the client's own."""
+    return _SEAL + thought
+
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
     prompt_cache_breakpoint: object = None  # prompts are kept without it
@@ -99,14 +106,22 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     type: object = None
     id: object = None
-    summary: object = None
+    summary: list[JsonObject] | None = None
     content: list[JsonObject] | None = None
-    encrypted_content: object = None
+    encrypted_content: str | None = None
     status: object = None
 
+    @property
+    def thought(self) -> str:
+        """Its text, in whichever field the client kept it; what another service has sealed stays unread."""
+        if self.content:
+            return _texts(self.content, "")
+        if self.encrypted_content and self.encrypted_content.startswith(_SEAL):
+            return self.encrypted_content.removeprefix(_SEAL)
+        return _texts(self.summary or (), "\n")
+
     def add_to(self, messages: list[Message]) -> None:
-        texts = (part.get("text") for part in self.content or ())
-        thought = "".join(text for text in texts if isinstance(text, str))
+        thought = self.thought
         if not thought:
             return
         if messages and messages[-1].role == "assistant" and (messages[-1].tool_calls or _is_bare(messages)):
@@ -115,6 +130,10 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             messages.append(msgspec.structs.replace(last, reasoning_content=thought))
         else:
             messages.append(Message("assistant", None, reasoning_content=thought))
+
+
+def _texts(parts: Sequence[JsonObject], between: str) -> str:
+    return between.join(text for part in parts if isinstance(text := part.get("text"), str))
 
 
 def _is_bare(messages: Sequence[Message]) -> bool:

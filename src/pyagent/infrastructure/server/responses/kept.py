@@ -61,6 +61,35 @@ class KeptResponses:
             raise RequestError(text, param=param, code="response_not_found")
         return found
 
+    def with_referenced(self, items: list[JsonObject], client: str) -> list[JsonObject]:
+        """Return a client's items, in place of references to items of its kept responses those themselves.
+
+        Raises `RequestError` for what is not kept, and for a second reference: with those a short request could name a
+        conversation without bound.
+        """
+        seen: set[object] = set()
+        found: list[JsonObject] = []
+        for number, item in enumerate(items):
+            if item.get("type") == "item_reference":
+                where = f"input[{number}].id"
+                if item.get("id") in seen:
+                    raise RequestError(f"{where} is in the input already", param=where)
+                seen.add(item.get("id"))
+                found.append(self._item(str(item.get("id")), client, where))
+            else:
+                found.append(item)
+        return found
+
+    def _item(self, id: str, client: str, where: str) -> JsonObject:  # noqa: A002 - the API's word
+        response_id = id.partition("_")[2].rpartition("_")[0]  # as `ResponseEncoder` names items
+        output = msgspec.convert(self.find(f"resp_{response_id}", client, param=where).body["output"], list[JsonObject])
+        item = next((item for item in output if item["id"] == id), None)
+        if item is None:
+            raise RequestError(
+                f"response resp_{response_id} has no item {id[:80]!r}", param=where, code="item_not_found"
+            )
+        return item
+
     def remove(self, id: str, client: str) -> None:  # noqa: A002 - the API's word
         """Forget a client's response; raises `RequestError` when it is not kept."""
         self.find(id, client)

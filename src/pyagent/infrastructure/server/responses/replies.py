@@ -8,29 +8,54 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from pyagent.core.messages import ChatDelta, JsonObject, Resumption, TokenLogprob, ToolCallDelta, Usage
 from pyagent.core.tool_call_deltas import is_cut, split_pieces
 from pyagent.infrastructure.server.errors import HttpError
+from pyagent.infrastructure.server.responses.items import sealed
+
+
+class _Form(NamedTuple):
+    """How an item of text is told: the item, the field and the type of its part, and the events of part and text."""
+
+    item: str
+    prefix: str
+    parts: str
+    type: str
+    part: str
+    text: str
+    place: str
+
+
+_MESSAGE = _Form("message", "msg", "content", "output_text", "content_part", "output_text", "content_index")
+_THOUGHT = _Form("reasoning", "rs", "content", "reasoning_text", "content_part", "reasoning_text", "content_index")
+_SUMMARY = _Form(
+    "reasoning", "rs", "summary", "summary_text", "reasoning_summary_part", "reasoning_summary_text", "summary_index"
+)
 
 
 @dataclass(slots=True)
 class ResponseEncoder:
     """One response. `envelope` are the fields that repeat what was asked; `keep` takes it when it is whole.
 
-    `namespaced` has the namespace and the name of functions that the model knows by another name.
+    `namespaced` has the namespace and the name of functions that the model knows by another name. With `has_summary`
+    reasoning is told as its summary, which is all that some clients show; with `has_sealed` once more as a text that
+    clients send back without reading it.
     """
 
     id: str
     envelope: JsonObject
     keep: Callable[[JsonObject], None] | None = None
     namespaced: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    has_summary: bool = False
+    has_sealed: bool = False
     media_type: str = "text/event-stream"
     _created: float = field(default_factory=lambda: float(int(time.time())))
     _output: list[JsonObject] = field(default_factory=list[JsonObject])
-    _open: str = ""
+    _open: _Form | None = None
     _call: ToolCallDelta | None = None
     _texts: list[str] = field(default_factory=list[str])
     _logprobs: list[JsonObject] = field(default_factory=list[JsonObject])
@@ -55,11 +80,10 @@ class ResponseEncoder:
         tail, begun = split_pieces(delta.tool_calls)
         events += b"".join(self._called(piece) for piece in tail)
         if delta.reasoning:
-            events += self._opened("reasoning") + self._delta("response.reasoning_text.delta", delta.reasoning)
+            events += self._opened(_SUMMARY if self.has_summary else _THOUGHT) + self._delta(delta.reasoning)
         if delta.content:
             entries = [_logprob(entry) for entry in delta.logprobs]
-            events += self._opened("message")
-            events += self._delta("response.output_text.delta", delta.content, logprobs=entries)
+            events += self._opened(_MESSAGE) + self._delta(delta.content, logprobs=entries)
             self._logprobs += entries
         return events + b"".join(self._called(piece) for piece in begun)
 
@@ -88,53 +112,54 @@ class ResponseEncoder:
 
     # -- items of text ------------------------------------------------------------------------------------------------
 
-    def _opened(self, kind: str) -> bytes:
-        """Return the events after which an item of this kind is open."""
-        if self._open == kind:
+    def _opened(self, form: _Form) -> bytes:
+        """Return the events after which an item of this form is open."""
+        if self._open == form:
             return b""
         events = self._closed()
-        self._open = kind
-        events += self._event("response.output_item.added", output_index=len(self._output), item=self._item([]))
-        return events + self._part_event("response.content_part.added", part=self._part(""))
+        self._open = form
+        item = self._item(form, [], "in_progress")
+        events += self._event("response.output_item.added", output_index=len(self._output), item=item)
+        return events + self._part_event(form, f"{form.part}.added", part=self._part(form, ""))
 
-    def _delta(self, kind: str, text: str, **more: object) -> bytes:
+    def _delta(self, text: str, **more: object) -> bytes:
+        assert self._open is not None
         self._texts.append(text)
-        return self._part_event(kind, delta=text, **more)
+        return self._part_event(self._open, f"{self._open.text}.delta", delta=text, **more)
 
     def _closed(self) -> bytes:
         """Return the events after which no item is open."""
-        if not self._open:
-            return b""
         if self._call is not None:
             return self._call_closed(self._call)
+        if (form := self._open) is None:
+            return b""
         text = "".join(self._texts)
-        part, is_message = self._part(text), self._open == "message"
-        kind = "response.output_text.done" if is_message else "response.reasoning_text.done"
-        more: JsonObject = {"logprobs": self._logprobs} if is_message else {}
-        events = self._part_event(kind, text=text, **more)
-        events += self._part_event("response.content_part.done", part=part)
-        item = self._item([part], "completed")
+        part = self._part(form, text)
+        more: JsonObject = {"logprobs": self._logprobs} if form is _MESSAGE else {}
+        events = self._part_event(form, f"{form.text}.done", text=text, **more)
+        events += self._part_event(form, f"{form.part}.done", part=part)
+        item = self._item(form, [part], "completed")
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
-        self._open, self._texts, self._logprobs = "", [], []
+        self._open, self._texts, self._logprobs = None, [], []
         return events
 
-    def _item(self, parts: list[JsonObject], status: str = "in_progress") -> JsonObject:
-        item: JsonObject = {"type": self._open, "id": self._item_id(), "status": status, "content": parts}
-        more: JsonObject = {"role": "assistant"} if self._open == "message" else {"summary": []}
-        return item | more
+    def _item(self, form: _Form, parts: list[JsonObject], status: str) -> JsonObject:
+        item: JsonObject = {"type": form.item, "id": self._item_id(form.prefix), "status": status}
+        if form is _MESSAGE:
+            return item | {"role": "assistant", "content": parts}
+        item |= {"summary": list[JsonObject](), form.parts: parts}
+        return item | ({"encrypted_content": sealed("".join(self._texts))} if parts and self.has_sealed else {})
 
-    def _part(self, text: str) -> JsonObject:
-        if self._open == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+    def _part(self, form: _Form, text: str) -> JsonObject:
+        more: JsonObject = {"annotations": [], "logprobs": self._logprobs} if form is _MESSAGE else {}
+        return {"type": form.type, "text": text} | more
 
-    def _part_event(self, kind: str, **fields: object) -> bytes:
-        place = {"item_id": self._item_id(), "output_index": len(self._output), "content_index": 0}
-        return self._event(kind, **place, **fields)
+    def _part_event(self, form: _Form, kind: str, **fields: object) -> bytes:
+        place = {"item_id": self._item_id(form.prefix), "output_index": len(self._output), form.place: 0}
+        return self._event(f"response.{kind}", **place, **fields)
 
-    def _item_id(self) -> str:
-        prefix = {"message": "msg", "reasoning": "rs"}.get(self._open, "fc")
+    def _item_id(self, prefix: str = "fc") -> str:
         return f"{prefix}_{self.id}_{len(self._output)}"
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -144,7 +169,7 @@ class ResponseEncoder:
         events = b""
         if self._call is None or piece.index != self._call.index:
             events += self._closed()
-            self._open, self._call = "function_call", piece
+            self._call = piece
             item = self._call_item(piece, "", "in_progress")
             events += self._event("response.output_item.added", output_index=len(self._output), item=item)
         if piece.arguments:
@@ -161,7 +186,7 @@ class ResponseEncoder:
         events = self._call_event("response.function_call_arguments.done", **done)
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
-        self._open, self._call, self._texts = "", None, []
+        self._call, self._texts = None, []
         return events
 
     def _call_item(self, call: ToolCallDelta, arguments: str, status: str) -> JsonObject:

@@ -55,7 +55,8 @@ REFUSED: Refused = {
 }
 _REFUSED_TEXT: Refused = {"verbosity": (("medium",), "say in the prompt how long the answer should be")}
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
+_SEALED = "reasoning.encrypted_content"
+_INCLUDABLE = (_LOGPROBS, _SEALED)
 
 
 class _Format(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -72,11 +73,11 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How to reason. Whatever summary is asked for, what is told is the reasoning itself."""
+    """How to reason. Where any summary is asked for, the reasoning itself is told as one."""
 
     effort: ReasoningEffort | None = None
-    summary: object = None
-    generate_summary: object = None
+    summary: str | None = None
+    generate_summary: str | None = None
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,6 +131,16 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if isinstance(self.input, str):
             return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": self.input}]}]
         return self.input
+
+    @property
+    def summary(self) -> str | None:
+        """The kind of summary of the reasoning that is asked for."""
+        return (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning else None
+
+    @property
+    def has_sealed(self) -> bool:
+        """Whether reasoning is told once more for sending back."""
+        return _SEALED in (self.include or ())
 
     def sampling(self) -> SamplingParams:
         """How to draw, checked."""

@@ -25,13 +25,19 @@ async def create(service: Service, request: Request) -> Response:
         history = previous.items
         parsed.private = parsed.private or bool(previous.body.get("private"))  # what is gone on from stays private
 
+    parsed.input = kept.with_referenced(parsed.items, client)
+
     def keep(body: JsonObject) -> None:
         kept.keep(client, body, history, parsed.items)
 
     asked = parsed.request(history)
-    kept_by = keep if parsed.store is not False else None
     reply = ResponseEncoder(
-        str(request.state.request_id), _envelope(parsed), kept_by, namespaced=namespaced(parsed.tools or ())
+        str(request.state.request_id),
+        _envelope(parsed),
+        keep if parsed.store is not False else None,
+        namespaced=namespaced(parsed.tools or ()),
+        has_summary=parsed.summary is not None,
+        has_sealed=parsed.has_sealed,
     )
     return await service.answer(request, asked, reply, is_streamed=bool(parsed.stream))
 
@@ -79,7 +85,7 @@ def _envelope(parsed: ResponsesBody) -> JsonObject:
         "metadata": parsed.metadata or {},
         "parallel_tool_calls": parsed.parallel_tool_calls is not False,
         "previous_response_id": parsed.previous_response_id,
-        "reasoning": {"effort": parsed.reasoning.effort if parsed.reasoning else None, "summary": None},
+        "reasoning": {"effort": parsed.reasoning.effort if parsed.reasoning else None, "summary": parsed.summary},
         "store": parsed.store is not False,
         "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
         "text": text,
