@@ -424,8 +424,16 @@ def test_any_text_is_calls_or_a_fault(text: str) -> None:
 
 
 def test_text_after_a_call_is_kept() -> None:
-    """Text around calls is the answer's text; a call that was cut before its arguments is a fault, not a call."""
+    """Text around calls is the answer's text; a call that ends before what it must have is a fault, not a call."""
     answer = ask(Model(f"Hm. {CALL}\n{CALL} So."), chat(tools=[ADD]))
     assert (answer.text, len(answer.tool_calls)) == ("Hm. \n So.", 2)
-    with pytest.raises(InvalidOutputError, match="not valid JSON"):
+    with pytest.raises(InvalidOutputError, match="'a' is a required property"):
         dialect.read('<tool_call>{"name": "add"', [ADD])
+
+
+def test_call_cut_at_max_tokens_is_a_fault() -> None:
+    """What the limit of tokens left of a call is not made whole, and asked for again."""
+    reader = dialect.TagReader([ADD])
+    reader.push('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 23')
+    with pytest.raises(InvalidOutputError, match="not valid JSON"):
+        reader.finish(is_cut=True)

@@ -13,7 +13,7 @@ Call = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """An answer's text and what it says; the arguments of a call are a value, or a str where they are no valid JSON."""
+    """An answer's text and what it says; arguments of calls are a value, or a str where the answer is cut."""
 
     says: str
     text: str
@@ -22,6 +22,11 @@ class Case:
     calls: list[Call] = field(default_factory=list)
     is_reasoning: bool = False
     has_tools: bool = True
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer was to go on."""
+        return any(isinstance(arguments, str) for _, arguments in self.calls)
 
 
 WEATHER = Tool(

@@ -128,10 +128,35 @@ def python_calls(opener: str, closer: str, brackets: str = "[]", separator: str 
         Case("cut in a name", f"{begin}get_wea", f"{begin}get_wea"),
         Case("no call", f"{begin}1, 2{end}", f"{begin}1, 2{end}"),
         Case(
-            "broken after a value",
-            f"{begin}get_weather(city='Oslo' days=3){end} so",
-            "days=3)" + end.replace(closer, "") + " so" if closer else f"days=3){end} so",
-            calls=[("get_weather", '{"city": "Oslo"')],
+            "a comma is missing",
+            f"{begin}get_weather(city='Oslo' days=3 metric=True){end}",
+            calls=[weather],
+        ),
+        Case(
+            "expressions",
+            f"{begin}write_note(text='a' 'b' + \"c\", tags={{'x', 'y'}}, score=1 + 2, options={{'a': 7 // 2}}){end}",
+            calls=[("write_note", {"text": "abc", "tags": ["x", "y"], "score": "1 + 2", "options": {"a": "7 // 2"}})],
+        ),
+        Case(
+            "comments",
+            f"{begin}get_weather(  # so\n  city='Oslo',  # a town, (of Norway)\n  days=3  # nights\n){end}",
+            calls=[("get_weather", {"city": "Oslo", "days": 3})],
+        ),
+        Case(
+            "a value is missing",
+            f"{begin}get_weather(city=, days=3){end}",
+            calls=[("get_weather", {"city": None, "days": 3})],
+        ),
+        Case(
+            "raw strings and names",
+            rf"{begin}write_note(text=r'\d\n', tags=[a, 007, nan]){end}",
+            calls=[("write_note", {"text": "\\d\\n", "tags": ["a", "007", "nan"]})],
+        ),
+        Case(
+            "broken after a list",
+            f"{begin}write_note(tags=['a'] * 2){end} so",
+            "* 2)" + end.replace(closer, "") + " so" if closer else f"* 2){end} so",
+            calls=[("write_note", {"tags": ["a"]})],
         ),
     ]
     if brackets and not opener:

@@ -39,7 +39,7 @@ def gemma(begin: str, end: str, quote: str) -> list[Case]:
             f"{begin}call:get_weather{{city:{quote}Oslo{quote}{end}so",
             "so",
             "",
-            [("get_weather", '{"city": "Oslo"')],
+            [("get_weather", {"city": "Oslo"})],
         ),
         Case("without tools", weather, weather, has_tools=False),
     ]

@@ -88,7 +88,7 @@ CASES = [
         "a missing brace ends at the closing tag",
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"</tool_call> after',
         content="after",
-        calls=[("get_weather", '{"city": "Oslo"')],
+        calls=[("get_weather", {"city": "Oslo"})],
     ),
     Case("without tools tags are text", "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", has_tools=False),
     Case("text without tags is unchanged", "  two\n\nlines \n", content="  two\n\nlines \n"),

@@ -51,11 +51,11 @@ def parser_of(name: str, case: Case) -> OutputParser:
     return dialects()[name].parser(TOOLS if case.has_tools else [], is_reasoning=case.is_reasoning)
 
 
-def hear(parser: OutputParser, pieces: list[str]) -> Heard:
+def hear(parser: OutputParser, pieces: list[str], *, is_cut: bool = False) -> Heard:
     heard = Heard()
     for piece in pieces:
         heard.hear(parser.push(piece))
-    heard.hear(parser.finish())
+    heard.hear(parser.finish(is_cut=is_cut))
     return heard
 
 
@@ -68,8 +68,8 @@ def split(text: str, places: list[int]) -> list[str]:
 def test_recorded_answer_is_read(name: str, case: Case) -> None:
     """Whole and character by character, an answer gives the content, reasoning and calls that it says."""
     wanted = case.content, case.reasoning, case.calls
-    assert hear(parser_of(name, case), [case.text]).values() == wanted
-    assert hear(parser_of(name, case), list(case.text)).values() == wanted
+    assert hear(parser_of(name, case), [case.text], is_cut=case.is_cut).values() == wanted
+    assert hear(parser_of(name, case), list(case.text), is_cut=case.is_cut).values() == wanted
 
 
 @pytest.mark.parametrize("name", dialects())

@@ -44,8 +44,26 @@ class CallMode:
         output.pass_tag()
         output.begin_call(name)
 
-    def fail(self, output: Output) -> Mode:
-        """Leave the rest to the text: of a call as far as it came, or of what is none."""
+    def end_arguments(self, output: Output) -> None:
+        """End the call, whatever of it has come."""
+        output.end_call()
+
+    def end(self, source: Source, output: Output) -> None:
+        """End with the answer: a call ends, or stays as far as it came where that is cut; what is none yet is text."""
         if not self.name:
+            output.content.write("".join(self.raw) + source.take_rest())
+        elif source.is_cut:
+            self.cut(output)
+        else:
+            self.end_arguments(output)
+
+    def cut(self, output: Output) -> None:
+        """Give out what is known of the arguments."""
+
+    def fail(self, output: Output) -> Mode:
+        """Leave the rest to the text: after a call as far as it came, or with what is none."""
+        if self.name:
+            self.end_arguments(output)
+        else:
             output.content.write("".join(self.raw))
         return TextMode(self.context, closers=self.context.closers if self.has_call else ())

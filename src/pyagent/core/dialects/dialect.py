@@ -22,8 +22,11 @@ class OutputParser(Protocol):
         """Read a piece; what was given out is never taken back."""
         ...
 
-    def finish(self) -> Parsed:
-        """End the answer: return what was held back. A call that was cut stays as far as it came."""
+    def finish(self, *, is_cut: bool = False) -> Parsed:
+        """End the answer: return what was held back, and what makes the arguments of an open call valid JSON.
+
+        Where the answer `is_cut`, by its limit of tokens, a call stays as far as it came.
+        """
         ...
 
     def copy(self) -> OutputParser:
@@ -98,9 +101,9 @@ class ModeParser:
         self._read()
         return self._output.take()
 
-    def finish(self) -> Parsed:
+    def finish(self, *, is_cut: bool = False) -> Parsed:
         """End the answer."""
-        self._source.is_last = True
+        self._source.is_last, self._source.is_cut = True, is_cut
         self._read()
         self._mode.end(self._source, self._output)
         self._output.end()

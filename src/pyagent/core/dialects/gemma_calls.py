@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyagent.core.dialects.lark import Lark
-from pyagent.core.dialects.literals import LiteralValue
+from pyagent.core.dialects.literals import LiteralValue, Syntax
 from pyagent.core.dialects.named_calls import NamedCalls, Value
 from pyagent.core.dialects.schemas import (
     constants_of,
@@ -31,8 +31,8 @@ _MAX_RULE_CHARS = 100
 def gemma_calls(opener: str, closer: str, quote: str) -> NamedCalls:
     """Return calls whose strings stand between two `quote`s."""
 
-    def value(stop: str) -> Value:
-        return LiteralValue(stop, quote)
+    def value(stops: tuple[str, ...]) -> Value:
+        return LiteralValue(Syntax(quote=quote), stops, is_arguments=True)
 
     writer = _Writer(quote)
     return NamedCalls(opener, (closer,), ("call:{name}",), value=value, write_arguments=writer.write)

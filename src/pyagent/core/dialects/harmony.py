@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyagent.core.dialects.dialect import ModeParser, OutputParser, random_id
-from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.literals import JSON, LiteralValue
 from pyagent.core.dialects.output import Output
 from pyagent.core.dialects.schemas import schema_of
 from pyagent.core.dialects.source import Source, tags_of
@@ -92,8 +92,10 @@ class _Arguments:
     """Reads a call's arguments."""
 
     tools: Mapping[str, Tool]
-    value: JsonValue = field(default_factory=JsonValue)
+    value: LiteralValue = field(default_factory=lambda: LiteralValue(JSON, is_arguments=True))
     unread: Source = field(default_factory=Source)
+    has_rest: bool = False
+    """Whether text came after the arguments."""
 
     def step(self, source: Source, output: Output) -> Mode | None:
         """Give out the arguments up to the next tag; what follows a whole value is text."""
@@ -101,18 +103,28 @@ class _Arguments:
         self.unread.extend(text)
         if not self.value.is_begun:
             self.unread.take_space()
+        self.unread.is_last = bool(tag)
         output.add_arguments(self.value.read(self.unread))
         if self.value.is_done:
             rest = self.unread.take_rest()
-            output.content.write(rest if rest.strip() else "")
+            rest = rest if self.has_rest else rest.lstrip()
+            output.content.write(rest)
+            self.has_rest = self.has_rest or bool(rest)
         if not tag:
             return None
-        output.end_call()
+        self._end(output)
         output.pass_tag()
         return _Header(self.tools, tag) if tag in {_START, _CHANNEL} else _Body(self.tools)
 
     def end(self, source: Source, output: Output) -> None:
-        """End with the answer; the call stays as far as it came."""
+        """End with the answer; a call that is cut stays as far as it came."""
+        if not source.is_cut:
+            self._end(output)
+
+    def _end(self, output: Output) -> None:
+        if self.value.is_begun:
+            output.add_arguments(self.value.end())
+        output.end_call()
 
 
 @dataclass(slots=True)

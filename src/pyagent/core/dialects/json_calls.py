@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import cast
 
 from pyagent.core.dialects.call_mode import CallMode
-from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.literals import JSON, LiteralValue
 from pyagent.core.dialects.output import Output
 from pyagent.core.dialects.schemas import schema_of
 from pyagent.core.dialects.source import Source
@@ -24,7 +23,8 @@ _NAMES = frozenset({"name", "tool_name"})
 _ARGUMENTS = frozenset({"arguments", "parameters", "args"})
 _WRAPPER = "function"
 _KNOWN = _NAMES | _ARGUMENTS | {_WRAPPER, "type", "id", "tool_call_id"}
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_STRINGS = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\.)*){quote}", re.DOTALL) for quote in ('"', "'")}
+_BARE_KEY = re.compile(r"([A-Za-z_]\w*)")
 _MAX_KEY_CHARS = 256
 _BRACKETS = ("{", "[")
 
@@ -40,19 +40,26 @@ class JsonCallsMode(CallMode):
     """Braces that are open: those around the arguments."""
     has_arguments: bool = False
     held: list[str] = field(default_factory=list[str])
-    value: JsonValue | None = None
+    value: LiteralValue | None = None
+    other: LiteralValue = field(default_factory=lambda: LiteralValue(JSON))
+    """The value of a key that says nothing here."""
     key: str = ""
 
     def __post_init__(self) -> None:
         self.part = self._read_key if self.level else self._read_open
 
-    def end(self, source: Source, output: Output) -> None:
-        """End with the answer: a call stays as far as it came, what is none yet is text."""
-        if not self.name:
-            self.raw.append(source.take_rest())
-            output.content.write("".join(self.raw))
-        else:
-            output.add_arguments("".join(self.held))
+    def end_arguments(self, output: Output) -> None:
+        """End the call: its arguments end where they are."""
+        if self.value and not self.value.is_done:
+            self._add_arguments(self.value.end(), output)
+            self._end_value(output)
+        output.end_call()
+
+    def cut(self, output: Output) -> None:
+        """Give out what is known of the arguments."""
+        if self.value and not self.value.is_done:
+            self._add_arguments(self.value.end(is_cut=True), output)
+        output.add_arguments("".join(self.held))
 
     def _take(self, source: Source, num_chars: int) -> str:
         taken = source.take(num_chars)
@@ -83,8 +90,10 @@ class JsonCallsMode(CallMode):
         mark = self._mark(source)
         if mark == "}":
             return self._read_comma(source, output)
-        if mark != '"':
-            return self.fail(output) if mark else False
+        if not mark or (mark == "," and self._take(source, 1)):
+            return bool(mark)
+        if mark not in "\"'" and not _BARE_KEY.match(mark):
+            return self.fail(output)
         key = self._read_string(source)
         if key is None:
             return self.fail(output) if source.num_left >= _MAX_KEY_CHARS else False
@@ -94,8 +103,10 @@ class JsonCallsMode(CallMode):
         return self.go(self._read_colon)
 
     def _read_string(self, source: Source) -> str | None:
-        match = _STRING.match(source.text, source.at, source.at + _MAX_KEY_CHARS)
-        if match is None:
+        """Return a string in quotes, or a name without them whose end is seen; None while more must come."""
+        pattern = _STRINGS.get(source.first, _BARE_KEY)
+        match = pattern.match(source.text, source.at, source.at + _MAX_KEY_CHARS)
+        if match is None or (pattern is _BARE_KEY and match.end() == len(source.text)):
             return None
         text = self._take(source, match.end() - source.at)
         try:
@@ -114,14 +125,17 @@ class JsonCallsMode(CallMode):
         mark = self._mark(source)
         if not mark:
             return False
-        if mark == '"' and not self.name and (self.key in _NAMES or self.key == _WRAPPER):
+        if mark in "\"'" and not self.name and (self.key in _NAMES or self.key == _WRAPPER):
             return self.go(self._read_name)
         if mark == "{" and self.key == _WRAPPER:
             self.level += 1
             self._take(source, 1)
             return self.go(self._read_key)
-        self.value = JsonValue(next(iter(self.context.closers), ""))
-        return self.go(self._read_arguments if self.key in _ARGUMENTS and not self.has_arguments else self._read_other)
+        if self.key in _ARGUMENTS and not self.has_arguments:
+            self.value = LiteralValue(JSON, self.context.stops, is_arguments=True)
+            return self.go(self._read_arguments)
+        self.other = LiteralValue(JSON, self.context.stops)
+        return self.go(self._read_other)
 
     def _read_name(self, source: Source, output: Output) -> Mode | bool:
         name = self._read_string(source)
@@ -130,43 +144,54 @@ class JsonCallsMode(CallMode):
         if not name or (self.is_bare and name not in self.context.tools):
             return self.fail(output)
         self.begin(name, output)
-        if self.has_arguments:
-            output.add_arguments(_arguments("".join(self.held)))
-            self.held = []
+        self._tell_held(output)
         return self.go(self._read_comma)
 
     def _read_other(self, source: Source, output: Output) -> Mode | bool:
-        return self._read_json(source, output, is_arguments=False)
+        self._read_into(self.other, source)
+        return self.go(self._read_comma) if self.other.is_done else False
 
     def _read_arguments(self, source: Source, output: Output) -> Mode | bool:
-        return self._read_json(source, output, is_arguments=True)
-
-    def _read_json(self, source: Source, output: Output, *, is_arguments: bool) -> Mode | bool:
         assert self.value
-        piece = self.value.read(source)
-        if not self.name:
-            self.raw.append(piece)
-        if is_arguments:
-            if self.name and self.value.is_object:
-                output.add_arguments(piece)
-            else:
-                self.held.append(piece)
+        self._add_arguments(self._read_into(self.value, source), output)
         if not self.value.is_done:
             return False
-        if is_arguments:
-            self.has_arguments = True
-            if self.name and not self.value.is_object:
-                output.add_arguments(_arguments("".join(self.held)))
-                self.held = []
+        self._end_value(output)
         return self.go(self._read_comma)
+
+    def _read_into(self, value: LiteralValue, source: Source) -> str:
+        start = source.at
+        piece = value.read(source)
+        if not self.name:
+            self.raw.append(source.text[start : source.at])
+        return piece
+
+    def _add_arguments(self, piece: str, output: Output) -> None:
+        if self.name and self.value and self.value.is_object:
+            output.add_arguments(piece)
+        else:
+            self.held.append(piece)
+
+    def _end_value(self, output: Output) -> None:
+        self.has_arguments = True
+        if self.name:
+            self._tell_held(output)
+
+    def _tell_held(self, output: Output) -> None:
+        """Give out arguments that came before the name, or that are no object."""
+        if self.held:
+            output.add_arguments(_arguments("".join(self.held)))
+            self.held = []
 
     def _read_comma(self, source: Source, output: Output) -> Mode | bool:
         mark = self._mark(source)
         if mark == ",":
             self._take(source, 1)
             return self.go(self._read_key)
+        if mark in "\"'" or _BARE_KEY.match(mark):  # where a comma is missing
+            return self.go(self._read_key) if mark else False
         if mark != "}":
-            return self.fail(output) if mark else False
+            return self.fail(output)
         self._take(source, 1)
         self.level -= 1
         if self.level:
@@ -179,7 +204,7 @@ class JsonCallsMode(CallMode):
         output.end_call()
         if not self.is_list:
             return self.go(self._read_surplus if self.context.closers else self._read_next)
-        self.name, self.has_arguments = "", False
+        self.name, self.has_arguments, self.value = "", False, None
         return self.go(self._read_between)
 
     def _read_next(self, source: Source, output: Output) -> Mode | bool:
@@ -187,7 +212,7 @@ class JsonCallsMode(CallMode):
         mark = self._mark(source)
         if not mark or mark not in self.separator:
             return TextMode(self.context) if mark else False
-        self.name, self.has_arguments = "", False
+        self.name, self.has_arguments, self.value = "", False, None
         self._take(source, 1)
         return self.go(self._read_open)
 
@@ -212,14 +237,17 @@ class JsonCallsMode(CallMode):
 
 
 def _arguments(text: str) -> str:
-    """Return arguments that are no object as JSON text: some models write them as a string, or null for none."""
-    try:
-        value = cast("object", json.loads(text, strict=False))
-    except (ValueError, RecursionError):
-        return text
-    if value is None:
+    """Return held arguments: some models write an object as a string, or null for none; others stay what they are."""
+    if text == "null":
         return "{}"
-    return value if isinstance(value, str) else text
+    written = str(json.loads(text)).strip() if text.startswith('"') else ""
+    if written[:1] not in {"{", "n"}:
+        return text
+    source, value = Source(), LiteralValue(JSON, is_arguments=True)
+    source.extend(written)
+    source.is_last = True
+    said = value.read(source) + value.end()
+    return _arguments(said) if said == "null" else said if value.is_object else text
 
 
 @dataclass(frozen=True, slots=True)

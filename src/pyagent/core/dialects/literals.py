@@ -1,237 +1,298 @@
-"""Reads a literal of Python, or of Gemma's likeness of JSON, as it comes, and gives it out as JSON text.
+"""Reads a literal of JSON, Python or Gemma's likeness of JSON as it comes, and gives it out as JSON text.
 
-Nesting is a list, not recursion. What is no literal (a name, a call, an expression) becomes a string: nothing is run.
+What comes out is JSON, however wrong the literal is: a comma, colon, quote or bracket too few is written, one too many
+left out. What is no literal (a name, a call, an expression) becomes a string: nothing is run. Right JSON passes through
+as it was written. Nesting is a list, not recursion.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 
-from pyagent.core.dialects.json_value import escaped
+from pyagent.core.dialects.bare_words import BareWord
+from pyagent.core.dialects.json_text import is_constant, string, string_part, word_as_json
+from pyagent.core.dialects.json_writer import JsonWriter
+from pyagent.core.dialects.quoted_strings import QuotedString
 from pyagent.core.dialects.source import Source
 
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU]|.)", re.DOTALL)
-_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-_PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
-_MAX_NUMBER_CHARS = 1000
+_PREFIXES = frozenset({"r", "b", "f", "u", "rb", "br", "rf", "fr"})
+"""Of Python's strings."""
+_OPENING, _CLOSING = "([{", ")]}"
+_WORD_ENDS, _STRING_ENDS = ",)]}\n", ",)]}:"
+_MAX_KEPT_CHARS = 64
 
 
-@lru_cache(maxsize=16)
-def _mark_in_string(delimiter: str, *, has_escapes: bool) -> re.Pattern[str]:
-    """Return what ends a string, or begins an escape."""
-    return re.compile(rf"{re.escape(delimiter)}|\\" if has_escapes else re.escape(delimiter))
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """What a kind of literals looks like.
+
+    With `quote`, strings stand between two of it, and have no escapes. `comments` have their beginnings and ends.
+    """
+
+    comments: tuple[tuple[str, str], ...] = ()
+    quote: str = ""
+    is_python: bool = False
+    keeps_space: bool = False
+
+    @property
+    def comment_begins(self) -> tuple[str, ...]:
+        """What begins comments."""
+        return tuple(begin for begin, _ in self.comments)
 
 
-def json_string_part(text: str) -> str:
-    """Return text as it stands inside of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+JSON = Syntax(comments=(("//", "\n"), ("/*", "*/")), keeps_space=True)
+PYTHON = Syntax(comments=(("#", "\n"),), is_python=True)
 
 
 @dataclass(slots=True)
 class LiteralValue:
-    """A value under way. With `quote`, strings stand between two of it and keys stand bare, as Gemma writes."""
+    """A value under way. Outside of strings each of `stops`, tags that end the call, ends a broken value.
 
-    stop: str = ""
-    quote: str = ""
+    Braces are a set's where no colon follows their first element, but for those outermost of `is_arguments`.
+    `next_key` is a name before an equals sign where a comma is missing: the value ended there.
+    """
+
+    syntax: Syntax = PYTHON
+    stops: tuple[str, ...] = ()
+    is_arguments: bool = False
     is_done: bool = False
-    _stack: list[str] = field(default_factory=list[str])
-    _is_key: bool = False
-    _word: list[str] = field(default_factory=list[str])
-    _word_depth: int = 0
-    _delimiter: str = ""
-    _is_begun: bool = False
-    _is_after_value: bool = False
+    is_begun: bool = False
+    is_object: bool = False
+    next_key: str = ""
+    writer: JsonWriter = field(init=False)
+    _word: BareWord | None = None
+    _string: QuotedString | None = None
+    _after_string: str | None = None
+    """What stands after a string's closing quotes, while the string may still go on."""
+    _comment_end: str = ""
+
+    def __post_init__(self) -> None:
+        self.writer = JsonWriter(self.is_arguments, self.syntax.keeps_space)
 
     def read(self, source: Source) -> str:
         """Read what has come of the value, as JSON text."""
+        if not self.is_begun and source.num_left:
+            self.is_begun, self.is_object = True, source.first == "{"
         pieces: list[str] = []
         while not self.is_done and source.num_left:
-            piece = self._read_string(source) if self._delimiter else self._read_outside(source)
+            piece = self._read_part(source)
             if piece is None:
                 break
             pieces.append(piece)
         return "".join(pieces)
 
-    def end(self) -> str:
-        """Return what the end of the answer leaves: a word of no type yet, as the beginning of a string."""
-        return f'{self._begin_value()}"{json_string_part("".join(self._word))}' if self._word else ""
+    def end(self, *, is_cut: bool = False) -> str:
+        """Return what the end of the answer leaves: what makes the value whole, but of one that `is_cut` what is known.
+
+        A word of no type yet is given as the beginning of a string.
+        """
+        if not is_cut:
+            return self._complete()
+        if self._word and self._after_string is None:
+            return self.writer.begin() + self.writer.decided("{") + f'"{string_part(self._word.text)}'
+        return self.writer.decided("{")
+
+    def _read_part(self, source: Source) -> str | None:
+        if self._comment_end:
+            return self._read_comment(source)
+        if self._string and self._after_string is None:
+            return self._read_string(source, self._string)
+        stop = source.any_of(self.stops)
+        if stop != "":
+            return None if stop is None else self._complete()
+        if self._word:
+            return self._read_word(source, self._word)
+        if self._string:
+            return self._read_after_string(source, self._string)
+        return self._read_outside(source)
+
+    def _end_value(self) -> str:
+        self.writer.end()
+        self.is_done = self.writer.is_done
+        return ""
+
+    def _complete(self) -> str:
+        """Return what makes the value whole, and end it."""
+        if self.is_done:
+            return ""
+        text = self._end_word() if self._word else self._end_string() if self._string else ""
+        self.is_done = True
+        return text + self.writer.complete()
 
     # -- strings ------------------------------------------------------------------------------------------------------
 
-    def _read_string(self, source: Source) -> str | None:
-        text, start = source.text, source.at
-        found = _mark_in_string(self._delimiter, has_escapes=not self.quote).search(text, start)
-        if found is None:
-            kept = 0 if source.is_last else self._num_held(text, start)
-            taken = source.take(source.num_left - kept)
-            return json_string_part(taken) if taken else None
-        if found.start() > start:
-            return json_string_part(source.take(found.start() - start))
-        if text.startswith(self._delimiter, start):
-            source.take(len(self._delimiter))
-            self._delimiter = ""
-            return '"' + self._end_value()
-        return self._read_escape(source)
+    def _read_string(self, source: Source, quoted: QuotedString) -> str | None:
+        piece = quoted.read(source)
+        if quoted.is_closed:
+            return self._close_quotes()
+        return self.writer.shown(piece) if piece else piece
 
-    def _num_held(self, text: str, start: int) -> int:
-        """How much of the end may begin the closing quotes."""
-        for length in range(min(len(self._delimiter) - 1, len(text) - start), 0, -1):
-            if text.endswith(self._delimiter[:length]):
-                return length
-        return 0
+    def _begin_string(self, source: Source, quotes: str, *, is_raw: bool = False) -> None:
+        source.take(len(quotes))
+        has_escapes = not is_raw and not self.syntax.quote
+        self._string, self._after_string = QuotedString(quotes, has_escapes, joins_lines=self.syntax.is_python), None
 
-    def _read_escape(self, source: Source) -> str | None:
-        kind = source.text[source.at + 1 : source.at + 2]
-        if source.num_left < 2 + _HEX_DIGITS.get(kind, 0) and not source.is_last:
+    def _close_quotes(self) -> str:
+        """End the string, unless what follows may still say that it goes on."""
+        is_alone = self.writer.is_outermost or self.writer.expects_key
+        if self.syntax.quote or (is_alone and not self.syntax.is_python):
+            return self._end_string()
+        self._after_string = ""
+        return ""
+
+    def _end_string(self, more: str = "") -> str:
+        after, self._string, self._after_string = self._after_string, None, None
+        text = self.writer.shown(f'{string_part(more)}"') + self._end_value()
+        self.writer.space(after or "")
+        return text
+
+    def _read_after_string(self, source: Source, quoted: QuotedString) -> str | None:
+        mark, comment = source.first, source.any_of(self.syntax.comment_begins)
+        if comment is None:
             return None
-        match = _ESCAPE.match(source.text, source.at)
-        source.take(len(match.group()) if match else 1)
-        return _unescaped(match.group(1)) if match else "\\\\"  # one that ends the answer stands for itself
+        if mark.isspace() or (self.syntax.is_python and mark == "+"):
+            space = source.take_space() or source.take(1)
+            self._after_string = f"{self._after_string or ''}{space}"[:_MAX_KEPT_CHARS]
+            return ""
+        if comment or mark in _STRING_ENDS:
+            return self._end_string()
+        return self._go_on_in_python(source) if self.syntax.is_python else self._go_on_in_json(source, quoted)
+
+    def _go_on_in_python(self, source: Source) -> str | None:
+        """Join strings that stand beside one another; what else follows a string is an expression, kept as text."""
+        quote = self._quote_at(source, source.first)
+        if quote is None:
+            return None
+        if quote and (self._after_string or "").strip() in {"", "+"}:
+            self._begin_string(source, quote)
+            return ""
+        self._word = BareWord()
+        return ""
+
+    def _go_on_in_json(self, source: Source, quoted: QuotedString) -> str:
+        """Take quotes in the midst of a line's words for the string's own; else a comma is missing."""
+        after = self._after_string or ""
+        if source.first in "\"'{[" or "\n" in after:
+            return self._end_string()
+        self._after_string, quoted.is_closed = None, False
+        return self.writer.shown(string_part(quoted.quotes + after))
 
     # -- outside of strings -------------------------------------------------------------------------------------------
 
     def _read_outside(self, source: Source) -> str | None:
         mark = source.first
-        if self.stop and self.stop[0] == mark:
-            seen = source.text[source.at : source.at + len(self.stop)]
-            if seen == self.stop:
-                self.is_done = True
-                return self._end_word() if self._word else ""
-            if self.stop.startswith(seen) and not source.is_last:
-                return None
-        if self._word:
-            return self._read_word(source, mark)
-        quote = self._quote_at(source, mark)
-        if quote is None:
+        quote, comment = self._quote_at(source, mark), source.any_of(self.syntax.comment_begins)
+        if quote is None or comment is None:
             return None
+        if comment:
+            source.take(len(comment))
+            self._comment_end = dict(self.syntax.comments)[comment]
+            return ""
         if quote:
-            source.take(len(quote))
-            self._delimiter = quote
-            return self._begin_value() + '"'
+            self._begin_string(source, quote)
+            return self.writer.begin() + self.writer.shown('"')
         return self._read_mark(source, mark)
+
+    def _read_comment(self, source: Source) -> str | None:
+        end = source.text.find(self._comment_end, source.at)
+        if end < 0:
+            kept = 0 if source.is_last else len(self._comment_end) - 1
+            return "" if source.take(max(0, source.num_left - kept)) else None
+        source.take(end + len(self._comment_end) - source.at)
+        self._comment_end = ""
+        return ""
 
     def _quote_at(self, source: Source, mark: str) -> str | None:
         """Return the quotes that begin a string here; empty for none, None while more text must tell."""
-        text, at = source.text, source.at
-        if self.quote and mark == self.quote[0]:
-            seen = text[at : at + len(self.quote)]
-            if seen == self.quote:
-                return self.quote
-            return None if self.quote.startswith(seen) and not source.is_last else ""
-        if self.quote or mark not in "\"'":
+        if self.syntax.quote:
+            return source.any_of((self.syntax.quote,))
+        if mark not in "\"'":
             return ""
-        seen = text[at : at + 3]
-        if seen == mark * 3:
-            return seen
-        if len(seen) < 3 and seen == mark * len(seen) and not source.is_last:
-            return None
-        return mark
+        found = source.any_of((mark * 3,))
+        return mark if found == "" else found
 
     def _read_mark(self, source: Source, mark: str) -> str:
+        if mark in _CLOSING:
+            return self._close(source, mark)
+        if mark == "," and self.writer.is_outermost:
+            return self._complete()
         if mark.isspace():
-            if self._is_over():
-                self.is_done = True
-            else:
-                source.take(1)
-            return ""
-        if mark in "([{":
-            source.take(1)
-            begun = self._begin_value() + ("{" if mark == "{" else "[")
-            self._stack.append(_CLOSING[mark])
-            self._is_key, self._is_after_value = mark == "{", False
-            return begun
-        if mark in ")]}":
-            return self._close(source)
-        if mark == "," and not self._stack:
-            self.is_done = True
-            return ""
-        source.take(1)
-        if mark == ":" and self._stack:
-            self._is_key = self._is_after_value = False
-            return ": "
-        if mark == ",":
-            self._is_key = self._stack[-1] == "}"
+            self.writer.space(source.take_space())
+        elif mark in _OPENING:
+            return self.writer.open(source.take(1))
+        elif mark == "," and source.take(1):
+            return self.writer.comma()
+        elif (mark == ":" or (mark == "=" and self.writer.expected == "colon")) and source.take(1):
+            return self.writer.colon()
         else:
-            self._word.append(mark)
+            self._word = BareWord()
         return ""
 
-    def _is_over(self) -> bool:
-        return not self._stack and self._is_begun
-
-    def _close(self, source: Source) -> str:
-        """Close the innermost bracket, whichever kind was written; one too many ends the value."""
-        if not self._stack:
-            self.is_done = True
-            return ""
+    def _close(self, source: Source, mark: str) -> str:
+        """Close a bracket; one too many ends the value."""
+        is_of_call = self.syntax.is_python and mark == ")" and not self.writer.has_open(mark)
+        if self.writer.is_outermost or is_of_call:
+            return self._complete()
         source.take(1)
-        closing = self._stack.pop()
-        self._is_key = False
-        return ("}" if closing == "}" else "]") + self._end_value()
+        text = self.writer.close(mark)
+        self.is_done = self.writer.is_done
+        return text
 
-    def _read_word(self, source: Source, mark: str) -> str:
-        ends = ",)]}\n" if self.quote else ",)]} \t\n"
-        is_key_end = mark == ":" and self._is_key
-        if self._word_depth == 0 and (mark in ends or is_key_end):
-            return self._end_word()
-        if mark in "\"'" and not self.quote and len(self._word) < 3 and self._word_depth == 0:  # r"..." and its kind
-            self._word = []
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _read_word(self, source: Source, word: BareWord) -> str | None:
+        mark = source.first
+        if word.is_nested:
+            word.take(source)
             return ""
-        self._word_depth += (mark in "([") - (mark in ")]")
-        self._word.append(source.take(1))
+        if mark in _WORD_ENDS or (mark in ":=" and self.writer.expects_key):
+            return self._end_word()
+        if mark in ":=" and (name := word.last_name(is_tail=self._after_string is not None)):
+            return self._end_before(source, word, name)
+        if mark in "\"'" and not self.syntax.quote and self._after_string is None and word.is_short:
+            if word.text.lower() in _PREFIXES:
+                return self._read_prefixed(source, word)
+            if is_constant(word.text.strip()):  # its comma is missing
+                return self._end_word()
+        comment = source.any_of(self.syntax.comment_begins) if word.ends_with_space else ""
+        if comment == "":
+            word.take(source)
+        return comment if not comment else self._end_word()
+
+    def _read_prefixed(self, source: Source, word: BareWord) -> str | None:
+        """Begin a string of Python that has a prefix."""
+        quote = self._quote_at(source, source.first)
+        if quote is None:
+            return None
+        self._word = None
+        self._begin_string(source, quote, is_raw="r" in word.text.lower())
+        return self.writer.begin() + self.writer.shown('"')
+
+    def _end_before(self, source: Source, word: BareWord, name: str) -> str | None:
+        """End a value whose comma is missing before a name, which is the next key."""
+        is_keyword = source.first == "=" and self.syntax.is_python and self.writer.is_outermost
+        if is_keyword and source.num_left < 2 and not source.is_last:
+            return None
+        is_compared = source.text[source.at + 1 : source.at + 2] == "="
+        if (is_keyword and not is_compared) or (source.first == ":" and self.writer.is_in_object):
+            word.drop(name)
+            text = self._end_word()
+            if not is_keyword:
+                return text + self.writer.begin() + string(name) + self._end_value()
+            self.next_key = name
+            source.take(1)
+            return text
+        word.take(source)
         return ""
 
     def _end_word(self) -> str:
-        word = "".join(self._word).strip()
-        self._word, self._word_depth = [], 0
-        if self._is_key:
-            return f"{self._begin_value()}{json.dumps(word, ensure_ascii=False)}{self._end_value()}"
-        return f"{self._begin_value()}{_json_word(word)}{self._end_value()}"
-
-    def _begin_value(self) -> str:
-        """Return what stands before a value: commas are written here, so that one too many or too few does no harm."""
-        self._is_begun = True
-        return ", " if self._is_after_value and self._stack else ""
-
-    def _end_value(self) -> str:
-        self._is_after_value = True
-        self.is_done = self.is_done or not self._stack
-        return ""
-
-
-def _unescaped(said: str) -> str:
-    """Return what follows a backslash in Python as it stands in a JSON string."""
-    if said[0] == "u" and len(said) > 1:
-        return f"\\{said}"
-    if said[0] in "xU" and len(said) > 1:
-        code = int(said[1:], 16)
-        if 0xD800 <= code < 0xE000:
-            return f"\\u{code:04x}"
-        return json_string_part(chr(code) if code < 0x110000 else f"\\{said}")
-    if said in _PLAIN_ESCAPES:
-        plain = _PLAIN_ESCAPES[said]
-        return escaped(plain) if plain else ""
-    return json_string_part(said if said in "\"'\\/" else f"\\{said}")
-
-
-def _json_word(word: str) -> str:
-    """Return a bare word as JSON: a constant, a number, else a string."""
-    if word in _WORDS:
-        return _WORDS[word]
-    if _NUMBER.fullmatch(word):
-        return word
-    if len(word) <= _MAX_NUMBER_CHARS:
-        for read in (partial(int, base=0), float):
-            try:
-                value = read(word)
-            except ValueError:
-                continue
-            if math.isfinite(value):
-                return json.dumps(value)
-    return json.dumps(word, ensure_ascii=False)
+        written, self._word = self._word.text if self._word else "", None
+        text = written.strip()
+        if self._after_string is not None:
+            quotes = self._string.quotes if self._string else ""
+            return self._end_string(quotes + self._after_string + text if text else "")
+        before = self.writer.begin()
+        value = string(text) if self.writer.expected == "key" else word_as_json(text)
+        value = before + self.writer.shown(value) + self._end_value()
+        self.writer.space(written[len(written.rstrip()) :])
+        return value

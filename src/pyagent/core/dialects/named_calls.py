@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Protocol
 
 from pyagent.core.dialects.json_calls import JsonCalls, JsonCallsMode
-from pyagent.core.dialects.json_value import JsonValue
 from pyagent.core.dialects.lark import Lark
+from pyagent.core.dialects.literals import JSON, LiteralValue
 from pyagent.core.dialects.output import Output
 from pyagent.core.dialects.schemas import schema_of
 from pyagent.core.dialects.source import Source
@@ -37,8 +37,8 @@ class Value(Protocol):
         """Read what has come of it."""
         ...
 
-    def end(self) -> str:
-        """Return what the end of the answer leaves of it."""
+    def end(self, *, is_cut: bool = False) -> str:
+        """Return what the end of the answer leaves of it: what makes it whole, unless the answer `is_cut`."""
         ...
 
 
@@ -48,6 +48,10 @@ def _pattern(header: str) -> re.Pattern[str]:
     parts = re.split(r"(\{\w+\}|\s+)", header)
     patterns = [_PARTS.get(part) or (r"\s*" if part.isspace() else re.escape(part)) for part in parts]
     return re.compile(rf"\s*{''.join(patterns)}\s*")
+
+
+def _json_value(stops: tuple[str, ...]) -> Value:
+    return LiteralValue(JSON, stops, is_arguments=True)
 
 
 def _json_arguments(schema: JsonObject, lark: Lark, rule: str) -> str:
@@ -68,7 +72,7 @@ class NamedCalls:
     tail: str = ""
     separator: str = ""
     call_id: str = ""
-    value: Callable[[str], Value] = JsonValue
+    value: Callable[[tuple[str, ...]], Value] = _json_value
     write_arguments: Callable[[JsonObject, Lark, str], str] = _json_arguments
     written: JsonCalls | None = None
 
@@ -123,7 +127,7 @@ class NamedCallMode:
         if self.value is None:
             output.content.write(self.raw + source.take_rest())
         else:
-            output.add_arguments(self.value.end())
+            output.add_arguments(self.value.end(is_cut=source.is_cut))
 
     def _read_header(self, source: Source, output: Output) -> Mode | None:
         window = source.text[source.at : source.at + _MAX_HEADER_CHARS]
@@ -140,7 +144,7 @@ class NamedCallMode:
         if source.first != "{":
             output.end_call()
             return TextMode(self.context, closers=self.context.closers)
-        self.value = self.calls.value(next(iter(self.context.closers), ""))
+        self.value = self.calls.value(self.context.stops)
         return self
 
     def _begin(self, match: re.Match[str], output: Output) -> None:

@@ -84,17 +84,23 @@ class PythonCallsMode(CallMode):
     is_list: bool = field(init=False)
     num_values: int = 0
     value: LiteralValue | None = None
+    is_in_comment: bool = False
 
     def __post_init__(self) -> None:
         self.is_list = self.is_bare
         self.part = self._read_name if self.is_bare else self._read_open
 
-    def end(self, source: Source, output: Output) -> None:
-        """End with the answer: a call stays as far as it came, what is none yet is text."""
-        if not self.name:
-            output.content.write("".join(self.raw) + source.take_rest())
-        elif self.value:
+    def end_arguments(self, output: Output) -> None:
+        """End the call, the last argument too."""
+        if self.value:
             output.add_arguments(self.value.end())
+        output.add_arguments("}" if self.num_values else "")
+        output.end_call()
+
+    def cut(self, output: Output) -> None:
+        """Give out what is known of the last argument."""
+        if self.value:
+            output.add_arguments(self.value.end(is_cut=True))
 
     def _read_open(self, source: Source, output: Output) -> Mode | bool:
         self.raw.append(source.take_space())
@@ -122,8 +128,7 @@ class PythonCallsMode(CallMode):
         return self.go(self._read_key)
 
     def _read_key(self, source: Source, output: Output) -> Mode | bool:
-        source.take_space()
-        mark = source.first
+        mark = self._mark(source)
         if not mark:
             return False
         if mark in "),":
@@ -155,25 +160,42 @@ class PythonCallsMode(CallMode):
     def _read_value(self, source: Source, output: Output) -> Mode | bool:
         assert self.value
         output.add_arguments(self.value.read(source))
-        return self.go(self._read_after_value) if self.value.is_done else False
+        if not self.value.is_done:
+            return False
+        if self.value.next_key:
+            self._begin_value(self.value.next_key, output)
+            return True
+        return self.go(self._read_after_value)
 
     def _read_after_value(self, source: Source, output: Output) -> Mode | bool:
-        source.take_space()
-        mark = source.first
-        if mark and mark not in "),":
-            return self.fail(output)
-        return self.go(self._read_key) if mark else False
+        """Go on with the next argument, also where the comma before its name is missing."""
+        mark = self._mark(source)
+        window = source.text[source.at : source.at + _MAX_NAME_CHARS]
+        begun = _KEY_BEGUN.match(window)
+        if mark == "" or (begun and begun.end() == len(window) < _MAX_NAME_CHARS and not source.is_last):
+            return False
+        return self.go(self._read_key) if mark in ")," or _KEY.match(window) else self.fail(output)
+
+    def _mark(self, source: Source) -> str:
+        """Return the next character that is no white space and in no comment, unread; empty when there is none yet."""
+        while True:
+            if self.is_in_comment:
+                end = source.text.find("\n", source.at)
+                self.is_in_comment = end < 0
+                source.take(source.num_left if end < 0 else end - source.at)
+            source.take_space()
+            if source.first != "#":
+                return source.first
+            self.is_in_comment = True
 
     def _close(self, output: Output) -> Mode | bool:
-        output.add_arguments("}" if self.num_values else "")
-        output.end_call()
+        self.end_arguments(output)
         self.name = ""
         return self.go(self._read_after_call)
 
     def _read_after_call(self, source: Source, output: Output) -> Mode | bool:
         """Go on with the list, or with a call on the next line where there are no brackets."""
-        source.take_space()
-        mark = source.first
+        mark = self._mark(source)
         if not mark:
             return False
         if self.is_list and mark == ",":

@@ -12,14 +12,15 @@ _SPACE = re.compile(r"\s*")
 
 
 class Source:
-    """The unread text; `is_last` says that no more will come."""
+    """The unread text; `is_last` says that no more will come, `is_cut` that the answer was to go on."""
 
-    __slots__ = ("at", "is_last", "text")
+    __slots__ = ("at", "is_cut", "is_last", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.is_last = False
+        self.is_cut = False
 
     def extend(self, text: str) -> None:
         """Add a piece."""
@@ -45,6 +46,17 @@ class Source:
     def take_space(self) -> str:
         """Read white space."""
         return self.take(_end(_SPACE, self.text, self.at) - self.at)
+
+    def any_of(self, texts: tuple[str, ...]) -> str | None:
+        """Return which of the texts stands here, unread; empty for none, None while more text must tell."""
+        may_come = False
+        for text in texts:
+            if text[0] != self.first:
+                continue
+            if self.text.startswith(text, self.at):
+                return text
+            may_come = may_come or text.startswith(self.text[self.at : self.at + len(text)])
+        return None if may_come and not self.is_last else ""
 
     def take_rest(self) -> str:
         """Read all there is."""

@@ -24,7 +24,7 @@ class Mode(Protocol):
         ...
 
     def end(self, source: Source, output: Output) -> None:
-        """End with the answer: give out what was held back."""
+        """End with the answer: give out what was held back, and complete a call unless the source `is_cut`."""
         ...
 
 
@@ -83,6 +83,8 @@ class Context:
     tools: Mapping[str, Tool]
     is_held: bool = False
     """Whether a grammar holds the answer; calls stand only where it has them."""
+    stops: tuple[str, ...] = field(init=False)
+    """Tags that end a call whose arguments are broken."""
     opener: str = field(init=False)
     openers: tuple[str, ...] = field(init=False)
     closers: tuple[str, ...] = field(init=False)
@@ -92,7 +94,9 @@ class Context:
         bare = self.calls.bare_openers if self.tools else ()
         object.__setattr__(self, "opener", opener)
         object.__setattr__(self, "openers", tuple(filter(None, (opener, *bare))))
-        object.__setattr__(self, "closers", tuple(closer.strip() for closer in self.calls.closers))
+        closers = tuple(closer.strip() for closer in self.calls.closers)
+        object.__setattr__(self, "closers", closers)
+        object.__setattr__(self, "stops", tuple(filter(None, (*closers, opener, *self.wrappers))))
 
     def __deepcopy__(self, memo: object) -> Context:
         return self

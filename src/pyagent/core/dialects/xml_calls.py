@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import cast
 
 from pyagent.core.dialects.call_mode import CallMode
+from pyagent.core.dialects.json_text import string, string_part
 from pyagent.core.dialects.lark import Lark
-from pyagent.core.dialects.literals import LiteralValue, json_string_part
+from pyagent.core.dialects.literals import LiteralValue
 from pyagent.core.dialects.output import Output
 from pyagent.core.dialects.schemas import (
     constants_of,
@@ -124,12 +125,17 @@ class XmlCallMode(CallMode):
     def __post_init__(self) -> None:
         self.part = self._read_name if self.is_bare else self._read_head
 
-    def end(self, source: Source, output: Output) -> None:
-        """End with the answer: a call stays as far as it came, what is none yet is text."""
-        if not self.name:
-            output.content.write("".join(self.raw) + source.take_rest())
-        elif self.held:  # of no type yet: as the beginning of a string
-            output.add_arguments(f'"{json_string_part("".join(self.held))}')
+    def end_arguments(self, output: Output) -> None:
+        """End the call, the last value too."""
+        if self.part == self._read_value:
+            self._end_value(output)
+        output.add_arguments("}" if self.num_values else "")
+        output.end_call()
+
+    def cut(self, output: Output) -> None:
+        """Give out what is known of the last value, one of no type yet as the beginning of a string."""
+        if self.held:
+            output.add_arguments(f'"{string_part("".join(self.held))}')
 
     def _read_head(self, source: Source, output: Output) -> Mode | bool:
         head = self.calls.name[0].strip()
@@ -168,8 +174,7 @@ class XmlCallMode(CallMode):
             return False
         if tag == calls.key[0].strip():
             return self.go(self._read_key)
-        output.add_arguments("}" if self.num_values else "")
-        output.end_call()
+        self.end_arguments(output)
         output.pass_tag()
         return TextMode(self.context, closers=() if tag in self.context.closers else self.context.closers)
 
@@ -178,7 +183,7 @@ class XmlCallMode(CallMode):
         match = end.search(source.text, source.at, source.at + _MAX_NAME_CHARS)
         if match is None:
             is_near = source.num_left < _MAX_NAME_CHARS
-            return False if is_near else TextMode(self.context, closers=self.context.closers)
+            return False if is_near else self.fail(output)
         written = source.take(match.start() - source.at)
         source.take(len(match.group()))
         self._begin_value(written, output)
@@ -195,7 +200,7 @@ class XmlCallMode(CallMode):
         before = ", " if self.num_values else "{"
         self.num_values += 1
         quote = '"' if self.is_streaming else ""
-        output.add_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {quote}")
+        output.add_arguments(f"{before}{string(key)}: {quote}")
 
     def _ends(self) -> Tags:
         """Return what ends a value; a model that forgets to close it goes on with the next key or the call's end."""
@@ -225,7 +230,7 @@ class XmlCallMode(CallMode):
             text = self.newline + text
             self.newline = "\n" if text.endswith("\n") else ""
             text = text.removesuffix("\n")
-        output.add_arguments(json_string_part(text))
+        output.add_arguments(string_part(text))
 
     def _end_value(self, output: Output) -> None:
         if self.is_streaming:
@@ -253,8 +258,8 @@ def converted(text: str, types: set[str]) -> str:
             continue
         kind = json_name(value)
         fits = not types or kind in types or (kind == "integer" and "number" in types)
-        return written if fits else json.dumps(text, ensure_ascii=False)
-    return json.dumps(text, ensure_ascii=False)
+        return written if fits else string(text)
+    return string(text)
 
 
 def _refuse(constant: str) -> object:
@@ -270,4 +275,5 @@ def _from_python(text: str) -> str:
     source = Source()
     source.extend(text)
     source.is_last = True
-    return LiteralValue().read(source)
+    value = LiteralValue()
+    return value.read(source) + value.end()

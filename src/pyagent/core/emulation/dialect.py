@@ -86,9 +86,12 @@ class TagReader:
         """Read a piece; return what can be shown now: text before the first tag, which no fault can make void."""
         return self._hear(self._parser.push(text))
 
-    def finish(self) -> tuple[str, list[ToolCall]]:
-        """End the answer; return its text and calls. Raises `InvalidOutputError` for a call that cannot be made."""
-        self._hear(self._parser.finish())
+    def finish(self, *, is_cut: bool = False) -> tuple[str, list[ToolCall]]:
+        """End the answer; return its text and calls. Raises `InvalidOutputError` for a call that cannot be made.
+
+        One that is not closed is made whole, unless the answer `is_cut` by its limit of tokens.
+        """
+        self._hear(self._parser.finish(is_cut=is_cut))
         content = "".join(self._content)
         if OPEN in content:  # a tag that begins no call is text to the parser
             raise InvalidOutputError("a function call is not valid JSON, or has no name", param="tools")

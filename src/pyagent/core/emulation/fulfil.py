@@ -199,10 +199,12 @@ class _Plan:
         """The field that asks for what is checked."""
         return "response_format" if self.response_format else "tool_choice" if self.needs_call else "tools"
 
-    def read(self, text: str, calls: list[ToolCall], tags: dialect.TagReader | None) -> tuple[str, list[ToolCall]]:
+    def read(
+        self, text: str, calls: list[ToolCall], tags: dialect.TagReader | None, *, is_cut: bool
+    ) -> tuple[str, list[ToolCall]]:
         """Return the answer's text and calls, those in its tags included. Raises `InvalidOutputError`."""
         if tags:
-            text, calls = tags.finish()
+            text, calls = tags.finish(is_cut=is_cut)
         elif (fault := response_formats.fault_of_calls(calls, self.strict)) is not None:
             raise InvalidOutputError(fault, param=self.param)
         if self.needs_call and not calls:
@@ -241,8 +243,9 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
         calls += joiner.finish(last.finish_reason)
         usage.append(last.usage)
         try:
-            is_cut = last.finish_reason == "length" and not plan.tagged  # told as it is, as a grammar's would be
-            shown, calls = (text, calls) if is_cut else plan.read(text, calls, tags)
+            is_length = last.finish_reason == "length"
+            is_cut = is_length and not plan.tagged  # told as it is, as a grammar's would be
+            shown, calls = (text, calls) if is_cut else plan.read(text, calls, tags, is_cut=is_length)
         except InvalidOutputError as error:
             faults.append(str(error))
             request = _repairing(plan.request, text or _written(calls), str(error))

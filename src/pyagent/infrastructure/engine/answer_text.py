@@ -53,12 +53,12 @@ class AnswerText:
         """Return a stream of text that goes on from here by itself."""
         return self._detokenizer.copy()
 
-    def parsed(self, text: str) -> Parsed:
+    def parsed(self, text: str, *, is_cut: bool = False) -> Parsed:
         """Return a whole text as such an answer; changes nothing here."""
         if self._parser is None:
             return Parsed(text)
         parser = self._parser.copy()
-        first, last = parser.push(text), parser.finish()
+        first, last = parser.push(text), parser.finish(is_cut=is_cut)
         return joined(first, last)
 
     @property
@@ -94,8 +94,11 @@ class AnswerText:
         """Return a whole answer's tokens, read up to their end."""
         return reduce(joined, [*(self.push(token)[0] for token in tokens), self.flush()[0]], Parsed())
 
-    def flush(self) -> tuple[Parsed, bool]:
-        """Return what is left at the answer's end, and whether a stop string ended it there."""
+    def flush(self, *, is_cut: bool = False) -> tuple[Parsed, bool]:
+        """Return what is left at the answer's end, and whether a stop string ended it there.
+
+        A call whose arguments are open is completed, unless the answer `is_cut` by its limit of tokens.
+        """
         text = self._detokenizer.flush()
         if self._parser is None:
             last, is_stopped = self._read(Parsed(text))
@@ -103,7 +106,7 @@ class AnswerText:
         first, is_stopped = self._read(self._parse(self._parser, text))
         if is_stopped:
             return first, True
-        last, is_stopped = self._read(self._parser.finish())
+        last, is_stopped = self._read(self._parser.finish(is_cut=is_cut))
         return joined(joined(first, last), Parsed("" if is_stopped else self._stops.flush())), is_stopped
 
     def _parse(self, parser: OutputParser, text: str) -> Parsed:

@@ -286,7 +286,7 @@ class Engine:
         for index, answer in enumerate(answers):
             is_last = index == len(answers) - 1
             text = search.text(answer)
-            parsed = lead.text.parsed(text)
+            parsed = lead.text.parsed(text, is_cut=answer.reason == "length")
             reason = "tool_calls" if parsed.tool_calls and answer.reason == "stop" else answer.reason
             output = Output(parsed.content, (), reason, None, answer.tokens, index, is_last, parsed.reasoning)
             written = text if lead.text.is_parsed else None

@@ -286,7 +286,7 @@ class Request:
                 del self.tokens[-num_after:]
             return self.finish("stop", parsed if is_stopped else joined(parsed, self.text.flush()[0]), logprobs)
         if self.num_output_tokens - num_after >= self.max_tokens:
-            last, is_stopped = self.text.flush()
+            last, is_stopped = self.text.flush(is_cut=True)
             return self.finish("stop" if is_stopped else "length", joined(parsed, last), logprobs)
         self.unsent, self.unsent_logprobs = joined(self.unsent, parsed), (*self.unsent_logprobs, *logprobs)
         return self._output(num_after=num_after) if self._is_due(num_after) else None
