@@ -14,7 +14,7 @@ from pyagent.core.dialects.formats import FUNCTION_GEMMA
 from pyagent.core.dialects.lark import MAX_CHARS
 from pyagent.core.dialects.python_calls import PythonCalls
 from pyagent.core.dialects.registry import dialects
-from pyagent.core.dialects.schemas import types_of
+from pyagent.core.dialects.schemas import closed, types_of
 from pyagent.core.dialects.xml_calls import XmlCalls
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, Tool
@@ -50,6 +50,62 @@ NO_SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
     TREE,
 ]
+
+
+OPEN = {
+    "type": "object",
+    "properties": {
+        "size": {"type": "integer"},
+        "place": {"type": "object", "properties": {"x": {"type": "boolean"}}},
+        "many": {"type": "array", "items": {"type": "object", "properties": {"y": {"type": "null"}}}, "maxItems": 2},
+    },
+    "required": ["size", "place", "many"],
+}
+LEFT: list[dict[str, Any]] = [
+    {"type": "object"},
+    {"properties": {"a": {}}, "additionalProperties": True},
+    {"properties": {"a": {}}, "additionalProperties": {"type": "string"}},
+    {"properties": {"a": {}}, "patternProperties": {"^x": {}}},
+    {"properties": {"a": {}}, "required": ["b"]},
+    {"properties": {"a": {}}, "minProperties": 2},
+    {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+    {"properties": {"a": {"properties": {"x": {}}}}, "anyOf": [{"required": ["b"]}]},
+    {"properties": {"a": {"properties": {"x": {}}}}, "$ref": "#/$defs/b", "$defs": {"b": {"properties": {"b": {}}}}},
+    {"properties": {"a": {"$ref": "#/$defs/b"}, "c": {"allOf": [{"$ref": "#/$defs/b"}]}}, "$defs": {"b": {}}},
+    {"oneOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}, "required": ["b"]}]},
+]
+
+
+@pytest.mark.parametrize("name", dialects())
+def test_objects_have_no_properties_but_those_they_name(name: str) -> None:
+    """Where a tool's schema says nothing of other properties, a held call has none, at no depth.
+
+    Left free to invent them, SmolLM2 went on until `max_tokens` in 20 of 200 calls.
+    """
+    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", OPEN))
+    for seed in range(4):
+        grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
+        ((_, text),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
+        arguments: dict[str, Any] = arguments_of(text)
+        assert arguments.keys() == {"size", "place", "many"}
+        assert all(one.keys() <= {"y"} for one in arguments["many"])
+        assert arguments["place"].keys() <= {"x"}
+
+
+@pytest.mark.parametrize("schema", LEFT, ids=str)
+def test_objects_that_say_more_stay_as_they_are(schema: dict[str, Any]) -> None:
+    """Where a schema speaks of other properties, or another keyword may name some, it is held to as it is."""
+    assert closed(schema) == schema
+
+
+def test_alternatives_are_closed_one_by_one() -> None:
+    """What follows one of several closed alternatives follows the schema as it was sent."""
+    schema: dict[str, Any] = {"anyOf": [{"properties": {"a": {"$ref": "#/$defs/b"}}}], "$defs": {"b": OPEN}}
+    shut = closed(schema)
+    assert shut["anyOf"][0]["additionalProperties"] is False  # pyright: ignore[reportIndexIssue]
+    assert shut["$defs"]["b"]["properties"]["place"]["additionalProperties"] is False  # pyright: ignore[reportIndexIssue]
+    assert "additionalProperties" not in OPEN
+    jsonschema.Draft202012Validator.check_schema(shut)
 
 
 @pytest.mark.parametrize("name", dialects())

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from pyagent.core.dialects.schemas import closed
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 
@@ -59,6 +60,7 @@ class Lark:
 
     def json(self, schema: JsonObject) -> str:
         """Return the expression for JSON that follows a schema; definitions only where it may refer to them."""
+        schema = closed(schema)
         own = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
         text = _json_text(own)
         return self._count(f"%json {_json_text(schema) if _REFERENCE in text else text}")

@@ -5,6 +5,7 @@ Schemas are what clients send: whatever is not as JSON Schema has it counts as n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 from pyagent.core.messages import JsonObject, Tool
@@ -13,6 +14,13 @@ _MAX_DEPTH = 8
 _MAX_ALTERNATIVES = 256
 """Schemas looked at for one type. Answers are read in the engine's own thread, and alternatives may name each other."""
 _DEFINITIONS = ("$defs", "definitions")
+_MAX_CLOSED_DEPTH = 32
+_COMBINED = frozenset({"allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "contains"})
+_ALTERNATIVES = frozenset({"properties", "anyOf", "$ref"})
+_OF_OTHERS = frozenset(
+    {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties", "dependentRequired"}
+)
+"""Keywords by which an object may have, or need, properties that it does not name."""
 _JSON_NAMES: dict[type, str] = {
     str: "string",
     bool: "boolean",  # before int, which it is too
@@ -70,6 +78,58 @@ def constants_of(schema: JsonObject) -> list[object]:
         return [schema["const"]]
     said = schema.get("enum")
     return list(cast("list[object]", said)) if isinstance(said, list) else []
+
+
+def closed(schema: JsonObject) -> JsonObject:
+    """Return a schema whose objects have the properties that they name, and others only where it says so.
+
+    A value that follows it follows the schema too. Objects of which two keywords speak at once stay as they are, and
+    all of a schema in which references may lead to such.
+    """
+    nodes = list(_nodes(schema))
+    if any("$ref" in node for node in nodes) and any(map(_is_combined, nodes)):
+        return schema
+    return _closed(schema)
+
+
+def _closed(schema: JsonObject, depth: int = 0) -> JsonObject:
+    if depth == _MAX_CLOSED_DEPTH or _is_combined(schema):
+        return schema
+
+    def inside(kind: object) -> object:
+        return _closed(cast("JsonObject", kind), depth + 1) if isinstance(kind, dict) else kind
+
+    found = dict(schema)
+    for key in ("properties", *_DEFINITIONS):
+        if isinstance(named := schema.get(key), dict):
+            found[key] = {name: inside(kind) for name, kind in cast("JsonObject", named).items()}
+    for key in ("anyOf", "prefixItems"):
+        if isinstance(listed := schema.get(key), list):
+            found[key] = [inside(kind) for kind in cast("list[object]", listed)]
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            found[key] = inside(schema[key])
+    properties = _as_object(schema.get("properties"))
+    if properties and _OF_OTHERS.isdisjoint(schema) and set(required_of(schema)) <= properties.keys():
+        found["additionalProperties"] = False
+    return found
+
+
+def _is_combined(schema: JsonObject) -> bool:
+    """Whether a value follows several schemas at once by this one, or must not follow one."""
+    return not _COMBINED.isdisjoint(schema) or len(_ALTERNATIVES & schema.keys()) > 1
+
+
+def _nodes(schema: JsonObject) -> Iterator[JsonObject]:
+    """Return all objects in a schema, itself first."""
+    left: list[object] = [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            yield cast("JsonObject", node)
+            left += cast("JsonObject", node).values()
+        elif isinstance(node, list):
+            left += cast("list[object]", node)
 
 
 def types_of(schema: JsonObject) -> set[str]:
