@@ -22,6 +22,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
+GBNF = 'root ::= "<" root ">" | [0-9]{1,3} # llama.cpp\'s'
 LARK = 'start: "<" start ">" | /[0-9]{1,3}/'
 TAG = {
     "type": "triggered_tags",
@@ -94,6 +95,10 @@ FORMS: list[tuple[dict[str, object], Callable[[str], bool]]] = [
     ({"json_schema": SCHEMA}, _is_json),
     ({"json_schema": json.dumps(SCHEMA)}, _is_json),
     ({"regex": REGEX}, _is_regex),
+    ({"grammar": GBNF}, _is_nested),
+    ({"ebnf": GBNF}, _is_nested),
+    ({"guided_grammar": GBNF}, _is_nested),
+    ({"response_format": {"type": "grammar", "grammar": GBNF, "syntax": "gbnf"}}, _is_nested),
 ]
 
 
@@ -194,6 +199,7 @@ def test_older_structural_tags_leave_text_free(client: openai.OpenAI) -> None:
             "response_format.all_of",
             "got json_object, regex",
         ),
+        ({"grammar": "root ::= ("}, "response_format.grammar", "line 1, column 10: this ( is not closed"),
         ({"guided_regex": "(?=a)b"}, "response_format", "look-around"),
         ({"guided_regex": "a{1,3"}, "response_format", "cannot be enforced"),
         ({"guided_grammar": 'start: FOO "x"'}, "response_format", "unknown name"),

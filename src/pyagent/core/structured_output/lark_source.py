@@ -15,6 +15,8 @@ from pyagent.core.dialects.lark import MAX_CHARS, SPACING, quoted
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 from pyagent.core.response_format import GrammarFormat, ResponseFormat
+from pyagent.core.structured_output.gbnf_lark import lark_of_gbnf
+from pyagent.core.structured_output.lark_depth import check_depth
 
 _T = TypeVar("_T")
 _PARAM = "response_format"
@@ -70,7 +72,7 @@ def expression(wanted: ResponseFormat, writer: LarkWriter) -> str:
     if is_regular(wanted):
         return writer.terminal(_regular(wanted))
     if wanted.type == "grammar":
-        return nested(_lark(_present(wanted.grammar, "grammar")))
+        return nested(_lark(_present(wanted.grammar, "grammar"), is_embedded=True))
     if wanted.type == "structural_tag":
         from pyagent.core.structured_output.tags import tag_expression
 
@@ -174,14 +176,21 @@ def _combined(wanted: ResponseFormat, writer: LarkWriter) -> str:
     raise RequestError(text, param=f"{_PARAM}.all_of", code="unsupported_parameter")
 
 
-def _lark(grammar: GrammarFormat) -> str:
+def _lark(grammar: GrammarFormat, *, is_embedded: bool = False) -> str:
     if grammar.syntax == "gbnf":
-        raise RequestError("GBNF is not read yet; send Lark", param=_PARAM)
-    if found := _NOT_HERE.search(grammar.definition):
-        line = grammar.definition.count("\n", 0, found.start(1)) + 1
+        lark = lark_of_gbnf(grammar.definition, is_embedded=is_embedded)
+    else:
+        lark = grammar.definition
+        _check_options(lark)
+    check_depth(lark)
+    return lark
+
+
+def _check_options(lark: str) -> None:
+    if found := _NOT_HERE.search(lark):
+        line = lark.count("\n", 0, found.start(1)) + 1
         text = f"response_format.grammar, line {line}: the option {found[1]!r} of a rule is not supported"
         raise RequestError(text, param=_PARAM, code="unsupported_parameter")
-    return grammar.definition
 
 
 def _schemas_in_lark(lark: str) -> Iterator[JsonObject]:
