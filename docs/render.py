@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 _INCLUDE = re.compile(r"(<!-- include (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _API = re.compile(r"(<!-- api (\S+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
-_LANGUAGES = {".py": "python", ".toml": "toml"}
+_LANGUAGES = {".py": "python", ".rs": "rust", ".toml": "toml"}
 _Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

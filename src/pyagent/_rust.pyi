@@ -1,6 +1,7 @@
 """Types of the Rust extension; checked against it by stubtest. What only tests and benchmarks call is marked so."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from os import PathLike
 from typing import TypedDict, final
 
@@ -244,6 +245,15 @@ class SwapHandle:
     def num_pages(self) -> int: ...
 
 @final
+class LogitsRows:
+    @property
+    def segments(self) -> list[int]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def read(self, segments: Sequence[int], buffer: Buffer) -> None: ...
+    def write(self, segments: Sequence[int], buffer: Buffer) -> dict[int, str]: ...
+
+@final
 class CpuModel:
     @staticmethod
     def load(
@@ -267,6 +277,8 @@ class CpuModel:
         *,
         num_outputs: Sequence[int] | None = None,
         scores: dict[int, PromptScores] = ...,
+        process: Callable[[LogitsRows], dict[int, str]] | None = None,
+        processed: AbstractSet[int] = ...,
     ) -> tuple[list[int], dict[int, tuple[float, list[tuple[int, float]]]], dict[int, str]]: ...
     def logits(self) -> bytes: ...  # tests and benchmarks only
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
@@ -282,6 +294,9 @@ def sample_logits(
     samplers: Sequence[SamplerState],
     steps: Sequence[int],
     masks: dict[int, bytes] = ...,
+    *,
+    process: Callable[[LogitsRows], dict[int, str]] | None = None,
+    processed: AbstractSet[int] = ...,
 ) -> tuple[list[int], dict[int, tuple[float, list[tuple[int, float]]]], dict[int, str]]: ...
 def available_cores() -> int: ...
 def cpu_features() -> CpuFeatures: ...

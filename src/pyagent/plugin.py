@@ -81,6 +81,15 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.hooks import Parts
     from pyagent.core.line_reader import LineReader, LineTooLongError
+    from pyagent.core.logits_processors import (
+        AddedRow,
+        BatchLogitsProcessor,
+        BatchLogitsProcessorFactory,
+        BatchUpdate,
+        LogitsProcessorFactory,
+        RequestLogitsProcessor,
+        Vocabulary,
+    )
     from pyagent.core.messages import CacheReport
     from pyagent.core.prompt_cache import (
         CachedPrompt,
@@ -96,6 +105,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, Likelihood, PrefixKey, StepOutput
     from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
     from pyagent.core.runners.runner import ModelRunner, RunnerInfo
+    from pyagent.core.sampling_params import LogitsProcessorSpec
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
     from pyagent.core.token_estimate import estimated_tokens
     from pyagent.http_pool import HttpPool, error_body
@@ -107,9 +117,13 @@ _LATER = {
     "FURTHER_SAMPLING": "pyagent.core.abilities",
     "TOKEN_FIELDS": "pyagent.core.abilities",
     "Abilities": "pyagent.core.abilities",
+    "AddedRow": "pyagent.core.logits_processors",
     "Agent": "pyagent.core.fleet.agent",
     "BLOCK_TOKENS": "pyagent.core.runners.batch",
     "Batch": "pyagent.core.runners.batch",
+    "BatchLogitsProcessor": "pyagent.core.logits_processors",
+    "BatchLogitsProcessorFactory": "pyagent.core.logits_processors",
+    "BatchUpdate": "pyagent.core.logits_processors",
     "CachePages": "pyagent.core.prompt_cache",
     "CacheQuery": "pyagent.core.prompt_cache",
     "CacheQueryResult": "pyagent.core.prompt_cache",
@@ -128,6 +142,8 @@ _LATER = {
     "Likelihood": "pyagent.core.runners.batch",
     "LineReader": "pyagent.core.line_reader",
     "LineTooLongError": "pyagent.core.line_reader",
+    "LogitsProcessorFactory": "pyagent.core.logits_processors",
+    "LogitsProcessorSpec": "pyagent.core.sampling_params",
     "ModelCache": "pyagent.core.prompt_cache",
     "ModelNeeds": "pyagent.core.runners.factory",
     "ModelRunner": "pyagent.core.runners.runner",
@@ -144,6 +160,7 @@ _LATER = {
     "QueuePolicyFactory": "pyagent.core.scheduling",
     "Queued": "pyagent.core.scheduling",
     "Reasoning": "pyagent.core.dialects.text",
+    "RequestLogitsProcessor": "pyagent.core.logits_processors",
     "RunnerFactory": "pyagent.core.runners.factory",
     "RunnerInfo": "pyagent.core.runners.runner",
     "RunnerOptions": "pyagent.core.runners.factory",
@@ -155,6 +172,7 @@ _LATER = {
     "ToolProvider": "pyagent.core.fleet.tool_providers",
     "UnpinPrompt": "pyagent.core.prompt_cache",
     "ViewCache": "pyagent.core.prompt_cache",
+    "Vocabulary": "pyagent.core.logits_processors",
     "XmlCalls": "pyagent.core.dialects.xml_calls",
     "describe_model": "pyagent.infrastructure.models.describe",
     "error_body": "pyagent.http_pool",
@@ -171,6 +189,7 @@ __all__ = [
     "FURTHER_SAMPLING",
     "TOKEN_FIELDS",
     "Abilities",
+    "AddedRow",
     "Agent",
     "AgentError",
     "Answer",
@@ -178,6 +197,9 @@ __all__ = [
     "BackendError",
     "BackendFactory",
     "Batch",
+    "BatchLogitsProcessor",
+    "BatchLogitsProcessorFactory",
+    "BatchUpdate",
     "BudgetError",
     "CachePages",
     "CacheQuery",
@@ -218,6 +240,8 @@ __all__ = [
     "LineReader",
     "LineTooLongError",
     "LinkSpec",
+    "LogitsProcessorFactory",
+    "LogitsProcessorSpec",
     "Message",
     "ModelCache",
     "ModelError",
@@ -243,6 +267,7 @@ __all__ = [
     "Reasoning",
     "ReasoningEffort",
     "RequestError",
+    "RequestLogitsProcessor",
     "ResponseFormat",
     "Role",
     "RunnerFactory",
@@ -266,6 +291,7 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "ViewCache",
+    "Vocabulary",
     "WireError",
     "XmlCalls",
     "collect",

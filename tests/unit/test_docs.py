@@ -36,6 +36,9 @@ PLUGIN_EXAMPLES = (
     "pyagent-toolserver",
     "pyagent-parrot",
     "pyagent-atcall",
+    "pyagent-script",
+    "pyagent-aim",
+    "pyagent-softcap",
 )
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -18,19 +18,21 @@ ROOT = Path(__file__).parents[2]
 
 
 API = (
-    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities Agent AgentError Answer Backend BackendError "
-    "BackendFactory Batch BudgetError "
-    "CachePages CacheQuery CacheQueryResult CacheReport CachedPrompt Capabilities CapacityError ChatDelta ChatRequest "
-    "ConfigError Context ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest EmbedResult "
-    "EvictionPolicy EvictionPolicyFactory ExplainPrompt FailedAttempt FinishReason FleetTool FunctionCall "
-    "FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonCalls JsonSchemaFormat KvReservation LargestStep "
-    "Likelihood LineReader LineTooLongError LinkSpec Message ModelCache ModelError ModelInfo ModelNeeds ModelRunner "
-    "NamedCalls Origin OutputParser PagedRunner Parsed Parts PinPrompt PluginError PreemptingPolicy PrefixKey "
-    "PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning ReasoningEffort "
-    "RequestError ResponseFormat Role RunnerFactory RunnerInfo RunnerOptions SamplingParams Score Settings StepOutput "
-    "TagDialect Task TextPart Timings TokenLogprob Tool ToolCall ToolCallDelta ToolProvider UnpinPrompt Unsupported "
-    "UnsupportedError Usage ViewCache WireError XmlCalls collect describe_model error_body estimated_tokens "
-    "estimated_usage fulfil hookimpl read_headers readable_path trace_headers"
+    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities AddedRow Agent AgentError Answer Backend "
+    "BackendError BackendFactory Batch BatchLogitsProcessor BatchLogitsProcessorFactory BatchUpdate BudgetError "
+    "CachePages CacheQuery CacheQueryResult CacheReport CachedPrompt Capabilities CapacityError ChatDelta "
+    "ChatRequest ConfigError Context ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest "
+    "EmbedResult EvictionPolicy EvictionPolicyFactory ExplainPrompt FailedAttempt FinishReason FleetTool "
+    "FunctionCall FunctionDefinition Health Hint HttpPool ImagePart ImageUrl JsonCalls JsonSchemaFormat "
+    "KvReservation LargestStep Likelihood LineReader LineTooLongError LinkSpec LogitsProcessorFactory "
+    "LogitsProcessorSpec Message ModelCache ModelError ModelInfo ModelNeeds ModelRunner NamedCalls Origin "
+    "OutputParser PagedRunner Parsed Parts PinPrompt PluginError PreemptingPolicy PrefixKey PromptTokensDetails "
+    "PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning ReasoningEffort RequestError "
+    "RequestLogitsProcessor ResponseFormat Role RunnerFactory RunnerInfo RunnerOptions SamplingParams Score "
+    "Settings StepOutput TagDialect Task TextPart Timings TokenLogprob Tool ToolCall ToolCallDelta ToolProvider "
+    "UnpinPrompt Unsupported UnsupportedError Usage ViewCache Vocabulary WireError XmlCalls collect "
+    "describe_model error_body estimated_tokens estimated_usage fulfil hookimpl read_headers readable_path "
+    "trace_headers"
 )
 
 

@@ -83,6 +83,8 @@ pub struct SamplingRow<'a> {
     pub mask: Option<&'a [u32]>,
     /// Tokens the request has sampled so far: with its seed, what the sample depends on.
     pub step: u64,
+    /// Whether [`CpuModel::prepare`] comes before [`CpuModel::sample`], for processors between the two.
+    pub is_prepared: bool,
 }
 
 /// A loaded model.
@@ -260,19 +262,45 @@ impl CpuModel {
         self.space.logits.first(rows)
     }
 
+    /// Biases, penalises and masks given rows of the last batch's logits, on all threads. A row's fault is its own.
+    ///
+    /// # Panics
+    /// As [`Self::sample`].
+    pub fn prepare<'a, 'b: 'a>(
+        &mut self,
+        rows: impl Iterator<Item = &'a mut SamplingRow<'b>>,
+    ) -> Result<Vec<Result<(), SampleError>>, EngineError> {
+        self.on_rows(rows, |sample, row| sample.state.prepare(row, sample.mask))
+    }
+
     /// Samples a token from each given row of the last batch's logits, on all threads. A row's fault is its own.
     ///
     /// # Panics
     /// When the rows do not rise, or one does not exist.
-    pub fn sample(
+    pub fn sample<'a, 'b: 'a>(
         &mut self,
-        samples: &mut [SamplingRow<'_>],
+        rows: impl Iterator<Item = &'a mut SamplingRow<'b>>,
     ) -> Result<Vec<Result<Sampled, SampleError>>, EngineError> {
+        self.on_rows(rows, |sample, row| {
+            let sampled = if sample.is_prepared {
+                sample.state.sample_prepared(row, sample.step)
+            } else {
+                sample.state.sample(row, sample.mask, sample.step)
+            };
+            sampled.inspect(|sampled| sample.state.observe(sampled.token))
+        })
+    }
+
+    /// Does something with rows of the last batch's logits, on all threads.
+    fn on_rows<'a, 'b: 'a, T: Send>(
+        &mut self,
+        rows: impl Iterator<Item = &'a mut SamplingRow<'b>>,
+        work: impl Fn(&mut SamplingRow<'b>, &mut [f32]) -> T + Sync,
+    ) -> Result<Vec<T>, EngineError> {
         let vocab = self.config.vocab_size;
         let mut logits = self.space.logits.first(self.num_outputs).chunks_exact_mut(vocab);
         let mut next = 0;
-        let tasks: Vec<_> = samples
-            .iter_mut()
+        let tasks: Vec<_> = rows
             .map(|sample| {
                 assert!(sample.row >= next, "rows to sample from must rise");
                 let row = logits.nth(sample.row - next).expect("a row of the last batch");
@@ -280,18 +308,16 @@ impl CpuModel {
                 Mutex::new((sample, row, None))
             })
             .collect();
-        let sample = |task: &Mutex<(&mut SamplingRow<'_>, &mut [f32], Option<_>)>| {
+        let work = |task: &Mutex<(&mut SamplingRow<'b>, &mut [f32], Option<T>)>| {
             let mut task = task.lock().unwrap_or_else(PoisonError::into_inner);
             let (sample, row, result) = &mut *task;
-            *result = Some(sample.state.sample(row, sample.mask, sample.step).inspect(|sampled| {
-                sample.state.observe(sampled.token);
-            }));
+            *result = Some(work(sample, row));
         };
         let start = Instant::now();
         if tasks.len() > 1 {
-            self.pool.run(&[tasks.len()], |piece| sample(&tasks[piece.index]))?;
+            self.pool.run(&[tasks.len()], |piece| work(&tasks[piece.index]))?;
         } else {
-            tasks.iter().for_each(sample);
+            tasks.iter().for_each(work);
         }
         self.compute_seconds += start.elapsed().as_secs_f64();
         let results = tasks

@@ -1,6 +1,6 @@
 //! `CpuModel` and `SamplerState`: the CPU runner, one call a step.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -268,11 +268,15 @@ impl CpuModel {
     /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. `num_outputs` says how many of each segment's last tokens give
     /// logits, if not one of each that samples. The segments in `scores` are parts of prompts whose tokens are scored.
     ///
+    /// Before the segments in `processed` are sampled, `process` is called once with their `LogitsRows`; it returns what is
+    /// wrong with some, by segment.
+    ///
     /// Returns the tokens sampled, likelihoods by segment where they were asked for, and by segment what was wrong with it:
     /// the others were computed all the same. Raises `ValueError` when the columns do not fit; then nothing was.
     #[expect(clippy::too_many_arguments, reason = "a column for each thing that a segment has")]
     #[pyo3(signature = (pool, sequence_ids, lengths, tokens, samplers = Vec::new(), steps = Vec::new(),
-        masks = HashMap::new(), *, num_outputs = None, scores = HashMap::new()))]
+        masks = HashMap::new(), *, num_outputs = None, scores = HashMap::new(), process = None,
+        processed = HashSet::new()))]
     fn execute(
         &self,
         py: Python<'_>,
@@ -285,6 +289,8 @@ impl CpuModel {
         masks: HashMap<usize, PyBackedBytes>,
         num_outputs: Option<Vec<usize>>,
         scores: HashMap<usize, Bound<'_, PromptScores>>,
+        process: Option<Py<PyAny>>,
+        processed: HashSet<usize>,
     ) -> PyResult<StepOutput> {
         if samplers.len() != steps.len() {
             return Err(PyValueError::new_err("there is not one step for each sampler"));
@@ -297,6 +303,7 @@ impl CpuModel {
                 sampler: sampler.get().shared(),
                 mask: masks.get(&segment).map(|mask| mask_words(mask)),
                 step,
+                is_processed: processed.contains(&segment),
             })
             .collect();
         let samples = |segment| usize::from(segment < asked.len());
@@ -310,7 +317,7 @@ impl CpuModel {
                 .map(|(segment, scores)| (*segment, Arc::clone(&scores.get().inner)))
                 .collect(),
         };
-        let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, columns, &asked))?;
+        let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, columns, &asked, process.as_ref()))?;
         Ok((outcome.tokens, outcome.likelihoods, outcome.errors))
     }
 

@@ -2,6 +2,7 @@
 
 mod cache;
 mod engine;
+mod logits_rows;
 mod memory;
 mod model_files;
 mod sampling;
@@ -30,6 +31,9 @@ mod _rust {
         CpuModel, ModelFileError, PromptScores, SamplerState, SwapHandle, available_cores, cpu_features,
         describe_model, most_step_bytes,
     };
+
+    #[pymodule_export]
+    use crate::logits_rows::LogitsRows;
 
     #[pymodule_export]
     use crate::sampling::sample_logits;

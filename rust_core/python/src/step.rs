@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 
 use crate::cache::BlockPool;
 use crate::engine::engine_error;
+use crate::logits_rows::process_rows;
 
 /// What a step computes: one segment for a sequence.
 pub(crate) struct Columns {
@@ -37,6 +38,8 @@ pub(crate) struct Asked {
     pub(crate) sampler: Arc<Mutex<SamplerState>>,
     pub(crate) mask: Option<Vec<u32>>,
     pub(crate) step: u64,
+    /// Whether its logits are processed from outside before it is sampled.
+    pub(crate) is_processed: bool,
 }
 
 /// What came out of a step: a token for each sample, and what there is to say about some segments.
@@ -84,7 +87,13 @@ struct Step<'a> {
 type Scores<'a> = HashMap<usize, MutexGuard<'a, PromptScores>>;
 
 /// Computes a step and samples its tokens. A `ValueError` says what is wrong with the columns; then nothing was computed.
-pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: Columns, asked: &[Asked]) -> PyResult<Outcome> {
+pub(crate) fn run(
+    model: &mut CpuModel,
+    pool: &BlockPool,
+    columns: Columns,
+    asked: &[Asked],
+    process: Option<&Py<PyAny>>,
+) -> PyResult<Outcome> {
     check(&columns, asked, model.config().vocab_size)?;
     let wanted = columns.scores.clone();
     let mut scores = lock_scores(&wanted)?;
@@ -106,7 +115,7 @@ pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: Columns, aske
     step.compute(model, &scores)?;
     step.commit(model)?;
     step.take_scores(model, &mut scores);
-    step.sample(model, asked, &mut samplers)?;
+    step.sample(model, asked, &mut samplers, process)?;
     Ok(step.outcome)
 }
 
@@ -292,9 +301,9 @@ impl Step<'_> {
         model: &mut CpuModel,
         asked: &[Asked],
         samplers: &mut [MutexGuard<'_, SamplerState>],
+        process: Option<&Py<PyAny>>,
     ) -> PyResult<()> {
-        let mut samples: Vec<SamplingRow<'_>> = Vec::with_capacity(asked.len());
-        let mut sampling = Vec::with_capacity(asked.len());
+        let mut samples: Vec<(usize, SamplingRow<'_>)> = Vec::with_capacity(asked.len());
         let mut samplers = samplers.iter_mut().enumerate();
         let mut end = 0;
         for place in &self.places {
@@ -305,17 +314,22 @@ impl Step<'_> {
             let Some((_, state)) = samplers.find(|(index, _)| *index == place.segment) else {
                 continue;
             };
-            let Asked { mask, step, .. } = &asked[place.segment];
-            sampling.push(place.segment);
-            samples.push(SamplingRow {
+            let asked = &asked[place.segment];
+            let row = SamplingRow {
                 row: end - 1,
                 state,
-                mask: mask.as_deref(),
-                step: *step,
-            });
+                mask: asked.mask.as_deref(),
+                step: asked.step,
+                is_prepared: asked.is_processed && process.is_some(),
+            };
+            samples.push((place.segment, row));
         }
-        let results = model.sample(&mut samples).map_err(|error| engine_error(&error))?;
-        for (segment, result) in sampling.into_iter().zip(results) {
+        if let Some(process) = process {
+            self.process(model, &mut samples, process)?;
+        }
+        let results = model.sample(samples.iter_mut().map(|(_, row)| row));
+        let results = results.map_err(|error| engine_error(&error))?;
+        for ((segment, _), result) in samples.into_iter().zip(results) {
             match result {
                 Ok(Sampled {
                     token,
@@ -332,6 +346,34 @@ impl Step<'_> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Has rows of logits processed from outside, and leaves out those for which that failed.
+    fn process(
+        &mut self,
+        model: &mut CpuModel,
+        samples: &mut Vec<(usize, SamplingRow<'_>)>,
+        process: &Py<PyAny>,
+    ) -> PyResult<()> {
+        let prepared = samples.iter().filter(|(_, row)| row.is_prepared);
+        let places: Vec<_> = prepared.map(|(segment, row)| (*segment, row.row)).collect();
+        let rows = samples.iter_mut().map(|(_, row)| row).filter(|row| row.is_prepared);
+        let results = model.prepare(rows).map_err(|error| engine_error(&error))?;
+        let failed = places.iter().zip(results);
+        let failed = failed.filter_map(|((segment, _), result)| Some((*segment, result.err()?.to_string())));
+        self.outcome.errors.extend(failed);
+        let vocab = model.config().vocab_size;
+        let mut logits = model.logits().chunks_exact_mut(vocab).enumerate();
+        let errors = &self.outcome.errors;
+        let shown = places.into_iter().filter(|(segment, _)| !errors.contains_key(segment));
+        let rows = shown.filter_map(|(segment, wanted)| {
+            let found = logits.find(|(row, _)| *row == wanted)?;
+            Some((segment, found.1))
+        });
+        let faults = process_rows(process, rows)?;
+        self.outcome.errors.extend(faults);
+        samples.retain(|(segment, _)| !self.outcome.errors.contains_key(segment));
         Ok(())
     }
 }

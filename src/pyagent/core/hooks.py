@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.logits_processors import (
+        BatchLogitsProcessorFactory,
+        BroughtLogitsProcessor,
+        LogitsProcessorFactory,
+    )
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.scheduling import QueuePolicyFactory
 
@@ -45,6 +50,10 @@ class Parts(Protocol):
 
     def runners(self) -> Mapping[str, RunnerFactory]:
         """Devices that models run on."""
+        ...
+
+    def logits_processors(self) -> Mapping[str, BroughtLogitsProcessor]:
+        """What requests may name to change the logits that they are sampled from."""
         ...
 
 
@@ -98,6 +107,14 @@ class HookSpecs:
     @hookspec
     def pyagent_register_runners(self) -> Sequence[RunnerFactory]:
         """Devices that the engine's models run on; `engine.runner` names one, or takes the first that can."""
+        ...
+
+    @hookspec
+    def pyagent_register_logits_processors(self) -> Sequence[LogitsProcessorFactory | BatchLogitsProcessorFactory]:
+        """What changes the logits before a token is sampled, for the requests and settings that name it.
+
+        One has `make`, for a function of each request, or `make_batch`, for one object that sees all rows of a step.
+        """
         ...
 
     @hookspec

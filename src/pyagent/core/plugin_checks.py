@@ -34,6 +34,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "tool_providers": ("open", "close"),
     "dialects": ("markers", "spans_reasoning", "matches", "is_open", "parser", "grammar"),
     "runners": ("unavailable_reason", "estimate", "load"),
+    "logits_processors": ("arguments", "is_argmax_invariant"),
 }
 
 _BACKEND_MEMBERS = ("models", "chat", "embed", "health", "close")
@@ -119,6 +120,8 @@ def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]
             raise PluginError(f"brings the tool provider {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
         if noun == "dialects" and (problem := _dialect_problem(item)):
             raise PluginError(f"brings the dialect {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
+        if noun == "logits_processors" and (problem := _logits_problem(item)):
+            raise PluginError(f"brings the logits processor {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
         if name in items:
             raise PluginError(f"brings the name {name!r} twice in {PREFIX}{noun}", plugin=plugin, hook=PREFIX + noun)
         items[name] = item
@@ -170,6 +173,12 @@ def _dialect_problem(dialect: object) -> str | None:
     if not _takes(getattr(dialect, "is_open", None), 1) or not _takes(getattr(dialect, "parser", None), 1):
         return "whose `is_open(prompt)` or `parser(tools, *, is_reasoning)` takes other arguments"
     return None
+
+
+def _logits_problem(factory: object) -> str | None:
+    from pyagent.core.logits_processors import factory_problem
+
+    return factory_problem(factory)
 
 
 def backend_problem(backend: object, scheme: str) -> str | None:

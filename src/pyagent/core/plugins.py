@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.logits_processors import BroughtLogitsProcessor, LogitsProcessorFactory
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.scheduling import QueuePolicyFactory
 
@@ -186,6 +187,10 @@ class PluginHost:
     def dialects(self) -> dict[str, Dialect]:
         """Dialects of plugins by name; `core.dialects.registry` adds the built-in ones."""
         return cast("dict[str, Dialect]", self._collect("dialects"))
+
+    def logits_processors(self) -> dict[str, BroughtLogitsProcessor]:
+        """Logits processors by name, each with its plugin, which its faults name."""
+        return cast("dict[str, BroughtLogitsProcessor]", self._collect("logits_processors"))
 
     def runners(self) -> dict[str, RunnerFactory]:
         """Loaders of models by the name of their device, in the plugins' order; their failures name the plugin."""
@@ -387,6 +392,11 @@ class PluginHost:
 
             factories = cast("dict[str, RunnerFactory]", items)
             return {name: GuardedRunnerFactory(factory, plugin.name) for name, factory in factories.items()}
+        if noun == "logits_processors":
+            from pyagent.core.logits_processors import BroughtLogitsProcessor
+
+            makers = cast("dict[str, LogitsProcessorFactory]", items)
+            return {name: BroughtLogitsProcessor(factory, plugin.name) for name, factory in makers.items()}
         if noun != "backends":
             return items
         return {name: self._guarded(plugin, cast("BackendFactory", item)) for name, item in items.items()}

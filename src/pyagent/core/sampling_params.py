@@ -12,15 +12,22 @@ import msgspec
 from pyagent.core.errors import RequestError
 
 
+class LogitsProcessorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A logits processor that a plugin brings, by its name, and what it is told; its own schema says what that is."""
+
+    name: str
+    args: dict[str, object] = {}
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is sampled, and when the answer ends. Checked once, by `validate`.
 
     The order is part of the contract: `logit_bias`; `repetition_penalty`, `frequency_penalty`, `presence_penalty`;
-    `no_repeat_ngram_size`; DRY; `bad_words`; `allowed_token_ids`; the grammar's mask; `temperature`; `top_n_sigma`,
-    `epsilon_cutoff`, `eta_cutoff`, `top_k`, `top_h`, `typical_p`, `top_p`, `min_p`, XTC; sample. Each filter sees the
-    probabilities of what those before it keep, as if they were all. `temperature=0` is greedy: it takes the likeliest
-    token, the lowest id of equals, whatever the filters. With `seed`, a sample depends only on the seed, the position
-    and the logits (and on the tokens before, with penalties and Mirostat).
+    `no_repeat_ngram_size`; DRY; `bad_words`; `allowed_token_ids`; the grammar's mask; `logits_processors`;
+    `temperature`; `top_n_sigma`, `epsilon_cutoff`, `eta_cutoff`, `top_k`, `top_h`, `typical_p`, `top_p`, `min_p`, XTC;
+    sample. Each filter sees the probabilities of what those before it keep, as if they were all. `temperature=0` is
+    greedy: it takes the likeliest token, the lowest id of equals, whatever the filters. With `seed`, a sample depends
+    only on the seed, the position and the logits (and on the tokens before, with penalties and Mirostat).
 
     Ending an answer:
 
@@ -46,6 +53,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       one of `dry_sequence_breakers`.
     - `bad_words` are texts that the answer may not have, as tokens at the beginning of a word or inside one;
       `bad_words_penalty` is subtracted from the token that would complete one, and None forbids it.
+
+    Plugins:
+
+    - `logits_processors` are those that plugins bring. A token that was excluded before them stays excluded.
 
     Filters:
 
@@ -105,6 +116,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    logits_processors: tuple[LogitsProcessorSpec, ...] = ()
 
     def validate(self) -> None:
         """Raise `RequestError` naming the first field out of its range."""
@@ -126,6 +138,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(text, param="stop_token_ids")
         if self.stop_token_ids and (least := min(self.stop_token_ids)) < 0:
             raise RequestError(f"stop_token_ids takes token ids from 0 on, got {least}", param="stop_token_ids")
+        _check_processors(self.logits_processors)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             text = f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}"
             raise RequestError(text, param="min_tokens")
@@ -141,12 +154,22 @@ def _check_texts(name: str, texts: tuple[str, ...], most: int) -> None:
         raise RequestError(text, param=name)
 
 
+def _check_processors(specs: tuple[LogitsProcessorSpec, ...]) -> None:
+    names = [spec.name for spec in specs]
+    if len(names) > _MAX_PROCESSORS:
+        text = f"logits_processors takes up to {_MAX_PROCESSORS} processors, got {len(names)}"
+        raise RequestError(text, param="logits_processors")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"logits_processors names {twice!r:.80} twice", param="logits_processors")
+
+
 def _shown(bound: float) -> str:
     """Return a bound in digits: 2147483647 rather than 2.14748e+09."""
     return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
 _MAX_STOP_TOKENS = 256
+_MAX_PROCESSORS = 8
 _MOST = 2**31 - 1
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 0, _MOST),

@@ -161,6 +161,10 @@ def _read_classes(value: object) -> dict[str, RequestClass]:
     return {name: _read_class(name, table) for name, table in read_table(value).items()}
 
 
+def _read_tables(value: object) -> dict[str, dict[str, object]]:
+    return {name: read_table(table) for name, table in read_table(value).items()}
+
+
 def _read_class(name: str, value: object) -> RequestClass:
     settings = settings_in(RequestClass)
     fields: dict[str, Any] = {}
@@ -306,6 +310,21 @@ class Engine(Section, frozen=True):
             TRUTH, "Let the fleet hint which prompts will be used again, so that the prefix cache evicts others first."
         ),
     ] = True
+    logits_processors: Annotated[
+        dict[str, dict[str, Any]],
+        Setting(
+            Kind("table", _read_tables, "table"),
+            "Logits processors of plugins that run for every request: each name is a table of its `args`.",
+        ),
+    ] = {}
+    logits_processor_seconds: Annotated[
+        float,
+        Setting(
+            NUMBER,
+            "Seconds that a logits processor may take in one step; the requests of one that takes longer end. Making "
+            "one may take ten times as long.",
+        ),
+    ] = 5.0
     normalize_prompts: Annotated[
         bool,
         Setting(

@@ -27,7 +27,15 @@ from pyagent.core.abilities import ABILITIES, SOFT, Abilities
 from pyagent.core.backends import Answer, Backend, collect
 from pyagent.core.capabilities import Capabilities, capabilities_of
 from pyagent.core.emulation.schemas import fault_of
-from pyagent.core.errors import BackendError, DeadlineError, InvalidOutputError, ModelError, PyAgentError, RequestError
+from pyagent.core.errors import (
+    BackendError,
+    DeadlineError,
+    InvalidOutputError,
+    ModelError,
+    PyAgentError,
+    RequestError,
+    UnsupportedError,
+)
 from pyagent.core.messages import (
     BeamSearch,
     ChatDelta,
@@ -47,6 +55,7 @@ from pyagent.core.messages import (
     ToolCall,
 )
 from pyagent.core.plugin_checks import backend_problem
+from pyagent.core.sampling_params import LogitsProcessorSpec
 
 T = TypeVar("T")
 
@@ -234,7 +243,8 @@ class BackendConformance:
     # -- fields ----------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
-        "field", sorted(ABILITIES - {"tools", "strict", "json_object", "json_schema", "choice", "n"})
+        "field",
+        sorted(ABILITIES - {"tools", "strict", "json_object", "json_schema", "choice", "n", "logits_processors"}),
     )
     def test_field_is_served_or_refused_by_name(self, field: str) -> None:
         """A field is honoured, or refused by its name; hints are left out at most, and named in `usage.ignored`."""
@@ -245,6 +255,12 @@ class BackendConformance:
         if answer is not None:
             _check_shape(answer)
             assert (field in answer.usage.ignored) == (field in SOFT - abilities)
+
+    def test_unknown_logits_processor_is_refused_by_name(self) -> None:
+        """A logits processor that no plugin brings is refused, and so is each where no plugin's can be run."""
+        named = _sampled(logits_processors=(LogitsProcessorSpec("brought-by-no-plugin"),))
+        with self.subject() as subject, pytest.raises((UnsupportedError, RequestError), match="logits.processor"):
+            _run(subject, lambda backend: collect(backend.chat(named)))
 
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])
     def test_tools_are_called_or_refused(self, mode: str) -> None:

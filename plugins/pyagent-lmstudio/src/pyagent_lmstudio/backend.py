@@ -56,6 +56,7 @@ logging.getLogger("_AsyncLMStudioWebsocket").setLevel(logging.INFO)  # at debug,
 logging.getLogger("AsyncWebsocketHandler").setLevel(logging.CRITICAL)  # the SDK logs what it raises; once is enough
 
 _ABILITIES: Abilities = ABILITIES - {
+    "logits_processors",
     "tool_choice",
     "parallel_tool_calls",
     "reasoning_effort",

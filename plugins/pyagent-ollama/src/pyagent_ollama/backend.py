@@ -54,6 +54,7 @@ from pyagent_ollama.wire import (
 
 _HEALTH_SECONDS = 5.0
 _ABILITIES: Abilities = ABILITIES - {
+    "logits_processors",
     "tool_choice",
     "parallel_tool_calls",
     "strict",

@@ -1,9 +1,9 @@
 //! From a row of logits to the next token.
 //!
 //! The order is part of the contract: logit bias, penalties (repetition, then frequency, then presence), n-grams, DRY, bad
-//! words, allowed tokens, mask, temperature (dynamic or not), top-n-sigma, epsilon, eta, top-k, top-h, typical, top-p, min-p,
-//! XTC, sample. Each filter sees the probabilities of what those before it keep, as if they were all. Mirostat takes the
-//! place of all filters. Log-probabilities are those after the mask at temperature 1.
+//! words, allowed tokens, mask, processors from outside, temperature (dynamic or not), top-n-sigma, epsilon, eta, top-k, top-h,
+//! typical, top-p, min-p, XTC, sample. Each filter sees the probabilities of what those before it keep, as if they were all. Mirostat takes the
+//! place of all filters. Log-probabilities are those after the mask and the processors, at temperature 1.
 //!
 //! One idea carries all filters: tokens are ranked by logit, ties by the lower id, and each filter keeps a range of that
 //! ranking: those by threshold without ranking anything, the others with as much of it as they need. The sample walks the
@@ -144,6 +144,21 @@ impl SamplerState {
     /// the mask allows token `i`. The sampled token is not counted: [`Self::observe`] it.
     pub fn sample(&mut self, logits: &mut [f32], mask: Option<&[u32]>, step: u64) -> Result<Sampled, SampleError> {
         let best = self.adjust(logits, mask)?;
+        Ok(self.draw(logits, best, step))
+    }
+
+    /// The first half of [`Self::sample`], up to the mask: what processors of logits then change.
+    pub fn prepare(&mut self, logits: &mut [f32], mask: Option<&[u32]>) -> Result<(), SampleError> {
+        self.adjust(logits, mask).map(drop)
+    }
+
+    /// The second half of [`Self::sample`], of logits that [`Self::prepare`] has seen.
+    pub fn sample_prepared(&mut self, logits: &[f32], step: u64) -> Result<Sampled, SampleError> {
+        let best = rank::argmax(logits)?;
+        Ok(self.draw(logits, best, step))
+    }
+
+    fn draw(&mut self, logits: &[f32], best: u32, step: u64) -> Sampled {
         let logprobs = self.params.num_logprobs > 0;
         let report = logprobs.then(|| self.ranking.log_probabilities(logits, best, self.params.num_logprobs));
         let token = if self.params.temperature == 0.0 {
@@ -151,7 +166,7 @@ impl SamplerState {
         } else {
             self.choose(logits, best, step)
         };
-        Ok(match report {
+        match report {
             Some(report) => Sampled {
                 token,
                 logprob: Some(report.of(logits[token as usize])),
@@ -162,7 +177,7 @@ impl SamplerState {
                 logprob: None,
                 top_logprobs: Vec::new(),
             },
-        })
+        }
     }
 
     /// What [`Self::sample`] samples from at a temperature above 0: tokens with their probabilities, best first. For

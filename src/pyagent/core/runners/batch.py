@@ -6,11 +6,12 @@ for each of many sequences, and a column of numbers crosses into Rust at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from pyagent._rust import PromptScores, SamplerState
+    from pyagent._rust import LogitsRows, PromptScores, SamplerState
 
 BLOCK_TOKENS = 16
 """Tokens of a KV block: the unit in which memory is reserved and prefixes are shared."""
@@ -40,7 +41,8 @@ class Batch:
     The first `len(samplers)` segments sample the sequence's next token after their last: with `samplers[i]`, as its
     `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. The first `num_decoding` segments have
     room for `Runner.num_lookahead_tokens` more. A segment with `scores[i]` is a part of a prompt whose tokens' log
-    probabilities are wanted; they go there.
+    probabilities are wanted; they go there. Before the segments in `processed` are sampled, `process` is called once,
+    in any thread, with their logits after `masks`; it returns why some cannot be sampled.
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -50,6 +52,8 @@ class Batch:
     steps: list[int] = field(default_factory=list[int])
     masks: dict[int, bytes] = field(default_factory=dict[int, bytes])
     scores: dict[int, PromptScores] = field(default_factory=dict[int, "PromptScores"])
+    process: Callable[[LogitsRows], dict[int, str]] | None = None
+    processed: frozenset[int] = frozenset()
     num_decoding: int = 0
 
 

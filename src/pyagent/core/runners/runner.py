@@ -145,6 +145,11 @@ class ModelRunner(Runner, Protocol):
         ...
 
     @property
+    def processes_logits(self) -> bool:
+        """Whether it calls a batch's `process`; where not, requests for logits processors are refused."""
+        ...
+
+    @property
     def kv_tokens(self) -> int:
         """The longest sequence whose keys and values fit in memory, up to the model's context."""
         ...

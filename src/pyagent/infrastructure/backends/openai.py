@@ -48,6 +48,7 @@ _ABILITIES = ABILITIES - {
     *("choice", "regex", "grammar", "structural_tag", "any_of", "all_of"),
     *("penalty_decay", "top_h", "bad_words_penalty", "no_repeat_ngram_size"),  # no server has these
     *("bad_words", "allowed_token_ids", *TOKEN_FIELDS),  # vLLM has them; others leave them out without a word
+    "logits_processors",  # plugins of this program's
 }
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")
 

@@ -218,8 +218,11 @@ class LocalEngine(Shared):
         if past is not None:
             await self.in_thread(model.remember, request, past)
         is_structured = is_structured or bool(request.tools)
-        # A schema may take long to compile, a log to replay, and texts of sampling fields to be found in a vocabulary.
-        if length > _LONG_TEXT or is_structured or log is not None or names_texts(request.sampling):
+        is_processed = model.logits.runs_for(request.sampling)
+        # A schema may take long to compile, a log to replay, texts of sampling fields to be found in a vocabulary, and
+        # plugins to make what they bring.
+        is_long = length > _LONG_TEXT or is_structured or is_processed
+        if is_long or log is not None or names_texts(request.sampling):
             return await self.in_thread(model.input_processor.process, request, sink, log)
         return model.input_processor.process(request, sink)
 

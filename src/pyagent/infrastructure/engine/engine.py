@@ -19,6 +19,7 @@ from pyagent.core.moving_average import moving_average
 from pyagent.core.runners.batch import Likelihood, StepOutput
 from pyagent.core.runners.runner import Runner
 from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
+from pyagent.infrastructure.engine.logits.step_logits import StepLogits
 from pyagent.infrastructure.engine.request import Output, Request, Status
 from pyagent.infrastructure.engine.sampling.beam_search import Search
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues
@@ -39,7 +40,7 @@ _END_WEIGHT = 0.1
 class Engine:
     """Run requests through a runner by continuous batching."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         runner: Runner,
         limits: SchedulerLimits | None = None,
@@ -47,8 +48,12 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         *,
         is_async: bool = False,
+        logits: StepLogits | None = None,
     ) -> None:
-        """With `is_async`, compute steps in a thread of their own, and plan the next one meanwhile."""
+        """With `is_async`, compute steps in a thread of their own, and plan the next one meanwhile.
+
+        `logits` takes the rows of requests through their logits processors.
+        """
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
         self.counts = Counts()
@@ -61,6 +66,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None  # when the loop's present turn began
         self._steps = StepThread(runner) if is_async else None
+        self._logits = logits
         self._in_flight: InFlightStep | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
         self._last_step_end = 0.0
@@ -183,6 +189,8 @@ class Engine:
             self._start(ahead.plan, ahead.planning + time.perf_counter() - start, {})
 
     def _start(self, plan: Plan, planning: float, faults: dict[int, str]) -> None:
+        if self._logits is not None and self.scheduler.has_processors:
+            plan.process_logits(self._logits.process)
         future = None if self._steps is None else self._steps.start(plan.batch)
         self._in_flight = InFlightStep(plan, planning, faults, future)
 
@@ -389,6 +397,8 @@ class Engine:
             self._busy_since = None
             if self._steps is not None:
                 self._steps.close()
+            if self._logits is not None:
+                self._logits.close()
 
     def _turn(self) -> bool:
         """Take in arrivals and aborts, then run one step. False when the loop must end."""

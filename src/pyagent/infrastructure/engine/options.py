@@ -10,6 +10,7 @@ from typing import Literal
 from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.settings import Engine
+from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.step_executor import AsyncScheduling
@@ -45,6 +46,7 @@ class EngineOptions:
     `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
     `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`. Of an answer the text
     of `stream_interval` tokens goes out together.
+    `logits` says which logits processors there are.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -59,6 +61,7 @@ class EngineOptions:
     dialects: Sequence[Dialect] = ()
     stream_interval: int = 1
     runners: RunnerChoice = field(default_factory=RunnerChoice)
+    logits: LogitsOptions = field(default_factory=LogitsOptions)
 
     @property
     def largest_step(self) -> LargestStep:

@@ -81,6 +81,7 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     """The engine's options from the settings, and what plugins bring for it. Raises `ConfigError`."""
     from pyagent.core.runners.factory import RunnerOptions
+    from pyagent.infrastructure.engine.logits.processors import pick_logits
     from pyagent.infrastructure.engine.memory.evictions import pick_eviction
     from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
     from pyagent.infrastructure.engine.runners.choice import pick_runners
@@ -113,6 +114,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         stream_interval=engine.stream_interval,
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
+        logits=pick_logits(engine.logits_processors, parts.logits_processors(), engine.logits_processor_seconds),
     )
 
 

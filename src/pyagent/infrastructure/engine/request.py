@@ -25,6 +25,7 @@ from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 if TYPE_CHECKING:
     from pyagent._rust import PromptScores, SamplerState
     from pyagent.infrastructure.engine.grammar import Grammar
+    from pyagent.infrastructure.engine.logits.row_processors import RowProcessor
     from pyagent.infrastructure.engine.sampling.beam_search import Search
     from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
@@ -127,9 +128,9 @@ class Request:
     prefix may be shared. `opener_ids` are tokens that end reasoning by beginning a call; where the grammar
     `spans_reasoning`, it holds from the first token on. `followers` are to be forked from it when its prompt is
     computed, all but the last token.
-    `scores` takes the log probabilities of the prompt's tokens, where they are asked for. The text of
-    `stream_interval` tokens goes out together; `unsent` is what waits for the others. The answer begins with
-    `num_echoed` characters of the prompt.
+    `scores` takes the log probabilities of the prompt's tokens, where they are asked for; `processors` change the
+    logits that it is sampled from. The text of `stream_interval` tokens goes out together; `unsent` is what waits for
+    the others. The answer begins with `num_echoed` characters of the prompt.
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
     done, `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it
@@ -159,6 +160,7 @@ class Request:
     scores: PromptScores | None = None
     samples: Samples | None = None
     search: Search | None = None
+    processors: tuple[RowProcessor, ...] = ()
     followers: list[Request] = field(default_factory=list["Request"])
     stream_interval: int = 1
     unsent: Parsed = NOTHING

@@ -30,6 +30,8 @@ from pyagent.infrastructure.engine.sampling.sampler import answer_params, find_t
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+    from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
+    from pyagent.infrastructure.engine.logits.row_processors import RowProcessor
     from pyagent.infrastructure.engine.models.chat_format import AnswerFormat
     from pyagent.infrastructure.engine.sessions.sessions import Sessions
     from pyagent.infrastructure.engine.tokens import Detokenizer
@@ -41,7 +43,7 @@ class ProcessedInput:
 
     `tokens` are the prompt's, `max_new_tokens` those that may follow it. `log` has the tokens of the only answer that
     are given already: an answer prefix, and what another engine delivered. `token_lists` are those that sampling fields
-    name.
+    name, `processors` those of the first answer.
     """
 
     request: ChatRequest
@@ -53,6 +55,7 @@ class ProcessedInput:
     deadline: float | None
     key: PrefixKey
     token_lists: dict[str, Any]
+    processors: tuple[RowProcessor, ...]
 
 
 class InputProcessor:
@@ -63,6 +66,7 @@ class InputProcessor:
         preprocessor: InputPreprocessor,
         sessions: Sessions,
         grammars: GrammarCompiler,
+        logits: LogitsProcessors,
         check_class: Callable[[str], str],
         *,
         scores_prompts: bool,
@@ -75,6 +79,7 @@ class InputProcessor:
         self._tokenizer = preprocessor.tokenizer
         self._sessions = sessions
         self._grammars = grammars
+        self._logits = logits
         self._check_class = check_class
         self._ids = itertools.count(1)
 
@@ -168,7 +173,13 @@ class InputProcessor:
             deadline=None if seconds is None else time.perf_counter() + seconds,
             key=PrefixKey(tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
             token_lists=find_tokens(request.sampling, self._tokenizer),
+            processors=self._processors(request),
         )
+
+    def _processors(self, request: ChatRequest) -> tuple[RowProcessor, ...]:
+        sampled = answer_params(request, 0, num_end_ids=0)
+        is_greedy = sampled.temperature == 0 and sampled.top_logprobs is None
+        return self._logits.make(request.sampling.logits_processors, is_greedy=is_greedy)
 
     def _answer(
         self,
@@ -183,6 +194,8 @@ class InputProcessor:
         sampled = answer_params(request, index, len(tokenizer.end_ids))
         grammar = prefix.accepted(self._grammar(common.prompt.format))
         chat_format, answer_format = self._preprocessor.chat_format, common.prompt.format
+        is_first = index == 0 and not output_tokens
+        processors = common.processors if is_first else tuple(one.for_another() for one in common.processors)
         may_think = grammar is not None and answer_format.thinks and not prefix.tokens
         called = answer_format.dialect if answer_format.needs_grammar else None
         return Request(
@@ -206,6 +219,7 @@ class InputProcessor:
             key=common.key,
             prompt=common.prompt.prompt,
             index=index,
+            processors=processors,
             status=Status.FOLLOWING if index else Status.WAITING,
             stream_interval=self._stream_interval,
             num_echoed=len(common.prompt.echo),

@@ -11,6 +11,8 @@ from pyagent.core.messages import CacheReport, ChatRequest, Hint
 from pyagent.core.runners.runner import ModelRunner
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
+from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.memory.ledger import Reservation
 from pyagent.infrastructure.engine.memory.process import heap_bytes
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
@@ -45,10 +47,14 @@ class LoadedModel:
         self.context_length = min(own_context, options.max_model_len or own_context, self.runner.kv_tokens)
         step = options.largest_step._replace(num_positions=self.context_length)
         memory.workspace.resize(self.runner.step_bytes(step))
+        self.logits = LogitsProcessors(
+            options.logits, ModelVocabulary(self.tokenizer), is_possible=self.runner.processes_logits
+        )
         self.engine = Engine(
             self.runner,
             options.limits,
             options.queues(),
+            logits=self.logits.step,
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
         self.grammars = GrammarCompiler(self.tokenizer, memory.grammars)
@@ -65,6 +71,7 @@ class LoadedModel:
             self.preprocessor,
             self.sessions,
             self.grammars,
+            self.logits,
             self.engine.scheduler.queues.check,
             scores_prompts=self.runner.scores_prompts,
             stream_interval=options.stream_interval,

@@ -54,6 +54,8 @@ class CpuRunner(PagedRunner):
             batch.steps,
             batch.masks,
             scores=batch.scores,
+            process=batch.process,
+            processed=batch.processed,
         )
         found = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
         return StepOutput(tokens, likelihoods=found, errors=errors)

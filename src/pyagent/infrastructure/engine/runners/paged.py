@@ -38,6 +38,8 @@ class PagedRunner:
     """This machine's threads that steps keep busy."""
     scores_prompts = False
     """Whether `execute` fills a batch's `scores`."""
+    processes_logits = True
+    """Whether `execute` calls a batch's `process`, as `finish_step` does."""
 
     def __init__(self, info: RunnerInfo, options: RunnerOptions, kv: KvReservation | None = None) -> None:
         """With a reservation, KV memory grows from what it holds up to what its ledger has; without, it is all there.
@@ -84,7 +86,9 @@ class PagedRunner:
         faults = self._commit(batch)
         if not batch.samplers:  # a chunk of prefill; an empty buffer may have no address
             return StepOutput([], errors=faults)
-        tokens, likelihoods, errors = _rust.sample_logits(logits, batch.samplers, batch.steps, batch.masks)
+        tokens, likelihoods, errors = _rust.sample_logits(
+            logits, batch.samplers, batch.steps, batch.masks, process=batch.process, processed=batch.processed
+        )
         found = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
         return StepOutput(tokens, likelihoods=found, errors=errors | faults)
 

@@ -71,6 +71,7 @@ class Scheduler:
         self._preemptors: list[Request] = []
         """Waiting requests for which others were preempted in this step."""
         self._num_masked = 0  # of running requests
+        self._num_processed = 0  # running requests with logits processors
         self._num_searching = 0  # running beams
         self.end_ids: frozenset[int] = frozenset()
         """End-of-sequence tokens of any request so far."""
@@ -108,6 +109,11 @@ class Scheduler:
     def has_masks(self) -> bool:
         """Whether a running request may not draw every token."""
         return self._num_masked > 0
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether a running request has logits processors."""
+        return self._num_processed > 0
 
     def overdue(self) -> list[Request]:
         """Return the requests whose deadline has passed since the last call."""
@@ -520,6 +526,7 @@ class Scheduler:
         self.admission.hold(request)
         self.end_ids |= request.end_ids
         self._num_masked += request.has_mask
+        self._num_processed += bool(request.processors)
         self._num_searching += request.search is not None
         self.prefilling[request.id] = request
 
@@ -534,6 +541,7 @@ class Scheduler:
         self._pending_prefixes.discard(request)
         self.admission.drop(request)
         self._num_masked -= request.has_mask
+        self._num_processed -= bool(request.processors)
         self._num_searching -= request.search is not None
         return True
 

@@ -5,12 +5,17 @@ Plans nothing itself, and knows neither queues nor memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from pyagent.core.runners.batch import Batch
 from pyagent.infrastructure.engine.request import Request
+
+if TYPE_CHECKING:
+    from pyagent._rust import LogitsRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,12 @@ class Plan:
             batch.lengths = [1] * len(places)
             self.num_decoding = batch.num_decoding = len(places)
         self.batch.tokens = [log[-1] for log in self.logs]
+
+    def process_logits(self, process: Callable[[list[Request], LogitsRows], dict[int, str]]) -> None:
+        """Have the logits of requests that have processors changed before they are sampled from."""
+        processed = frozenset(row for row, request in enumerate(self.sampled) if request.processors)
+        if processed:
+            self.batch.processed, self.batch.process = processed, partial(process, self.sampled)
 
     def charge(self, forward_seconds: float, scheduler_seconds: float) -> None:
         """Add the step's times to its requests, a search's to its lead: forward pass by tokens, scheduling evenly."""

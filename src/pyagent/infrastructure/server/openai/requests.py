@@ -22,6 +22,7 @@ from pyagent.core.messages import (
     SamplingParams,
     Unsupported,
 )
+from pyagent.core.sampling_params import LogitsProcessorSpec
 from pyagent.infrastructure.server.openai.messages import (
     InputMessage,
     InputTool,
@@ -101,6 +102,7 @@ _SAMPLING = (
     "bad_words",
     "bad_words_penalty",
     "allowed_token_ids",
+    "logits_processors",
 )
 
 
@@ -165,6 +167,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     bad_words: tuple[str, ...] | None = None
     bad_words_penalty: float | None = None
     allowed_token_ids: tuple[int, ...] | None = None
+    logits_processors: tuple[LogitsProcessorSpec, ...] | None = None
     timeout_seconds: float | None = None
     private: bool | None = None
     session: str | None = None
