@@ -67,6 +67,7 @@ _SCHEMA: JsonObject = {
 }
 _PARAMETERS: JsonObject = {"type": "object", "properties": {"city": {"type": "string"}}}
 _TESTED_ALONE = {"tools", "strict", "json_object", "json_schema", "choice", "n"}
+_TESTED_APART = {"tools", "strict", "json_object", "json_schema", "choice", "n", "logits_processors"}
 _TOOL = Tool(FunctionDefinition("look_up", "weather", _PARAMETERS))
 _CALL = ToolCall(id="call_1", function=FunctionCall("look_up", '{"city": "Rome"}'))
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -259,7 +260,7 @@ class BackendConformance:
     def test_unknown_logits_processor_is_refused_by_name(self) -> None:
         """A logits processor that no plugin brings is refused, and so is each where no plugin's can be run."""
         named = _sampled(logits_processors=(LogitsProcessorSpec("brought-by-no-plugin"),))
-        with self.subject() as subject, pytest.raises((UnsupportedError, RequestError), match="logits.processor"):
+        with self.subject() as subject, pytest.raises((UnsupportedError, RequestError), match=r"logits.processor"):
             _run(subject, lambda backend: collect(backend.chat(named)))
 
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])
