@@ -78,6 +78,7 @@ def takes(start: LLMatcher, text: str) -> bool:
         ('root ::= ("a" |) ("b" | "")', ["", "a", "b", "ab"], ["ba"]),
         ('root ::= root "a" | "b"', ["b", "baa"], ["a", "ab"]),
         ('root ::= x\nx ::= "a" x "b" |', ["", "ab", "aabb"], ["a", "aab", "ba"]),
+        ('root ::= "a" | [ab] root [^a]* | "cccc"', ["bacc", "bcccccc"], ["bb", "ccc"]),
         (JSON, ["{}", '{"a": [1, -2.5e3, "x\\u00e9"], "b": {"c": null }}'], ["{", '{"a": 01}', '{"a": "\n"}', "[]"]),
         (OLD_SPACE, ["[]", "[ \n\t x , [x] ]"], ["[", "[x x]"]),
         (KEYS, ['{"name": "n"}', '{"name":"n", "x": "y"}', '{"name":"n",["k":{"name" :"m"}]}'], ['{"x": "y"}']),

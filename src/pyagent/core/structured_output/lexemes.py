@@ -14,7 +14,7 @@ from pyagent.core.structured_output.characters import Characters, Summary
 from pyagent.core.structured_output.gbnf import Either, Node, Ref, Repeat, Sequence, Text
 
 _MAX_LEXEMES = 1000
-_MAX_PAIRS = 500_000
+_MAX_PLACES, _MAX_PAIRS = 5000, 500_000
 _ROOT = Ref("root")
 _END = 1
 """The bit for what follows the whole text; the others are lexemes in sets of them."""
@@ -98,9 +98,31 @@ class Lexemes:
         chars = {following: self._chars_of(following, summaries) for following in {*places.following}}
         follows = [chars[following] for following in places.following]
         found = {number for number, (one, after) in enumerate(zip(summaries, follows, strict=True)) if one.ext & after}
-        for place in {*places.following, places.first}:
-            found |= self._ambiguous([*_bits(place & ~_END)], summaries, follows)
+        for together in self._together(places, summaries):
+            found |= self._ambiguous(together, summaries, follows)
         return {node for number in found for node in places.nodes[number - 1]}
+
+    def _together(self, places: _Places, summaries: list[Summary]) -> Iterator[list[int]]:
+        """Yield the lexemes that may stand in one place, for each place.
+
+        After a text that several of them match, what follows any of these may stand.
+        """
+        known, left = {places.first}, [places.first]
+        while left:
+            together = [*_bits(left.pop() & ~_END)]
+            yield together
+            alike = list[tuple[int, int]]()
+            for number in together:
+                chars, following = summaries[number].first, places.following[number]
+                for other in [one for one in alike if one[0] & chars]:
+                    alike.remove(other)
+                    chars, following = chars | other[0], following | other[1]
+                alike.append((chars, following))
+            new = {following for _, following in alike} - known
+            known |= new
+            left += new
+            if len(known) > _MAX_PLACES:
+                raise too_complex("too many parts may follow one another")
 
     def _ambiguous(self, together: list[int], summaries: list[Summary], follows: list[int]) -> set[int]:
         """Return which of some lexemes that may stand in one place could go on where another is followed by more."""
