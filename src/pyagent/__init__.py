@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from pyagent.core.response_format import JsonSchemaFormat as JsonSchemaFormat
     from pyagent.core.response_format import ResponseFormat as ResponseFormat
     from pyagent.core.settings import Settings as Settings
+    from pyagent.core.structured_output.wanted import validate_partial as validate_partial
     from pyagent.fleet import Fleet as Fleet
 
 __version__ = "0.1.0"
@@ -80,6 +81,7 @@ _NAMES = {
     "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",
     "pyagent.core.response_format": "GrammarFormat JsonSchemaFormat ResponseFormat",
     "pyagent.core.settings": "Settings",
+    "pyagent.core.structured_output.wanted": "validate_partial",
     "pyagent.fleet": "Fleet",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 import msgspec
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, Message, SamplingParams
+from pyagent.core.errors import InvalidOutputError
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, JsonObject, Message, SamplingParams
+from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structured_output.wanted import Schema, Wanted
 
 if TYPE_CHECKING:
     from pyagent.core.chain.chain import Chain as BackendChain
     from pyagent.core.settings import Settings
 
 __all__ = ["Chain", "Engine"]
+
+T = TypeVar("T")
+Asked = str | Sequence[Message] | ChatRequest
 
 
 class Chain:
@@ -31,17 +37,56 @@ class Chain:
         self.settings = _loaded({}) if settings is None else settings
         self.backend: BackendChain = make_chain(self.settings, make_host(self.settings), links)
 
-    async def chat(
-        self, asked: str | Sequence[Message] | ChatRequest, sampling: SamplingParams | None = None
-    ) -> Answer:
+    async def chat(self, asked: Asked, sampling: SamplingParams | None = None) -> Answer:
         """Return a whole answer: to a text, to messages, or to a request with all that it may say."""
         return await collect(self.stream(asked, sampling))
 
-    def stream(
-        self, asked: str | Sequence[Message] | ChatRequest, sampling: SamplingParams | None = None
-    ) -> AsyncIterator[ChatDelta]:
+    def stream(self, asked: Asked, sampling: SamplingParams | None = None) -> AsyncIterator[ChatDelta]:
         """Return an answer as a stream of deltas; closing the stream aborts the request."""
         return self.backend.chat(_request(asked, sampling))
+
+    @overload
+    async def generate(self, asked: Asked, *, schema: type[T], sampling: SamplingParams | None = None) -> T: ...
+
+    @overload
+    async def generate(self, asked: Asked, *, schema: JsonObject, sampling: SamplingParams | None = None) -> object: ...
+
+    @overload
+    async def generate(
+        self,
+        asked: Asked,
+        *,
+        choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        grammar: str | GrammarFormat | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> str: ...
+
+    async def generate(  # noqa: PLR0913 - ways to say what is wanted
+        self,
+        asked: Asked,
+        *,
+        schema: Schema | None = None,
+        choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        grammar: str | GrammarFormat | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> object:
+        """Return an answer as what was asked for: text of a choice, a regex or a grammar, or an instance of `schema`.
+
+        A schema is a Pydantic model, a msgspec struct, or JSON schema, whose values come as plain dicts and lists.
+        Raises `InvalidOutputError` for an answer that does not fit, such as one that was cut at `max_tokens`.
+        """
+        wanted = Wanted(schema, choice, regex, grammar)
+        request = _request(asked, sampling)
+        if (wanted_format := wanted.response_format) is not None:
+            request = msgspec.structs.replace(request, response_format=wanted_format, whole=True)
+        answer = await collect(self.stream(request))
+        try:
+            return wanted.read(answer.text)
+        except ValueError as error:
+            limit = "; it was cut at max_tokens" if answer.last.finish_reason == "length" else ""
+            raise InvalidOutputError(f"the answer does not fit: {error}{limit}", param="response_format") from error
 
     async def embed(self, texts: Sequence[str], model: str = "") -> list[list[float]]:
         """Return a vector for each text, from the first link that embeds. Raises `RequestError` when none does."""
@@ -85,7 +130,7 @@ def _loaded(overrides: dict[str, object]) -> Settings:
     return load_settings(overrides=overrides).settings
 
 
-def _request(asked: str | Sequence[Message] | ChatRequest, sampling: SamplingParams | None) -> ChatRequest:
+def _request(asked: Asked, sampling: SamplingParams | None) -> ChatRequest:
     if not isinstance(asked, ChatRequest):
         asked = ChatRequest(messages=[Message("user", asked)] if isinstance(asked, str) else list(asked))
     return asked if sampling is None else msgspec.structs.replace(asked, sampling=sampling)

@@ -18,7 +18,7 @@ CapacityError Chain ChatDelta ChatRequest ConfigError Context ContextOverflowErr
 FleetTool FunctionDefinition GrammarFormat InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError
 PluginError Progress PyAgentError RequestError ResponseFormat RouteChosen RunFailed RunFinished RunStarted
 SamplingParams Settings Step StepSkipped Task TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError
-load_settings __version__
+load_settings validate_partial __version__
 """
 
 

@@ -23,8 +23,10 @@ from pyagent.core.fleet.containment import Call, contained
 from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS, complete_with_tools
-from pyagent.core.messages import JsonObject, JsonSchemaFormat, Message, ResponseFormat, SamplingParams
+from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structured_output.wanted import Schema, Wanted
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.run import Run
@@ -47,8 +49,7 @@ class _Question:
 
     messages: list[Message]
     answer: str
-    schema: type[Any] | None
-    choice: Sequence[str] | None
+    wanted: Wanted
     sampling: SamplingParams
 
 
@@ -78,29 +79,40 @@ class Context:
 
     @overload
     async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        choice: Sequence[str] | None = None,
-        system: str | None = None,
-        sampling: SamplingParams | None = None,
-    ) -> str: ...
+        self, prompt: Prompt, *, schema: JsonObject, system: str | None = None, sampling: SamplingParams | None = None
+    ) -> object: ...
 
+    @overload
     async def generate(
         self,
         prompt: Prompt,
         *,
-        schema: type[Any] | None = None,
         choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        grammar: str | GrammarFormat | None = None,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> str: ...
+
+    async def generate(  # noqa: PLR0913 - ways to say what is wanted
+        self,
+        prompt: Prompt,
+        *,
+        schema: Schema | None = None,
+        choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        grammar: str | GrammarFormat | None = None,
         system: str | None = None,
         sampling: SamplingParams | None = None,
     ) -> object:
-        """Return the model's answer: a text, one of `choice`, or an instance of `schema` (a msgspec struct).
+        """Return the model's answer: a text, held to a choice, a regex or a grammar, or an instance of `schema`.
 
+        A schema is a Pydantic model, a msgspec struct, or JSON schema, whose values come as plain dicts and lists.
         An answer that does not fit is asked for once more with the reason; then it is an `AgentError`. A text that was
         cut at `max_tokens` is shown as such, and `complete` says it to the agent.
         """
-        return await self._ask(as_messages(prompt, system), schema, choice, sampling or DEFAULT_SAMPLING)
+        wanted = Wanted(schema, choice, regex, grammar)
+        return await self._ask(as_messages(prompt, system), wanted, sampling or DEFAULT_SAMPLING)
 
     async def complete(
         self,
@@ -127,7 +139,7 @@ class Context:
         if last is None:
             raise AgentError(f"{self.agent} retries before it asked anything", agent=self.agent)
         messages = [*last.messages, Message("assistant", last.answer), Message("user", hint)]
-        return await self._ask(messages, last.schema, last.choice, last.sampling)
+        return await self._ask(messages, last.wanted, last.sampling)
 
     def stream(
         self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
@@ -149,17 +161,14 @@ class Context:
                     self.run.emit(TextDelta(run=self.run.id, step=self.step, agent=self.agent, text=delta.content))
                     yield delta.content
 
-    async def _ask(
-        self, messages: list[Message], schema: type[Any] | None, choice: Sequence[str] | None, sampling: SamplingParams
-    ) -> object:
-        wanted = _response_format(schema, choice)
+    async def _ask(self, messages: list[Message], wanted: Wanted, sampling: SamplingParams) -> object:
         fault = ""
         for _ in range(2):
-            completion = await self._answer(messages, wanted, sampling)
+            completion = await self._answer(messages, wanted.response_format, sampling)
             answer = completion.text
-            self.last_question = _Question(messages, answer, schema, choice, sampling)
+            self.last_question = _Question(messages, answer, wanted, sampling)
             try:
-                return _read(answer, schema, choice)
+                return wanted.read(answer)
             except ValueError as error:
                 limit = f"; it was cut after {sampling.max_tokens} tokens, be shorter" if completion.is_cut else ""
                 fault = f"{error}{limit}"
@@ -330,22 +339,3 @@ def as_messages(prompt: Prompt, system: str | None) -> list[Message]:
     """Return a conversation from a prompt."""
     messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
     return messages if system is None else [Message("system", system), *messages]
-
-
-def _response_format(schema: type[Any] | None, choice: Sequence[str] | None) -> ResponseFormat | None:
-    if schema is not None:
-        name = getattr(schema, "__name__", "answer")
-        return ResponseFormat("json_schema", JsonSchemaFormat(name=name, schema=msgspec.json.schema(schema)))
-    return None if choice is None else ResponseFormat("choice", choice=list(choice))
-
-
-def _read(answer: str, schema: type[Any] | None, choice: Sequence[str] | None) -> object:
-    """Return the answer as what was asked for; raises `ValueError` saying what does not fit."""
-    if schema is not None:
-        return msgspec.json.decode(answer, type=schema)  # its errors are ValueErrors
-    answer = answer.strip()
-    if not answer:
-        raise ValueError("the answer is empty")
-    if choice is not None and answer not in choice:
-        raise ValueError(f"{answer!r:.80} is none of {', '.join(choice)}")
-    return answer
