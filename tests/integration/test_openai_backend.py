@@ -7,6 +7,7 @@ import gzip
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from support.wire import DONE, USAGE, WHOLE, Piece, answered, ask, chat, event, head, serving, token
 
@@ -31,6 +32,7 @@ from pyagent.infrastructure.backends.openai import (
     OpenAIBackend,
 )
 from pyagent.infrastructure.backends.openai_wire import encode_request
+from pyagent.infrastructure.server.openai.requests import read_chat
 
 
 def test_openai_backend_streams_an_answer() -> None:
@@ -122,6 +124,26 @@ def test_openai_backend_asks_again_without_what_a_server_refuses() -> None:
             assert wire.requests[-1][2]["max_completion_tokens"] == 9
 
     asyncio.run(main())
+
+
+def test_openai_backend_tells_defaults_that_a_client_spelt_out() -> None:
+    """Hints given as our defaults go out, as servers have others; one that refuses a hint is asked without it."""
+    fields = {"top_k": 0, "top_p": 1.0, "repeat_last_n": -1, "min_p": 0.0, "min_tokens": 0}
+    said = json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+    request = read_chat(said).request
+    body = ask(WHOLE, request)[1].requests[0][2]
+    assert {name: body[name] for name in fields if name in body} == {
+        name: fields[name] for name in ("top_k", "top_p", "repeat_last_n", "min_p")
+    }
+    text = {"error": {"message": "Unknown parameter: 'top_k'.", "param": "top_k", "code": "unknown_parameter"}}
+    for unsupported in ("emulate", "refuse"):
+        answer, wire = ask(
+            (),
+            msgspec.structs.replace(request, unsupported=unsupported),
+            play=lambda said: answered(text, "400 Bad") if "top_k" in said else WHOLE,
+        )
+        assert (answer.text, answer.usage.ignored) == ("Hello", ("top_k",))
+        assert "top_k" not in wire.requests[-1][2]
 
 
 @pytest.mark.parametrize(

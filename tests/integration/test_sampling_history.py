@@ -125,6 +125,14 @@ def test_mirostat_holds_the_surprise(url: str, algorithm: int) -> None:
             "bad_words",
             "cannot be combined with bad_words",
         ),
+        *(
+            (
+                {**named, "use_beam_search": True, "logprobs": None},
+                next(iter(named)),
+                f"beam search cannot be combined with {next(iter(named))}",
+            )
+            for named in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1})
+        ),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids", "allowed_token_ids takes token ids from 0 to"),
     ],
 )

@@ -61,7 +61,7 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "seed": lambda request: request.sampling.seed is not None and request.sampling.temperature > 0,
 }
 
-_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NEEDS)
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name not in {*_NEEDS, "fields_set"})
 _sampling_values = attrgetter(*_SAMPLING)
 _PLAIN = SamplingParams()
 _PLAIN_VALUES = _sampling_values(_PLAIN)
@@ -106,6 +106,7 @@ def without(request: ChatRequest, hints: Abilities) -> ChatRequest:
     if not hints:
         return request
     plain = {name: getattr(_PLAIN, name) for name in hints}
+    plain["fields_set"] = tuple(name for name in request.sampling.fields_set if name not in hints)
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, **plain))
 
 

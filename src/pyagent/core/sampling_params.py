@@ -6,6 +6,7 @@ Knows no tokenizer and no logits; `pyagent._rust.SamplerState` does the sampling
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -71,6 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     - XTC: with `xtc_probability`, of all tokens of at least `xtc_threshold` only the least likely is left.
     - `mirostat` 1 or 2 takes the place of all filters and holds the mean surprise at `mirostat_tau` bits with the
       learning rate `mirostat_eta` (arXiv 2007.14966).
+
+    `fields_set` names fields that a client gave as their default: a server whose own defaults differ is told them.
     """
 
     max_tokens: int | None = None
@@ -117,6 +120,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     echo: bool = False
     logits_processors: tuple[LogitsProcessorSpec, ...] = ()
+    fields_set: tuple[str, ...] = ()
+
+    def with_given(self, names: Iterable[str]) -> SamplingParams:
+        """Return the parameters with those of `names` in `fields_set` that are given as their default."""
+        plain = SamplingParams()
+        same = [name for name in names if getattr(self, name) == getattr(plain, name)]
+        return msgspec.structs.replace(self, fields_set=tuple(sorted(same)))
 
     def validate(self) -> None:
         """Raise `RequestError` naming the first field out of its range."""

@@ -139,7 +139,7 @@ class OpenAIBackend:
         model = await deadline.bound(self._pick_model(request), self.name)
         while True:
             refused = self._model_to_refused.get(model, frozenset())
-            ignored = needs(request) & refused & SOFT
+            ignored = (needs(request) | set(request.sampling.fields_set)) & refused & SOFT
             path, body = encode_request(request, model, is_openai=self._is_openai, refused=refused)
             reader = ChunkReader(
                 self.name,
@@ -165,7 +165,9 @@ class OpenAIBackend:
     def _learn(self, model: str, error: UnsupportedError, request: ChatRequest) -> None:
         """Remember fields that the server refused and can be asked without; raises the error when there are none."""
         known = self._model_to_refused.get(model, frozenset())
-        found = frozenset(error.fields) & (_RENAMED if self._refuses(request) else _RENAMED | SOFT)
+        # A default that a server cannot be told changes nothing of what was asked for.
+        spared = SOFT.intersection(request.sampling.fields_set) if self._refuses(request) else SOFT
+        found = frozenset(error.fields) & (_RENAMED | spared)
         if not found - known:
             raise error
         if len(self._model_to_refused) >= _MAX_MODELS:

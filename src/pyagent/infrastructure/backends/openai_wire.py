@@ -14,6 +14,7 @@ from typing import cast
 
 import msgspec
 
+from pyagent.core.abilities import SOFT
 from pyagent.core.errors import BackendError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
@@ -239,18 +240,19 @@ def _messages(request: ChatRequest) -> list[JsonObject]:
 _SAMPLING = tuple(
     name
     for name in SamplingParams.__struct_fields__
-    if name not in {"temperature", "stop", "logit_bias", "top_logprobs"}
+    if name not in {"temperature", "stop", "logit_bias", "top_logprobs", "fields_set"}
 )
 """Fields that go as they are: vLLM and llama.cpp have them under these names."""
 
 
 def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:
-    """What differs from the defaults; temperature always, since servers disagree about its default."""
+    """What differs from the defaults, and hints given as these, since servers have others; temperature always."""
     plain = SamplingParams()
+    given = SOFT.intersection(sampling.fields_set)
     body: JsonObject = {"temperature": sampling.temperature}
     for name in _SAMPLING:
         value: object = getattr(sampling, name)
-        if value != getattr(plain, name):
+        if value != getattr(plain, name) or name in given:
             body[name] = value
     if sampling.stop:
         body["stop"] = list(sampling.stop)

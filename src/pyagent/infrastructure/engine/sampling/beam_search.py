@@ -234,6 +234,9 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         "echo": sampling.echo,
         "include_stop_str_in_output": sampling.include_stop_str_in_output,
         "skip_special_tokens": not sampling.skip_special_tokens,
+        # At 1 the search is by the model's own log probabilities; 0 is what vLLM asks for.
+        "temperature": sampling.temperature not in {0, 1},
+        **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in ("top_p", "top_k", "min_p")},
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),
         **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in sorted(FURTHER_SAMPLING)},
     }

@@ -227,6 +227,7 @@ def read_messages(body: bytes) -> ParsedRequest:
         top_k=parsed.top_k or 0,
         stop=tuple(parsed.stop_sequences or ()),
     )
+    sampling = sampling.with_given(name for name in ("top_p", "top_k") if getattr(parsed, name) is not None)
     checked_sampling(sampling, {"stop": "stop_sequences"})
     client = (parsed.metadata.user_id if parsed.metadata else None) or ""
     check_name("metadata.user_id", client)

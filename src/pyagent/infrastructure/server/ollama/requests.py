@@ -124,7 +124,12 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             top_logprobs=top_logprobs,
         )
-        return checked_sampling(params, _SAMPLING)
+        return checked_sampling(params.with_given(self._given()), _SAMPLING)
+
+    def _given(self) -> list[str]:
+        """The sampling parameters that the options name, by our names."""
+        renamed = {name: theirs.removeprefix("options.") for name, theirs in _SAMPLING.items()}
+        return [name for name, theirs in renamed.items() if getattr(self, theirs, None) is not None]
 
     def _max_tokens(self) -> int | None:
         if self.num_predict is not None and self.num_predict not in {-1, -2} and self.num_predict < 1:

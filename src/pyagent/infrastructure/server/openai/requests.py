@@ -204,7 +204,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
                 echo=echo,
             ),
             **given,
-        )
+        ).with_given(given)
         has_newer_name = self.max_tokens is None and max_tokens is not None
         return checked_sampling(params, {"max_tokens": "max_completion_tokens"} if has_newer_name else {})
 

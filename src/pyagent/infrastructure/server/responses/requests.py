@@ -154,6 +154,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_logprobs=(self.top_logprobs or 0) if has_logprobs else None,
         )
+        params = params.with_given(() if self.top_p is None else ("top_p",))
         return checked_sampling(params, {"max_tokens": "max_output_tokens"})
 
     def request(self, history: list[JsonObject]) -> ChatRequest:
