@@ -101,8 +101,8 @@ def test_responses_stream_the_arguments(model: Path) -> None:
 
 
 def test_anthropic_client_gets_tool_use(model: Path) -> None:
-    """Streamed, the input comes as pieces of JSON and is parsed by the client; thinking comes where it is asked for."""
-    tool: Any = {"name": "weather", "input_schema": PARAMETERS}
+    """Streamed eagerly, the input comes as pieces of JSON; thinking comes where it is asked for."""
+    tool: Any = {"name": "weather", "input_schema": PARAMETERS, "eager_input_streaming": True}
     with served(model, CALLING, CALLING) as url, anthropic.Anthropic(base_url=url, api_key="x") as client:
         kwargs: Any = {"model": "tiny", "messages": ASK, "tools": [tool], "max_tokens": 2000}
         whole = client.messages.create(**kwargs)

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from support.server import HI
 
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import (
-    Message,
-)
+from pyagent.core.messages import Message
 from pyagent.infrastructure.server.ollama.context import read_context, write_context
 from pyagent.infrastructure.server.ollama.requests import (
     IGNORED_OPTIONS,
@@ -48,7 +46,6 @@ from pyagent.infrastructure.server.ollama.requests import (
         ({"options": {"temprature": 1}}, "options.temprature", "unknown field"),
         ({"stram": True}, "stram", "did you mean 'stream'"),
         ({"messages": [{"role": "user", "content": "x", "images": ["YWJj"]}]}, "images", "PNG"),
-        ({"messages": [{"role": "tool", "content": "3", "tool_name": "f"}]}, "messages", "answers no tool call"),
     ],
 )
 def test_ollama_bad_field_is_named(change: dict[str, Any], param: str, says: str) -> None:
@@ -56,6 +53,14 @@ def test_ollama_bad_field_is_named(change: dict[str, Any], param: str, says: str
     with pytest.raises(RequestError, match=says) as caught:
         read_chat(json.dumps({"model": "m", "messages": HI} | change).encode())
     assert caught.value.param == param
+
+
+def test_ollama_result_without_a_call_is_told() -> None:
+    """As Ollama does, a result is told to the model also where the call it answers was not sent back."""
+    said: Any = [*HI, {"role": "assistant", "content": ""}, {"role": "tool", "content": "3", "tool_name": "f"}]
+    request = read_chat(json.dumps({"model": "m", "messages": said}).encode()).request
+    assert request
+    assert request.messages[-1] == Message("tool", "3", "f")
 
 
 @pytest.mark.parametrize("change", [{"raw": True, "system": "x"}, {"context": [1, 2]}, {"template": "{{ x }}"}])

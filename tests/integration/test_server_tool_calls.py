@@ -85,17 +85,47 @@ MIXED = [
 ]
 
 
-def test_anthropic_blocks_hold_a_call_whose_last_piece_comes_with_text() -> None:
-    """A piece that ends a call goes to the call's block, before the text of the same delta; a new call comes after."""
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """The streamed blocks: the call's id, or else the kind, and what its deltas add up to."""
     blocks: list[tuple[str, str]] = []
-    for event in events(told("/v1/messages", MIXED, stream=True).text):
+    for event in events(text):
         if event["type"] == "content_block_start":
-            blocks.append((event["content_block"].get("id", "text"), ""))
+            blocks.append((event["content_block"].get("id", event["content_block"]["type"]), ""))
         elif event["type"] == "content_block_delta":
             assert event["index"] == len(blocks) - 1
             delta = event["delta"]
             blocks[-1] = (blocks[-1][0], blocks[-1][1] + delta.get("partial_json", delta.get("text", "")))
-    assert blocks == [("c0", '{"a": 1}'), ("text", " and "), ("c1", '{"a": 2}'), ("text", ".")]
+    return blocks
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_anthropic_blocks_hold_a_call_whose_last_piece_comes_with_text(is_eager: bool) -> None:
+    """A piece that ends a call goes to the call's block, before the text of the same delta; a new call comes after."""
+    tools = [{"name": "add", "input_schema": {"type": "object"}, "eager_input_streaming": is_eager}]
+    for script in (MIXED, [ChatDelta(content="First: "), *MIXED]):
+        expected = [("c0", '{"a": 1}'), ("text", " and "), ("c1", '{"a": 2}'), ("text", ".")]
+        before = [("text", "First: ")] if script is not MIXED else []
+        assert blocks_of(told("/v1/messages", script, stream=True, tools=tools).text) == [*before, *expected]
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a"'])
+def test_anthropic_streams_no_block_of_a_cut_call(arguments: str) -> None:
+    """Clients run a block without a whole input as a call without any: there is none, and the end says why."""
+    text = told("/v1/messages", cut(arguments), stream=True).text
+    assert blocks_of(text) == [("c0", '{"a": 1}')]
+    assert events(text)[-2]["delta"]["stop_reason"] == "max_tokens"
+    eager = [{"name": "add", "input_schema": {"type": "object"}, "eager_input_streaming": True}]
+    pieces = blocks_of(told("/v1/messages", cut(arguments), stream=True, tools=eager).text)
+    assert pieces == [("c0", '{"a": 1}'), *([("c1", arguments)] if arguments else [])]
+
+
+def test_anthropic_pings_while_a_call_is_written() -> None:
+    """A call is one delta when it is whole; until then pings say that the answer goes on."""
+    pieces = [ToolCallDelta(0, "c0", "add"), ToolCallDelta(0, arguments='{"a"'), ToolCallDelta(0, arguments=": 1}")]
+    script = [*(ChatDelta(tool_calls=[piece]) for piece in pieces), ChatDelta(finish_reason="tool_calls")]
+    kinds = [event["type"] for event in events(told("/v1/messages", script, stream=True).text)]
+    block = ("content_block_start", "content_block_delta", "content_block_stop")
+    assert kinds == ["message_start", "ping", "ping", "ping", *block, "message_delta", "message_stop"]
 
 
 def test_responses_items_hold_a_call_whose_last_piece_comes_with_text() -> None:

@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyagent.assembly import make_chain, make_host
+from pyagent.assembly import make_chain
 from pyagent.core.chain.chain import Chain
 from pyagent.core.config import load_settings
+from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Settings
+from pyagent.infrastructure.engine import plugin as engine
+from pyagent.infrastructure.engine.scheduler import policies
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.server.api_keys import ApiKey
 from pyagent.infrastructure.server.app import create_app
@@ -121,7 +124,8 @@ def scripted_server(
 
 
 def scripted_chain(scripted: Scripted, settings: Settings) -> Chain:
-    """The chain of the embedded engine with the plugin."""
-    host = make_host(settings)
-    host.register(scripted, scripted.name)
+    """The chain of the embedded engine with the plugin; also where PyAgent is on the path, and not installed."""
+    host = PluginHost()
+    for name, plugin in {scripted.name: scripted, "native": engine, "queues": policies}.items():
+        host.register(plugin, name)
     return make_chain(settings, host, ["native"])

@@ -30,9 +30,9 @@ class ToolCallJoiner:
         self._arguments: list[str] = []
 
     @property
-    def is_open(self) -> bool:
-        """Whether a call has begun that `push` has not returned."""
-        return self._first is not None
+    def first(self) -> ToolCallDelta | None:
+        """The first piece of the call that has begun and that `push` has not returned."""
+        return self._first
 
     def push(self, pieces: Iterable[ToolCallDelta]) -> list[ToolCall]:
         """Take pieces; return the calls that another has begun after, so that they are whole."""
@@ -43,6 +43,13 @@ class ToolCallJoiner:
                 self._first = piece
             self._arguments.append(piece.arguments)
         return whole
+
+    def whole(self, delta: ChatDelta) -> list[ToolCall]:
+        """Take a delta's pieces; return the calls that are whole then, of an answer's end none that it was cut in."""
+        calls = self.push(delta.tool_calls)
+        if delta.finish_reason:
+            calls += self.finish(delta.finish_reason)
+        return without_cut(calls, delta.finish_reason)
 
     def finish(self, reason: FinishReason | None = None) -> list[ToolCall]:
         """Return the call that is left when the answer ends for `reason`, if any; one cut off as it is."""
@@ -62,7 +69,7 @@ class WholeToolCalls:
 
     def held(self, delta: ChatDelta) -> ChatDelta:
         """Return the delta with the calls that are whole by now; the answer's last one has what is left."""
-        if not (delta.tool_calls or self._joiner.is_open):
+        if not (delta.tool_calls or self._joiner.first):
             return delta
         calls = self._joiner.push(delta.tool_calls)
         if delta.finish_reason:

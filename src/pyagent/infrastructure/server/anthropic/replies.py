@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, JsonObject, ToolCall, ToolCallDelta, Usage
-from pyagent.core.tool_call_deltas import split_pieces, whole_calls, without_cut
+from pyagent.core.tool_call_deltas import ToolCallJoiner, split_pieces, whole_calls, without_cut
 from pyagent.infrastructure.server.errors import HttpError
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_SIGNATURE = "cHlhZ2VudA=="
+"""Of thinking blocks: clients leave out those without one when they send a conversation back. Nothing is signed."""
 
 
 @dataclass(slots=True)
 class MessageEncoder:
-    """One message: blocks of thinking, text and tool calls, in the order in which they come."""
+    """One message: blocks of thinking, text and tool calls, in the order in which they come.
+
+    A streamed call is told when it is whole, with pings meanwhile: clients run the beginning of one that `max_tokens`
+    cut as if it had no input. Calls of `eager_tools` are told in pieces.
+    """
 
     id: str
     model: str
     has_thinking: bool = False
+    eager_tools: frozenset[str] = frozenset()
     media_type: str = "text/event-stream"
     _num_blocks: int = 0
     _open: str = ""
+    _joiner: ToolCallJoiner = field(default_factory=ToolCallJoiner)
+    _shown_call: str = ""
     _has_calls: bool = False
     _last: ChatDelta | None = None
 
@@ -36,7 +45,7 @@ class MessageEncoder:
         blocks: list[JsonObject] = []
         thinking = "".join(delta.reasoning for delta in deltas)
         if thinking and self.has_thinking:
-            blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
+            blocks.append({"type": "thinking", "thinking": thinking, "signature": _SIGNATURE})
         if text := "".join(delta.content for delta in deltas):
             blocks.append({"type": "text", "text": text})
         for delta in deltas:
@@ -50,7 +59,7 @@ class MessageEncoder:
         events = b"" if self._last else self._start()
         self._saw(delta)
         if delta.resumed:  # ours; what comes after a restart is a block of its own
-            events += self._closed() if delta.resumed.kind == "restart" else b""
+            events += self._restarted() if delta.resumed.kind == "restart" else b""
             events += _event("ping", {"resumed": delta.resumed})
         tail, begun = split_pieces(delta.tool_calls)
         events += self._called(tail)
@@ -60,18 +69,42 @@ class MessageEncoder:
         if delta.content:
             events += self._opened("text", {"text": ""})
             events += self._delta("text_delta", "text", delta.content)
-        return events + self._called(begun)
+        events += self._called(begun)
+        if delta.finish_reason:
+            calls = self._joiner.finish(delta.finish_reason)
+            events += self._told(without_cut(calls, delta.finish_reason))
+        return events or (_event("ping", {}) if delta.tool_calls else b"")
+
+    def _restarted(self) -> bytes:
+        self._joiner = ToolCallJoiner()
+        return self._closed()
 
     def _called(self, pieces: Sequence[ToolCallDelta]) -> bytes:
-        """Return the events of pieces of calls; the first one of each opens its block."""
+        """Return the events of calls that are whole after these pieces, and of those that are told in pieces."""
         events = b""
         for piece in pieces:
-            if piece.id:
-                block: JsonObject = {"id": piece.id, "name": piece.name, "input": {}}
-                events += self._closed() + self._opened("tool_use", block)
-            if piece.arguments:
+            events += self._told(self._joiner.push([piece]))
+            first = self._joiner.first
+            if first is not None and first.name in self.eager_tools and piece.arguments:
+                events += self._begun(first.id, first.name)
                 events += self._delta("input_json_delta", "partial_json", piece.arguments)
         return events
+
+    def _told(self, calls: Sequence[ToolCall]) -> bytes:
+        """Return the events of whole calls that were not told in pieces."""
+        events = b""
+        for call in calls:
+            if call.id != self._shown_call:
+                events += self._begun(call.id, call.function.name)
+                events += self._delta("input_json_delta", "partial_json", call.function.arguments)
+        return events
+
+    def _begun(self, call_id: str, name: str) -> bytes:
+        """Return the events after which the block of a call is open."""
+        if call_id == self._shown_call:
+            return b""
+        self._shown_call = call_id
+        return self._closed() + self._opened("tool_use", {"id": call_id, "name": name, "input": {}})
 
     def end(self) -> bytes:
         """Return the last events."""
@@ -97,10 +130,11 @@ class MessageEncoder:
         return _event("message_start", {"message": message}) + _event("ping", {})
 
     def _opened(self, kind: str, block: JsonObject) -> bytes:
-        """Return the events after which a block of this kind is open."""
+        """Return the events after which a block of this kind is open; text or thinking ends the call before it."""
+        events = self._told(self._joiner.finish()) if kind != "tool_use" else b""
         if self._open == kind:
-            return b""
-        events = self._closed()
+            return events
+        events += self._closed()
         self._open = kind
         return events + _event(
             "content_block_start", {"index": self._num_blocks, "content_block": {"type": kind} | block}
@@ -113,9 +147,10 @@ class MessageEncoder:
         """Return the events after which no block is open."""
         if not self._open:
             return b""
-        event = _event("content_block_stop", {"index": self._num_blocks})
+        events = self._delta("signature_delta", "signature", _SIGNATURE) if self._open == "thinking" else b""
+        events += _event("content_block_stop", {"index": self._num_blocks})
         self._open, self._num_blocks = "", self._num_blocks + 1
-        return event
+        return events
 
     def _message(self, blocks: list[JsonObject], usage: JsonObject) -> JsonObject:
         body: JsonObject = {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.model}

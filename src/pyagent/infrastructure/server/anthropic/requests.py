@@ -50,7 +50,7 @@ _REFUSED_TOOL: Refused = {
 
 
 class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the client runs. Its arguments come whole, however eagerly they are to be streamed."""
+    """A tool that the client runs. Its streamed calls come whole, but in pieces where its input is wanted eagerly."""
 
     name: str
     input_schema: JsonObject | None = None
@@ -58,7 +58,7 @@ class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: object = None
     cache_control: object = None
     strict: bool | None = None
-    eager_input_streaming: object = None
+    eager_input_streaming: bool | None = None
     input_examples: list[JsonObject] | None = None
     allowed_callers: object = None
     defer_loading: object = None
@@ -215,6 +215,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     is_streamed: bool
     has_thinking: bool
+    eager_tools: frozenset[str]
 
 
 def read_messages(body: bytes) -> ParsedRequest:
@@ -236,6 +237,7 @@ def read_messages(body: bytes) -> ParsedRequest:
         model=parsed.model or "default",
         is_streamed=bool(parsed.stream),
         has_thinking=parsed.thinking is not None and parsed.thinking.type != "disabled",
+        eager_tools=frozenset(tool.name for tool in parsed.tools or () if tool.eager_input_streaming),
     )
 
 

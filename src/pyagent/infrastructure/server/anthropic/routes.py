@@ -17,7 +17,7 @@ from pyagent.infrastructure.server.service import Service, json_response
 async def messages(service: Service, request: Request) -> Response:
     """POST /v1/messages."""
     asked = await service.read(request, read_messages)
-    reply = MessageEncoder(str(request.state.request_id), asked.model, asked.has_thinking)
+    reply = MessageEncoder(str(request.state.request_id), asked.model, asked.has_thinking, asked.eager_tools)
     return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed)
 
 

@@ -73,13 +73,17 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_messages(chat: list[ChatMessage]) -> list[Message]:
-    """Messages with ids for tool calls that have none; results without an id answer the calls in order."""
+    """Messages with ids for tool calls that have none; results without an id answer the calls in order.
+
+    A result that answers no call is told all the same, as Ollama does: litellm sends the results alone.
+    """
     messages: list[Message] = []
     unanswered: list[ToolCall] = []
     for number, message in enumerate(chat):
         if message.role == "tool":
-            call_id = message.tool_call_id or _answered(unanswered, message.tool_name or message.name)
-            messages.append(Message("tool", message.content or "", tool_call_id=call_id))
+            name = message.tool_name or message.name
+            call_id = message.tool_call_id or _answered(unanswered, name)
+            messages.append(Message("tool", message.content or "", None if call_id else name, tool_call_id=call_id))
             continue
         calls = [
             ToolCall(
@@ -97,11 +101,10 @@ def read_messages(chat: list[ChatMessage]) -> list[Message]:
     return messages
 
 
-def _answered(unanswered: list[ToolCall], name: str | None) -> str:
+def _answered(unanswered: list[ToolCall], name: str | None) -> str | None:
     found = next((call for call in unanswered if name in {None, call.function.name}), None)
     if found is None:
-        what = f"the result of {name!r}" if name else "a tool result"
-        raise RequestError(f"{what} answers no tool call of an earlier message", param="messages")
+        return None
     unanswered.remove(found)
     return found.id
 

@@ -54,9 +54,7 @@ class OllamaEncoder:
     def piece(self, delta: ChatDelta) -> bytes:
         """Return a line of a streamed answer, or nothing when the delta has no text."""
         self._saw(delta)
-        calls = self._joiner.push(delta.tool_calls)
-        if delta.finish_reason:
-            calls = without_cut(calls + self._joiner.finish(delta.finish_reason), delta.finish_reason)
+        calls = self._joiner.whole(delta)
         has_thinking = bool(delta.reasoning) and self.has_thinking
         if not (delta.content or has_thinking or calls or delta.logprobs or delta.resumed):
             return b""
