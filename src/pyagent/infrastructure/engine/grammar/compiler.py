@@ -7,23 +7,25 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from pyagent.core.errors import RequestError
 from pyagent.core.grammars import GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
 from pyagent.core.structured_output.lark_source import schemas_in
-from pyagent.infrastructure.engine.grammar.errors import told_briefly
+from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, told_briefly
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
+from pyagent.infrastructure.engine.grammar.schema_limits import source_excess
 from pyagent.infrastructure.engine.grammar.sources import calls_source, source_of
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
-_MAX_CACHED = 64
+_MAX_CACHED, _MAX_COMPILING = 64, 2
 _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 390, 100
 """What llguidance takes for its code, a vocabulary and a schema, as measured: 6.6 MB of its file, 18.2 MB of heap for
 49,152 tokens, 4.5 MB for 48 kB."""
@@ -42,13 +44,16 @@ class GrammarCompiler:
         tokenizer: ModelTokenizer,
         memory: Reservation | None = None,
         factories: Sequence[GrammarBackendFactory] = (GUIDANCE,),
+        compile_seconds: float = 10.0,
     ) -> None:
-        """With the backends in the order in which they are asked."""
+        """With the backends in the order in which they are asked, and how long a request waits for its grammar."""
         self._tokenizer = tokenizer
         self._memory = memory
         self._factories = factories
         self._backends: dict[str, GrammarBackend] = {}
         self._opening = threading.Lock()
+        self._compile_seconds = compile_seconds
+        self._slots = threading.BoundedSemaphore(_MAX_COMPILING)
         self._compiled: OrderedDict[_Key, Future[Grammar]] = OrderedDict()
         # The process's own account has a library that was there before the model.
         self._library_bytes = 0 if "llguidance" in sys.modules else _LIBRARY_BYTES
@@ -94,8 +99,13 @@ class GrammarCompiler:
                 coming = self._compiled[key] = Future[Grammar]()
             self._compiled.move_to_end(key)
         if is_first:
-            self._fulfil(coming, key, schemas)
-        grammar = coming.result()
+            # No thread can be ended from outside: one that goes on for ever takes none of those that prepare requests.
+            Thread(target=self._fulfil, args=(coming, key, schemas), name="pyagent-grammar", daemon=True).start()
+        try:
+            grammar = coming.result(self._compile_seconds)
+        except TimeoutError:
+            text = f"{CANNOT_ENFORCE}: it did not compile within {self._compile_seconds:g} s; simplify it"
+            raise RequestError(text, param="response_format") from None
         with self._lock:  # one thread at a time looks at what they all share
             return grammar.fork()
 
@@ -103,7 +113,10 @@ class GrammarCompiler:
         try:
             for schema in schemas:
                 check_schema(schema)
-            coming.set_result(self._first_that_can(key[1]))
+            if text := source_excess(key[1]):
+                raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")  # noqa: TRY301
+            with self._slots:
+                coming.set_result(self._first_that_can(key[1]))
         except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
             with self._lock:
                 self._compiled.pop(key, None)

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
+from pyagent.infrastructure.engine.grammar.schema_limits import excess
 
 PARAM = "response_format.json_schema.schema"
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas")
@@ -26,6 +27,9 @@ _MAX_OPTIONAL = 490
 def check_schema(schema: JsonObject) -> None:
     """Raise `RequestError` naming the first place of a schema that no answer could be held to."""
     nodes = _nodes(schema)
+    targets = {pointer: target for pointer, node in nodes.items() if (target := _target(node)) is not None}
+    if found := excess(nodes, targets):
+        raise _wrong(*found)
     for pointer, node in nodes.items():
         if (num_optional := _num_optional(node)) > _MAX_OPTIONAL:
             text = f"an object takes up to {_MAX_OPTIONAL} properties that are not required, got {num_optional}"

@@ -1,0 +1,155 @@
+"""Schemas that would keep the compiler or the engine's step busy for seconds are refused before they are compiled."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tiny_model import vocabulary
+
+from pyagent.core.errors import RequestError
+from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, Vocabulary
+from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
+from pyagent.core.response_format import GrammarFormat
+from pyagent.infrastructure.engine.grammar import GrammarCompiler
+from pyagent.infrastructure.engine.grammar.schema_limits import repeated
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
+    return ModelTokenizer.load(tiny_model_path, vocab_size=len(vocabulary()[0]))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer)
+
+
+def schema_format(schema: JsonObject) -> ResponseFormat:
+    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
+
+
+def names(count: int) -> list[str]:
+    return [f"p{number}" for number in range(count)]
+
+
+def pattern(text: str) -> JsonObject:
+    return {"type": "string", "pattern": text}
+
+
+def doubled(keyword: str, depth: int) -> JsonObject:
+    """A schema whose size doubles at each of its references."""
+    defs: JsonObject = {f"d{at}": {keyword: [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(depth)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{depth}": pattern("^a")}}
+
+
+BOMBS: list[tuple[JsonObject, str]] = [
+    ({"allOf": [pattern(f".*{letter}.{{9}}x") for letter in "abcdefghijkl"]}, "at #: up to 8 patterns and formats"),
+    (doubled("allOf", 25), "patterns and formats are taken for one text"),
+    (
+        {"patternProperties": {f"^{name}[a-z]+$": {} for name in names(500)}},
+        "at #/patternProperties: an object has up to",
+    ),
+    ({"items": {"type": "integer", "multipleOf": 9999991}}, "at #/items/multipleOf: a factor"),
+    ({"type": "number", "multipleOf": 0.1234567}, "at #/multipleOf: a factor"),
+    ({"properties": {"a": pattern("^(a{1000}){1000}$")}}, "at #/properties/a/pattern: repetitions within repetitions"),
+    (pattern("^((((a{10}){10}){10}){10}){10}$"), "got 100000"),
+    (pattern("^(.{0,1000}){50}$"), "got 50000"),
+    (pattern("a" * 30_000), "a pattern has up to 20000 characters"),
+    ({"const": "a" * 900_000}, "at #/const: a text has up to 10000 characters"),
+    ({"enum": [{"a": number, "b": [number]} for number in range(20_000)]}, "enum and const have up to"),
+    ({"enum": names(60_000)}, "enum and const have up to"),
+    ({"anyOf": [{"required": [name]} for name in names(5000)]}, "parts and required names"),
+    ({"oneOf": [{"const": name} for name in names(3000)]}, "at #/oneOf: 2000 alternatives"),
+    ({"type": "object", "required": names(20_000)}, "parts and required names"),
+    ({"properties": {name: pattern(f"^{name}$") for name in names(700)}, "required": names(700)}, "different patterns"),
+]
+
+
+@pytest.mark.parametrize(("schema", "says"), BOMBS, ids=[says for _, says in BOMBS])
+def test_schema_bomb_is_refused_at_once(compiler: GrammarCompiler, schema: JsonObject, says: str) -> None:
+    """What would take seconds or hundreds of megabytes is refused with its place, before anything is compiled."""
+    start = time.process_time()
+    with pytest.raises(RequestError) as caught:
+        compiler.compile(schema_format(schema))
+    assert says in str(caught.value)
+    assert time.process_time() - start < 1.0  # some 20 ms, of all threads
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ResponseFormat(type="choice", choice=["a" * 50_000]),
+        ResponseFormat(type="choice", choice=names(30_000)),
+        ResponseFormat(type="regex", regex="(a{1000}){1000}"),
+        ResponseFormat(type="grammar", grammar=GrammarFormat('start: "x" /(a{1000}){1000}/')),
+    ],
+    ids=["long text", "many texts", "regex", "lark"],
+)
+def test_other_bombs_are_refused_at_once(compiler: GrammarCompiler, wanted: ResponseFormat) -> None:
+    """Choices, regexes and grammars have bounds too."""
+    with pytest.raises(RequestError, match=r"cannot be enforced: .*up to"):
+        compiler.compile(wanted)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pattern("^(a{10}){10}$"),
+        pattern("^[a-z]{1,1000}(-[a-z]{1,100}){0,5}$"),
+        {"type": "string", "maxLength": 10**6},
+        {"type": "array", "items": {"type": "integer"}, "maxItems": 10**6},
+        {"type": "integer", "multipleOf": 86_400},
+        {"type": "number", "multipleOf": 1e-9},
+        {"enum": names(3000)},
+        {"type": "object", "properties": {name: {"type": "string"} for name in names(300)}, "required": names(300)},
+    ],
+    ids=lambda schema: json.dumps(schema)[:40],
+)
+def test_large_schemas_of_honest_use_are_taken(compiler: GrammarCompiler, schema: JsonObject) -> None:
+    """Bounds leave room for long texts, lists and enumerations, and for patterns with counts."""
+    assert not compiler.compile(schema_format(schema)).is_finished
+
+
+@given(st.text(alphabet="ab(){}[]\\,0123456789*|", max_size=60))
+def test_counting_repetitions_ends_for_any_text(text: str) -> None:
+    """Whatever stands in a pattern, its repetitions are counted; what is no regex the backend refuses."""
+    assert repeated(text) >= 1
+
+
+class Endless:
+    """A backend that never ends a compilation, until it is told."""
+
+    name = "endless"
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def unavailable_reason(self) -> None:
+        return None
+
+    def open(self, vocabulary: Vocabulary) -> GrammarBackend:
+        del vocabulary
+        return self
+
+    def compile(self, source: GrammarSource) -> GrammarMatcher:
+        self.end.wait(60)
+        raise RequestError("ended")
+
+    def fill_masks(self, rows: object, masks: memoryview) -> None:
+        raise NotImplementedError
+
+
+def test_grammar_that_compiles_for_ever_is_given_up(tokenizer: ModelTokenizer) -> None:
+    """A request waits for its grammar no longer than the bound, and is told so."""
+    backend = Endless()
+    compiler = GrammarCompiler(tokenizer, factories=[backend], compile_seconds=0.05)
+    with pytest.raises(RequestError, match="did not compile within"):
+        compiler.compile(schema_format({"type": "null"}))
+    backend.end.set()
