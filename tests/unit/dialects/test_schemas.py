@@ -6,12 +6,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from support.dialect_texts import arguments_of
 
 from pyagent.core.dialects.dialect import TagDialect
 from pyagent.core.dialects.formats import FUNCTION_GEMMA
-from pyagent.core.dialects.lark import MAX_CHARS
+from pyagent.core.dialects.json_calls import JsonCalls
+from pyagent.core.dialects.lark import MAX_CHARS, Lark
 from pyagent.core.dialects.python_calls import PythonCalls
 from pyagent.core.dialects.registry import dialects
 from pyagent.core.dialects.schemas import closed, types_of
@@ -21,6 +22,7 @@ from pyagent.core.messages import FunctionDefinition, Tool
 
 from .test_grammars import Walk, grammar_of, read
 
+TOKENIZER = LLTokenizer("byte")
 REFERRING = {
     "$defs": {
         "Unit": {"enum": ["celsius", "kelvin"]},
@@ -90,6 +92,34 @@ def test_objects_have_no_properties_but_those_they_name(name: str) -> None:
         assert arguments.keys() == {"size", "place", "many"}
         assert all(one.keys() <= {"y"} for one in arguments["many"])
         assert arguments["place"].keys() <= {"x"}
+
+
+ENDLESS = ("1" * 40, "0." + "3" * 40, "1e" + "5" * 40)
+NUMBERS = ("0", "-3", "2.5", "6.02e23", "1.38E-23", "-9000000000000000000")
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_numbers_of_calls_come_to_an_end(kind: str) -> None:
+    """A model may write an integer of 64 bits, or a number with an exponent, but not digits until `max_tokens`.
+
+    Gemma 3 270M did so in 38 of 200 calls. A number that its schema bounds is held to that.
+    """
+    kinds = {"a": {"type": kind}, "b": {"type": "number", "maximum": 7}, "c": {"type": "string"}}
+    schema = {"type": "object", "properties": kinds, "required": ["a"]}
+    grammar = JsonCalls().lark(Tool(FunctionDefinition("go", "", schema)), "call", lark := Lark({}))
+    lark.rule("start", grammar)
+
+    def is_taken(text: str) -> bool:
+        tokens = TOKENIZER.tokenize_bytes(f'{{"name": "go", "arguments": {text}'.encode())
+        return LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(str(lark))).validate_tokens(tokens) == len(tokens)
+
+    assert [text for text in ENDLESS if is_taken(f'{{"a": {text}')] == []
+    wanted = [text for text in NUMBERS if kind == "number" or set(text) <= set("-0123456789")]
+    assert [text for text in wanted if not is_taken(f'{{"a": {text}, "b": 7, "c": "x"}}}}')] == []
+    assert is_taken('{"a": 1, "c": "x"}}')
+    assert is_taken('{"a": 1}}')
+    assert not is_taken('{"b": 7')
+    assert not is_taken('{"a": 1, "b": 8')
 
 
 @pytest.mark.parametrize("schema", LEFT, ids=str)

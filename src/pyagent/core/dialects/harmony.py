@@ -179,8 +179,8 @@ class Harmony:
             lark.rule(channel, f"{begin} {end}")
         calls = [
             f"{lark.literal(f'{_CHANNEL}commentary to=functions.{tool.function.name} <|constrain|>json{_MESSAGE}')} "
-            + lark.json(schema_of(tool))
-            for tool in tools
+            + lark.arguments(schema_of(tool), f"arguments_{at}")
+            for at, tool in enumerate(tools)
         ]
         lark.rule("call", lark.choice(calls))
         final = f" | {lark.literal(f'{_CHANNEL}final{_MESSAGE}')} TEXT"

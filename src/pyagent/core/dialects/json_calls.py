@@ -293,4 +293,4 @@ class JsonCalls:
         if self.id_key:
             number = "/[0-9]{1,3}/"
             begin = " ".join((lark.literal('{"' + self.id_key + '": "'), number, lark.literal('", ' + head)))
-        return f"{begin} {lark.json(schema_of(tool))} {lark.literal('}')}"
+        return f"{begin} {lark.arguments(schema_of(tool), rule)} {lark.literal('}')}"

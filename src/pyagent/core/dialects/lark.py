@@ -9,7 +9,13 @@ import json
 import re
 from collections.abc import Mapping
 
-from pyagent.core.dialects.schemas import closed
+from pyagent.core.dialects.schemas import (
+    closed,
+    is_plain_number,
+    is_plain_object,
+    properties_of,
+    required_of,
+)
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 
@@ -64,6 +70,29 @@ class Lark:
         own = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
         text = _json_text(own)
         return self._count(f"%json {_json_text(schema) if _REFERENCE in text else text}")
+
+    def arguments(self, schema: JsonObject, rule: str) -> str:
+        """Return the expression for a call's arguments as a JSON object.
+
+        Numbers are bounded in their digits, which JSON Schema cannot say without losing exponents: a small model goes
+        on writing them. Properties come in the schema's order, as in `json`.
+        """
+        schema = closed(schema)
+        properties = properties_of(schema)
+        if not is_plain_object(schema) or not any(map(is_plain_number, properties.values())):
+            return self.json(schema)
+        required, rest, is_optional = required_of(schema), "", True
+        for at, (key, kind) in reversed(list(enumerate(properties.items()))):
+            value = self._number() if is_plain_number(kind) else self.json(kind)
+            pair = f"{self.literal(json.dumps(key, ensure_ascii=False) + ': ')} {value}"
+            if rest:
+                pair += f" ({self.literal(', ')} {rest}){'?' if is_optional else ''}"
+            is_optional = is_optional and key not in required
+            rest = self.rule(f"{rule}_{at}", pair if key in required or not rest else f"{pair} | {rest}")
+        return f'"{{" {rest}{"?" if is_optional else ""} "}}"'
+
+    def _number(self) -> str:
+        return self.rule("NUMBER", r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,3})?/")
 
     def _count(self, text: str) -> str:
         self._num_chars += len(text)

@@ -55,7 +55,7 @@ def _json_value(stops: tuple[str, ...]) -> Value:
 
 
 def _json_arguments(schema: JsonObject, lark: Lark, rule: str) -> str:
-    return lark.json(schema)
+    return lark.arguments(schema, rule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,11 @@ _OF_OTHERS = frozenset(
     {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties", "dependentRequired"}
 )
 """Keywords by which an object may have, or need, properties that it does not name."""
+_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"})
+_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"})
+_MAX_INTEGER = 9 * 10**18
+"""About what 64 bits hold; llguidance takes no more."""
+_SAID_ONLY = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
 _JSON_NAMES: dict[type, str] = {
     str: "string",
     bool: "boolean",  # before int, which it is too
@@ -83,8 +88,8 @@ def constants_of(schema: JsonObject) -> list[object]:
 def closed(schema: JsonObject) -> JsonObject:
     """Return a schema whose objects have the properties that they name, and others only where it says so.
 
-    A value that follows it follows the schema too. Objects of which two keywords speak at once stay as they are, and
-    all of a schema in which references may lead to such.
+    Integers have 64 bits: a small model goes on writing digits. A value that follows it follows the schema too. Objects
+    of which two keywords speak at once stay as they are, and all of a schema in which references may lead to such.
     """
     nodes = list(_nodes(schema))
     if any("$ref" in node for node in nodes) and any(map(_is_combined, nodes)):
@@ -109,6 +114,8 @@ def _closed(schema: JsonObject, depth: int = 0) -> JsonObject:
     for key in ("items", "additionalProperties"):
         if key in schema:
             found[key] = inside(schema[key])
+    if schema.get("type") == "integer" and _OF_NUMBERS.isdisjoint(schema):
+        found |= {"minimum": -_MAX_INTEGER, "maximum": _MAX_INTEGER}
     properties = _as_object(schema.get("properties"))
     if properties and _OF_OTHERS.isdisjoint(schema) and set(required_of(schema)) <= properties.keys():
         found["additionalProperties"] = False
@@ -130,6 +137,18 @@ def _nodes(schema: JsonObject) -> Iterator[JsonObject]:
             left += cast("JsonObject", node).values()
         elif isinstance(node, list):
             left += cast("list[object]", node)
+
+
+def is_plain_object(schema: JsonObject) -> bool:
+    """Whether a schema says of a value only that it is an object with these properties and no others."""
+    is_closed = schema.get("additionalProperties") is False and schema.get("type") == "object"
+    is_named = set(required_of(schema)) <= _as_object(schema.get("properties")).keys()
+    return is_closed and is_named and schema.keys() <= _OF_OBJECTS | set(_DEFINITIONS) | _SAID_ONLY
+
+
+def is_plain_number(schema: JsonObject) -> bool:
+    """Whether a schema says of a value only that it is a number."""
+    return schema.get("type") == "number" and _OF_NUMBERS.isdisjoint(schema) and not _is_combined(schema)
 
 
 def types_of(schema: JsonObject) -> set[str]:
