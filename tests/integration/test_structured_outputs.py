@@ -229,3 +229,40 @@ def test_format_that_cannot_be_is_refused_by_name(
     named, text = refused(client, body)
     assert words in text
     assert named == param
+
+
+def _nested(inner: dict[str, object], depth: int) -> dict[str, object]:
+    for _ in range(depth):
+        inner = {"type": "any_of", "any_of": [inner]}
+    return inner
+
+
+def _nested_tags(depth: int) -> dict[str, object]:
+    inner: dict[str, object] = {"type": "any_text"}
+    for _ in range(depth):
+        inner = {"type": "tag", "begin": "<", "content": inner, "end": ">"}
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"guided_regex": "a" * 70_000}, "65536 are taken"),
+        ({"guided_choice": ["a"] * 2001}, "2000 are taken"),
+        ({"response_format": _nested({"type": "choice", "choice": ["a"]}, 200)}, "more than 8 deep"),
+        ({"response_format": {"type": "any_of", "any_of": [{"type": "choice", "choice": ["a"]}] * 65}}, "more than 64"),
+        ({"response_format": {"type": "structural_tag", "format": _nested_tags(100)}}, "more than 16 deep"),
+        ({"grammar": "root ::= " + "(" * 100_000}, "nested more than 40 deep"),
+        ({"guided_grammar": "start: " + '"a" ' * 300_000}, "the limit is"),
+        ({"guided_grammar": 'start: %json {"not": {}}'}, "cannot be enforced"),
+        ({"guided_grammar": "start: <no_such_token>"}, "unknown special token"),
+        ({"guided_regex": "\u0000[^\u0000-\U0010ffff]"}, "contradiction"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_hostile_format_is_refused_and_the_next_request_is_served(
+    client: openai.OpenAI, body: dict[str, object], words: str
+) -> None:
+    """What is too long, too deep or impossible is a 400; the server goes on."""
+    assert words in refused(client, body)[1]
+    assert _is_choice(asked(client, {"guided_choice": ["yes", "no"]}))

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from pyagent.core.abilities import ABILITIES, Abilities, needs
 from pyagent.core.backends import Answer, collect
+from pyagent.core.chain.structured_output import validate_answer
 from pyagent.core.emulation import dialect, response_formats
 from pyagent.core.emulation.cutting import cut
 from pyagent.core.emulation.fulfil import EMULATED, fulfil
-from pyagent.core.errors import BackendError, InvalidOutputError, RequestError
+from pyagent.core.errors import BackendError, InvalidOutputError, RequestError, UnsupportedError
 from pyagent.core.messages import (
     BeamSearch,
     ChatDelta,
@@ -34,6 +35,8 @@ from pyagent.core.messages import (
     ToolCall,
     Usage,
 )
+from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structural_tags import AnyText
 from pyagent.core.tool_call_deltas import as_deltas
 
 ADD = Tool(
@@ -261,6 +264,39 @@ def test_faulty_calls_are_repaired_once(said: str, fault: str) -> None:
     assert answer.text == "Hm."
     assert len(answer.tool_calls) == 1
     assert fault in model.asked[1].messages[-1].text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "wrong", "right", "told"),
+    [
+        (ResponseFormat("regex", regex="[0-9]+"), "about 12", " 12\n", "regular expression as a whole"),
+        (ResponseFormat("regex", regex="[0-9]+"), "twelve", "Here:\n```text\n12\n```", "regular expression"),
+        (ResponseFormat("grammar", grammar=GrammarFormat('root ::= "12" root?', "gbnf")), "13", "12", "in GBNF"),
+        (ResponseFormat("grammar", grammar=GrammarFormat('start: "12"')), "121", "12", "in Lark"),
+        (ResponseFormat("any_of", any_of=[CHOICE, ResponseFormat("regex", regex="1.")]), "maybe", "12", "one of these"),
+        (ResponseFormat("all_of", all_of=[SCHEMA, ResponseFormat("json_object")]), '{"n": "x"}', '{"n": 12}', "all of"),
+    ],
+)
+def test_text_that_can_be_checked_is_asked_for_in_words(
+    wanted: ResponseFormat, wrong: str, right: str, told: str
+) -> None:
+    """A regex, a grammar or a combination is told in words; an answer that does not match is asked for once more."""
+    model = Model(wrong, right)
+    answer = ask(model, chat(response_format=wanted))
+    assert "12" in answer.text
+    assert validate_answer([ChatDelta(content=answer.text, finish_reason="stop")], chat(response_format=wanted)) == ""
+    assert told in model.asked[0].messages[0].text
+    assert "cannot be used" in model.asked[1].messages[-1].text
+    with pytest.raises(InvalidOutputError, match="also when asked again"):
+        ask(Model(wrong, wrong), chat(response_format=wanted))
+
+
+def test_structural_tags_are_refused_where_no_grammar_is() -> None:
+    """Tags in free text cannot be asked for in words, alone or within others."""
+    tag = ResponseFormat("structural_tag", structural_tag=AnyText())
+    for wanted in (tag, ResponseFormat("any_of", any_of=[CHOICE, tag])):
+        with pytest.raises(UnsupportedError, match="cannot do structural_tag"):
+            ask(Model("x"), chat(response_format=wanted))
 
 
 def test_tool_choice_is_seen_to() -> None:

@@ -12,18 +12,14 @@ from typing import get_args
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat, SamplingParams, TextPart, Usage
+from pyagent.core.messages import ChatDelta, ChatRequest, SamplingParams, TextPart, Usage
 from pyagent.core.response_format import FormatType
 
 Abilities = frozenset[str]
 
 
 def _needs_form(kind: str) -> Callable[[ChatRequest], bool]:
-    return lambda request: request.response_format is not None and _has_form(request.response_format, kind)
-
-
-def _has_form(wanted: ResponseFormat, kind: str) -> bool:
-    return wanted.type == kind or any(_has_form(member, kind) for member in wanted.members)
+    return lambda request: request.response_format is not None and kind in request.response_format.types
 
 
 def _has_images(request: ChatRequest) -> bool:

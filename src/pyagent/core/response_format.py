@@ -56,6 +56,11 @@ class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     all_of: list[ResponseFormat] | None = None
 
     @property
+    def types(self) -> set[str]:
+        """Its type and those of the formats within."""
+        return {self.type}.union(*(member.types for member in self.members))
+
+    @property
     def members(self) -> list[ResponseFormat]:
         """The formats that it combines."""
         return [*(self.any_of or ()), *(self.all_of or ())]

@@ -104,3 +104,16 @@ TagFormat = (
     | TriggeredTags
     | TagsWithSeparator
 )
+
+
+def parts_of(wanted: TagFormat) -> list[TagFormat]:
+    """Return the formats that a format is put together from."""
+    match wanted:
+        case Sequence() | Either():
+            return wanted.elements
+        case Tag():
+            return [wanted.content]
+        case TriggeredTags() | TagsWithSeparator():
+            return [*wanted.tags]
+        case _:
+            return []

@@ -23,7 +23,7 @@ from typing import TypeVar, cast
 import msgspec
 import pytest
 
-from pyagent.core.abilities import ABILITIES, SOFT, Abilities
+from pyagent.core.abilities import ABILITIES, FORMS, SOFT, Abilities
 from pyagent.core.backends import Answer, Backend, collect
 from pyagent.core.capabilities import Capabilities, capabilities_of
 from pyagent.core.emulation.schemas import fault_of
@@ -55,7 +55,10 @@ from pyagent.core.messages import (
     ToolCall,
 )
 from pyagent.core.plugin_checks import backend_problem
+from pyagent.core.response_format import GrammarFormat
 from pyagent.core.sampling_params import LogitsProcessorSpec
+from pyagent.core.structural_tags import RegexContent, Tag
+from pyagent.core.structured_output.matching import fault_of_text
 
 T = TypeVar("T")
 
@@ -66,8 +69,8 @@ _SCHEMA: JsonObject = {
     "additionalProperties": False,
 }
 _PARAMETERS: JsonObject = {"type": "object", "properties": {"city": {"type": "string"}}}
-_TESTED_ALONE = {"tools", "strict", "json_object", "json_schema", "choice", "n"}
-_TESTED_APART = {"tools", "strict", "json_object", "json_schema", "choice", "n", "logits_processors"}
+_TESTED_ALONE = {"tools", "strict", "n", *FORMS}
+_TESTED_APART = _TESTED_ALONE | {"logits_processors"}
 _TOOL = Tool(FunctionDefinition("look_up", "weather", _PARAMETERS))
 _CALL = ToolCall(id="call_1", function=FunctionCall("look_up", '{"city": "Rome"}'))
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -245,7 +248,7 @@ class BackendConformance:
 
     @pytest.mark.parametrize(
         "field",
-        sorted(ABILITIES - {"tools", "strict", "json_object", "json_schema", "choice", "n", "logits_processors"}),
+        sorted(ABILITIES - _TESTED_APART),
     )
     def test_field_is_served_or_refused_by_name(self, field: str) -> None:
         """A field is honoured, or refused by its name; hints are left out at most, and named in `usage.ignored`."""
@@ -291,19 +294,14 @@ class BackendConformance:
             assert fault_of(json.loads(call.function.arguments), _PARAMETERS, "tools") is None
 
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])
-    @pytest.mark.parametrize("kind", ["json_object", "json_schema", "choice"])
+    @pytest.mark.parametrize("kind", sorted(FORMS))
     def test_form_of_the_answer_is_kept_or_refused(self, kind: str, mode: str) -> None:
         """An answer matches `response_format`, checked here; else the format is refused by name."""
         with self.subject() as subject:
             answer = _served(subject, _chat(response_format=_FORMS[kind]), kind, mode)
         if answer is None or answer.last.finish_reason == "length":
             return
-        if kind == "choice":
-            assert answer.text in {"yes", "no"}
-        else:
-            value = json.loads(answer.text)
-            assert isinstance(value, dict)
-            assert kind == "json_object" or fault_of(cast("object", value), _SCHEMA, "response_format") is None
+        assert fault_of_text(answer.text, _FORMS[kind]) is None
 
     @pytest.mark.parametrize("mode", ["emulate", "refuse"])
     def test_several_answers_come_each_whole(self, mode: str) -> None:
@@ -356,10 +354,16 @@ class BackendConformance:
             return _run(subject, work)
 
 
+_REGEX = ResponseFormat("regex", regex="[0-9]{1,4}")
 _FORMS = {
     "json_object": ResponseFormat("json_object"),
     "json_schema": ResponseFormat("json_schema", JsonSchemaFormat(name="weather", schema=_SCHEMA)),
     "choice": ResponseFormat("choice", choice=["yes", "no"]),
+    "regex": _REGEX,
+    "grammar": ResponseFormat("grammar", grammar=GrammarFormat('start: "<" start ">" | /[0-9]{1,4}/')),
+    "structural_tag": ResponseFormat("structural_tag", structural_tag=Tag("<n>", RegexContent("[0-9]{1,4}"), "</n>")),
+    "any_of": ResponseFormat("any_of", any_of=[_REGEX, ResponseFormat("choice", choice=["none"])]),
+    "all_of": ResponseFormat("all_of", all_of=[_REGEX, ResponseFormat("regex", regex=".{3}")]),
 }
 
 

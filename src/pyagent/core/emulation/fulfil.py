@@ -35,7 +35,7 @@ Answering = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
 
 EMULATED: Abilities = frozenset(
     {
-        *("json_object", "json_schema", "choice"),
+        *("json_object", "json_schema", "choice", "regex", "grammar", "any_of", "all_of"),
         *("tools", "tool_choice", "parallel_tool_calls", "strict"),
         *("n", "stop", "max_tokens"),
     }
@@ -178,7 +178,7 @@ class _Plan:
         wanted = self.request.response_format
         if wanted is None or wanted.type == "text":
             return
-        if wanted.type in self.missing or self.tagged:  # a grammar for it would forbid the tags
+        if wanted.types & self.missing or self.tagged:  # a grammar for it would forbid the tags
             self.response_format = wanted
             self._ask(msgspec.structs.replace(self.request, response_format=None), response_formats.instruction(wanted))
         elif wanted.type == "choice" and not has_choice:

@@ -1,4 +1,4 @@
-"""Response formats (JSON, a JSON schema, a choice) asked for in words, and the answers validated.
+"""Response formats asked for in words, and the answers validated.
 
 Pure: texts in, texts or an `InvalidOutputError` out.
 """
@@ -13,7 +13,9 @@ from typing import cast
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import InvalidOutputError
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat, Tool, ToolCall
+from pyagent.core.structured_output.matching import fault_of_text
 
+_MAX_FENCES = 4
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 
@@ -28,6 +30,18 @@ def instruction(wanted: ResponseFormat) -> str:
             purpose = wanted.json_schema.description if wanted.json_schema else ""
             text = f"Answer with one JSON value and nothing else. It must follow this JSON schema:\n{schema}"
             return f"{text}\nIt is for: {purpose}" if purpose else text
+        case "regex":
+            return (
+                f"Answer with a text that matches this regular expression as a whole, and nothing else:\n{wanted.regex}"
+            )
+        case "grammar" if wanted.grammar is not None:
+            syntax = {"lark": "Lark", "gbnf": "GBNF"}[wanted.grammar.syntax]
+            words = f"Answer with a text of this grammar (written in {syntax}), and nothing else:"
+            return f"{words}\n{wanted.grammar.definition}"
+        case "any_of" | "all_of":
+            which = "one of these instructions" if wanted.type == "any_of" else "all of these instructions"
+            ways = (f"{number}. {instruction(member)}" for number, member in enumerate(wanted.members, 1))
+            return "\n".join([f"Follow {which}:", *ways])
         case _:
             return "Answer with one JSON object and nothing else, no explanation."
 
@@ -56,10 +70,25 @@ def read(text: str, wanted: ResponseFormat) -> str:
     """Return the answer without what models put around it; raise `InvalidOutputError` where it does not match."""
     if wanted.type == "choice":
         return _read_choice(text, wanted.choice or [])
+    if wanted.type not in {"json_object", "json_schema"}:
+        return _read_text(text, wanted)
     found = _json_in(text)
     if (fault := fault_of(json.loads(found), schema_of(wanted), "response_format")) is not None:
         raise InvalidOutputError(fault, param="response_format")
     return found
+
+
+def _read_text(text: str, wanted: ResponseFormat) -> str:
+    """Return the text that matches: as it is, without space around it, or in a code fence."""
+    faults = list[str]()
+    for candidate in dict.fromkeys(
+        (text, text.strip(), *(found.strip() for found in _FENCE.findall(text)[:_MAX_FENCES]))
+    ):
+        fault = fault_of_text(candidate, wanted)
+        if fault is None:
+            return candidate
+        faults.append(fault)
+    raise InvalidOutputError(faults[min(1, len(faults) - 1)], param="response_format")
 
 
 def fault_of_calls(calls: Iterable[ToolCall], tools: Iterable[Tool]) -> str | None:

@@ -22,6 +22,7 @@ from pyagent.core.structural_tags import (
     TagFormat,
     TagsWithSeparator,
     TriggeredTags,
+    parts_of,
 )
 from pyagent.core.structural_tags import Sequence as InSequence
 from pyagent.core.structured_output.lark_source import ANY_TEXT, LarkWriter, expression, regex_literal
@@ -56,19 +57,10 @@ def tag_expression(  # noqa: PLR0911 - one for each kind
 
 def formats_in(wanted: TagFormat) -> Iterator[ResponseFormat]:
     """Yield the schemas, patterns and grammars in a format."""
-    match wanted:
-        case JsonSchemaContent() | RegexContent() | GrammarContent():
-            yield _plain(wanted)
-        case InSequence() | Either():
-            for one in wanted.elements:
-                yield from formats_in(one)
-        case Tag():
-            yield from formats_in(wanted.content)
-        case TriggeredTags() | TagsWithSeparator():
-            for tag in wanted.tags:
-                yield from formats_in(tag.content)
-        case ConstString() | AnyText():
-            pass
+    if isinstance(wanted, JsonSchemaContent | RegexContent | GrammarContent):
+        yield _plain(wanted)
+    for part in parts_of(wanted):
+        yield from formats_in(part)
 
 
 def _plain(wanted: JsonSchemaContent | RegexContent | GrammarContent) -> ResponseFormat:

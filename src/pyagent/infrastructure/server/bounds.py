@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ChatRequest, JsonObject
+from pyagent.core.messages import ChatRequest, JsonObject, ResponseFormat
+from pyagent.core.structural_tags import JsonSchemaContent, RegexContent, TagFormat, parts_of
 
 MAX_TOOLS = 1024
 MAX_MESSAGES = 50_000
@@ -20,6 +21,10 @@ _MAX_FIELDS, _MAX_COMMAS, _MAX_ESCAPES = 200_000, 1_000_000, 2_000_000
 """Counted in the body's bytes, texts included. Reading keeps the interpreter's lock: 0.15 s for a million values."""
 _MAX_DEPTH, _MAX_NODES = 128, 20_000
 """Of a JSON schema: objects and lists within each other, and all its values."""
+MAX_PATTERN_CHARS = 1 << 16
+_MAX_FORMATS, _MAX_FORMAT_DEPTH = 64, 8
+_MAX_TAGS, _MAX_TAG_DEPTH = 1024, 16
+"""Of structural tags: parts, and parts within each other."""
 _SLICE_BYTES = 1_000_000
 _TOO_LONG = "context_length_exceeded"
 
@@ -48,11 +53,50 @@ def check_request(request: ChatRequest) -> None:
     _check_count(request.tools, MAX_TOOLS, "tools", _TOO_LONG)
     schemas = [tool.function.parameters for tool in request.tools]
     _check_schemas(schemas, "tools", _MAX_FIELDS)
-    if (form := request.response_format) is None:
-        return
-    _check_count(form.choice or (), MAX_CHOICES, "response_format.choice")
-    if form.json_schema is not None:
-        _check_schemas([form.json_schema.schema], "response_format.json_schema", _MAX_NODES)
+    if request.response_format is not None:
+        _check_format(request.response_format)
+
+
+def _check_format(form: ResponseFormat) -> None:
+    """Look at formats within each other level by level; the schemas of all of them count together."""
+    level, schemas, num_formats = [form], list[JsonObject](), 0
+    for _ in range(_MAX_FORMAT_DEPTH):
+        num_formats += len(level)
+        if num_formats > _MAX_FORMATS:
+            raise RequestError(f"response_format combines more than {_MAX_FORMATS} formats", param="response_format")
+        for one in level:
+            _check_count(one.choice or (), MAX_CHOICES, "response_format.choice")
+            _check_chars(one.regex or "", MAX_PATTERN_CHARS, "response_format.regex")
+            schemas += [one.json_schema.schema] if one.json_schema else []
+            schemas += _tag_schemas(one.structural_tag) if one.structural_tag else []
+        level = [member for one in level for member in one.members]
+        if not level:
+            _check_schemas(schemas, "response_format.json_schema", _MAX_NODES)
+            return
+    text = f"response_format combines formats more than {_MAX_FORMAT_DEPTH} deep"
+    raise RequestError(text, param="response_format")
+
+
+def _tag_schemas(tag: TagFormat) -> list[JsonObject]:
+    """Return the schemas of structural tags, looked at level by level."""
+    param, level, num_parts, schemas = "response_format.structural_tag", [tag], 0, list[JsonObject]()
+    for _ in range(_MAX_TAG_DEPTH):
+        num_parts += len(level)
+        _check_count(range(num_parts), _MAX_TAGS, param)
+        for one in level:
+            if isinstance(one, RegexContent):
+                _check_chars(one.pattern, MAX_PATTERN_CHARS, param)
+            if isinstance(one, JsonSchemaContent) and isinstance(one.json_schema, dict):
+                schemas.append(one.json_schema)
+        level = [inner for one in level for inner in parts_of(one)]
+        if not level:
+            return schemas
+    raise RequestError(f"{param} is nested more than {_MAX_TAG_DEPTH} deep", param=param)
+
+
+def _check_chars(text: str, most: int, param: str) -> None:
+    if len(text) > most:
+        raise RequestError(f"{param} has {len(text)} characters; {most} are taken at most", param=param)
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ _REFUSED_OUTPUTS: Refused = {
     "disable_additional_properties": ((False,), "say additionalProperties: false in the schema"),
 }
 _T = TypeVar("_T")
+_MAX_DEPTH = 8
 _BACKENDS = ("auto", "guidance", "llguidance")
 
 
@@ -68,6 +69,8 @@ class InputFormat(msgspec.Struct, forbid_unknown_fields=True):
     def form(self, where: str = "response_format") -> ResponseFormat:
         """As backends take it; raises `RequestError` for one without what its type needs, or with what it has not."""
         taken = _FIELDS[self.type]
+        if where.count("_of[") > _MAX_DEPTH:
+            raise RequestError(f"response_format combines formats more than {_MAX_DEPTH} deep", param="response_format")
         for name in self.__struct_fields__[1:]:
             if getattr(self, name) is not None and name not in taken:
                 raise RequestError(f"{where} of type {self.type} takes no {name}", param=f"{where}.{name}")
