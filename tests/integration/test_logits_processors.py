@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from msgspec.structs import replace
 from support import logits_plugin
@@ -27,6 +28,9 @@ from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.options import SchedulerLimits
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
+from pyagent.testing.openai import openai_server
 
 
 @asynccontextmanager
@@ -270,5 +274,56 @@ def test_runner_that_shows_no_logits_refuses_processors(tiny_model_path: Path, m
             with pytest.raises(UnsupportedError) as refused:
                 await collect(backend.chat(asked("hello", "walk")))
             assert refused.value.fields == ("logits_processors",)
+
+    run(work())
+
+
+WRONG: list[tuple[object, str]] = [
+    ([{"name": "wlak"}], "there is no logits processor 'wlak'; did you mean 'walk'?"),
+    ([{"name": "walk", "args": {"key": "x"}}], "cannot take these args: ['key']: 'x' is not of type 'integer'"),
+    ([{"name": "walk"}, {"name": "walk"}], "names 'walk' twice"),
+    ([{"name": "walk", "kwargs": {}}], "kwargs"),
+    ([{"args": {}}], "name"),
+    ([{"name": "walk", "args": [1]}], "args"),
+    ("walk", "logits_processors"),
+    ([{"name": "x" * 100_000}], "there is no logits processor"),
+    ([{"name": "walk", "args": {"key": [[[[1]]]] * 9}}], "cannot take these args"),
+]
+
+
+def test_clients_name_processors_over_http(tiny_model_path: Path) -> None:
+    """Chats and completions take the field; what is wrong with it is a 400 that names it."""
+    settings = load_settings(overrides={"engine.models": [str(tiny_model_path)], "engine.threads": 1}).settings
+    host = PluginHost.discover(settings.plugins)
+    host.register(logits_plugin, "tests")
+    chain = make_chain(settings, host, ["native"])
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    only = {"logits_processors": [{"name": "only", "args": {"tokens": [70]}}], "logprobs": True}
+    with serve(create_app(chain)) as url, httpx.Client(base_url=f"{url}/v1", timeout=60) as client:
+        chat = client.post("/chat/completions", json={**body, **only}).json()
+        assert len({one["token"] for one in chat["choices"][0]["logprobs"]["content"]}) == 1
+        text = {"prompt": "hello", "max_tokens": 3, "ignore_eos": True, **only, "logprobs": 0}
+        assert len(set(client.post("/completions", json=text).json()["choices"][0]["logprobs"]["tokens"])) == 1
+        for wrong, message in WRONG:
+            refused = client.post("/chat/completions", json={**body, "logits_processors": wrong})
+            error = refused.json()["error"]
+            assert refused.status_code == 400, error
+            assert message in error["message"]
+            assert str(error["param"]).startswith("logits_processors"), error
+            assert len(error["message"]) < 1000
+    asyncio.run(chain.close())
+
+
+def test_other_backends_refuse_processors_by_name() -> None:
+    """A server elsewhere has none of this program's plugins, and is not asked without them."""
+
+    async def work() -> None:
+        with openai_server() as server:
+            settings = load_settings(overrides={"chain": [f"openai:{server.url}"]}).settings
+            chain = make_chain(settings, PluginHost.discover(settings.plugins))
+            with pytest.raises(UnsupportedError) as refused:
+                await collect(chain.chat(asked("hello", "walk")))
+            assert refused.value.fields == ("logits_processors",)
+            await chain.close()
 
     run(work())

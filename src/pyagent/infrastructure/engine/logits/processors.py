@@ -110,7 +110,7 @@ def find_processor(
     """Return a processor by its name; raises what `unknown` makes of a sentence where there is none."""
     if name not in brought:
         known = f"there are {', '.join(sorted(brought))}" if brought else "no plugin brings any"
-        raise unknown(f"there is no logits processor {name!r}; {did_you_mean(name, brought, known)}")
+        raise unknown(f"there is no logits processor {name!r:.80}; {did_you_mean(name, brought, known)}")
     return brought[name]
 
 

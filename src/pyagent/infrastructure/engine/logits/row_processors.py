@@ -127,10 +127,10 @@ def _changed(
 
 @dataclass(slots=True)
 class _Live:
-    """A batch processor at work, and whose its rows are."""
+    """A batch processor at work, and the ids of the requests whose its rows are: a request that ended is not held."""
 
     processor: BatchLogitsProcessor
-    rows: list[Request]
+    rows: list[int]
 
 
 class BatchProcessor:
@@ -172,13 +172,13 @@ class BatchProcessor:
         faults.update({segment: self.brought.fault(what) for segment, what in wrong.items()})
 
     def _process(self, live: _Live, rows: Sequence[Row], logits: LogitsRows) -> Faults:
-        request_to_row = {row.request: row for row in rows}
-        changes = change_rows(live.rows, list(request_to_row))
+        id_to_row = {row.request.id: row for row in rows}
+        changes = change_rows(live.rows, list(id_to_row))
         live.rows = changes.rows
-        added = [_added(place, request_to_row[request]) for place, request in changes.added]
+        added = [_added(place, id_to_row[request_id]) for place, request_id in changes.added]
         update = BatchUpdate(len(live.rows), changes.removed, added, changes.moved)
         live.processor.update_state(None if changes.is_none else update)
-        segments = [request_to_row[request].segment for request in live.rows]
+        segments = [id_to_row[request_id].segment for request_id in live.rows]
         return _changed(live.processor.apply, segments, (len(segments), logits.vocab_size), logits, self._scratch)
 
 
