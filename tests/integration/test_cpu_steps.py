@@ -158,11 +158,12 @@ def test_a_sequence_released_while_it_is_computed_leaves_nothing_wrong_behind(ti
 
 def test_models_that_compute_at_once_take_turns(tiny_model_path: Path) -> None:
     """Three models on the same threads, each stepped by a caller of its own, write what each writes alone."""
-    expected = Decoder(tiny_model_path).greedy(0, prompt(5), 60)
+    tokens = prompt(5, 450)  # steps so long that a busy machine changes callers within one
+    expected = Decoder(tiny_model_path).greedy(0, tokens, 20)
     decoders = [Decoder(tiny_model_path, threads=2) for _ in range(3)]
     with ThreadPoolExecutor(len(decoders)) as callers:
-        runs = [callers.submit(decoder.greedy, 0, prompt(5), 60) for decoder in decoders]
-        assert [run.result(60) for run in runs] == [expected] * len(decoders)
+        runs = [[callers.submit(decoder.greedy, n, tokens, 20) for decoder in decoders] for n in range(3)]
+        assert [run.result(60) for row in runs for run in row] == [expected] * len(decoders) * 3
 
 
 def bookkeeping_seconds(path: Path, num_tokens: int) -> float:
