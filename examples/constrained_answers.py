@@ -29,3 +29,11 @@ answer = client.chat.completions.create(
     max_tokens=80,
 )
 print(json.loads(answer.choices[0].message.content or "{}")["city"])
+
+# A regular expression, in the field that clients of vLLM send; a grammar goes into `guided_grammar` or `grammar`.
+answer = client.chat.completions.create(
+    model="default",
+    messages=[{"role": "user", "content": "Which day is Christmas in 2030? Answer with a date."}],
+    extra_body={"structured_outputs": {"regex": r"\d{4}-\d{2}-\d{2}"}},
+)
+print(answer.choices[0].message.content)

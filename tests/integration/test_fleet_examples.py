@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -59,3 +60,13 @@ def test_engine_loads_a_model_and_answers(tiny_model_path: Path, capsys: pytest.
     text = asyncio.run(_example("engine").main(str(tiny_model_path)))
     assert text
     assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+def test_engine_generates_objects(tiny_model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program gets an object of its Pydantic model, a choice, a date and a sum."""
+    city = asyncio.run(_example("generate").main(str(tiny_model_path)))
+    assert 0 <= city.population <= 50_000_000
+    *_, choice, date, total = capsys.readouterr().out.splitlines()
+    assert choice in {"yes", "no"}
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", date)
+    assert re.fullmatch(r"[1-9](\+[1-9]){1,3}", total)
