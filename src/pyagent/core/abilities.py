@@ -80,7 +80,7 @@ TOKEN_FIELDS: Abilities = frozenset(
 
 SOFT: Abilities = frozenset(
     {
-        *("temperature", "top_p", "top_k", "min_p", "seed"),
+        *("temperature", "top_p", "top_k", "min_p", "seed", "thinking_token_budget"),
         *("repetition_penalty", "frequency_penalty", "presence_penalty"),
     }
 ) | (FURTHER_SAMPLING - {"no_repeat_ngram_size", "bad_words", "bad_words_penalty", "allowed_token_ids"})

@@ -32,7 +32,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "agents": ("description", "run"),
     "tools": ("description", "arguments", "call", "definition"),
     "tool_providers": ("open", "close"),
-    "dialects": ("markers", "spans_reasoning", "matches", "is_open", "parser", "grammar"),
+    "dialects": ("markers", "reasoning", "spans_reasoning", "matches", "is_open", "parser", "grammar"),
     "runners": ("unavailable_reason", "estimate", "load"),
     "logits_processors": ("arguments", "is_argmax_invariant"),
 }

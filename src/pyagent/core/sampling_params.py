@@ -38,6 +38,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     - Control tokens are written into the text unless `skip_special_tokens`; `return_token_ids` asks for the ids of the
       prompt's and the answer's tokens.
 
+    - After `thinking_token_budget` tokens of reasoning what ends it is written (vLLM's): -1 is no bound, None what the
+      settings say.
+
     Log probabilities:
 
     - `top_logprobs` of the likeliest tokens are told beside each sampled token, and its own.
@@ -120,6 +123,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     echo: bool = False
     logits_processors: tuple[LogitsProcessorSpec, ...] = ()
+    thinking_token_budget: int | None = None
     fields_set: tuple[str, ...] = ()
 
     def with_given(self, names: Iterable[str]) -> SamplingParams:
@@ -182,6 +186,7 @@ _MAX_STOP_TOKENS = 256
 _MAX_PROCESSORS = 8
 _MOST = 2**31 - 1
 _RANGES: tuple[tuple[str, float, float], ...] = (
+    ("thinking_token_budget", -1, 2**31 - 1),
     ("max_tokens", 0, _MOST),
     ("min_tokens", 0, _MOST),
     ("temperature", 0, 2),

@@ -5,13 +5,13 @@ defaults alone. Secrets never stand in settings, only references to them (`env:N
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import msgspec
 import platformdirs
 
 from pyagent.core.chain.settings import LinkSettings, links_of, read_links
-from pyagent.core.messages import Unsupported
+from pyagent.core.messages import ReasoningEffort, Unsupported
 from pyagent.core.setting_kinds import (
     COUNT,
     NUMBER,
@@ -155,6 +155,13 @@ class RequestClass(Section, frozen=True):
     policy: Annotated[str, Setting(TEXT, "Queue policy of the request class.")] = "fcfs"
     options: Annotated[dict[str, Any], Setting(TABLE, "Options of the queue policy.")] = {}
     share: Annotated[float, Setting(number(10**6), "Share of the engine that the request class gets.")] = 1.0
+
+
+def _read_budgets(value: object) -> dict[str, int]:
+    efforts = cast("tuple[str, ...]", get_args(ReasoningEffort))
+    if unknown := sorted(read_table(value).keys() - set(efforts)):
+        raise ValueError(f"expected efforts out of {', '.join(efforts)}, got {unknown[0]!r}")
+    return {name: cast("int", whole(0).read(number)) for name, number in read_table(value).items()}
 
 
 def _read_classes(value: object) -> dict[str, RequestClass]:
@@ -341,6 +348,31 @@ class Engine(Section, frozen=True):
             "in the text, and tools are described in the prompt), or the name of a dialect, such as `hermes`.",
         ),
     ] = "auto"
+    thinking_token_budget: Annotated[
+        int | None,
+        Setting(
+            whole(0),
+            "Tokens that a model may think before an answer, where a request does not say (`thinking_token_budget`): "
+            "then its reasoning is ended; `unlimited` leaves it to the model.",
+            none="unlimited",
+        ),
+    ] = None
+    effort_budgets: Annotated[
+        dict[str, int],
+        Setting(
+            Kind("table", _read_budgets, "table"),
+            "Tokens that a model may think by the `reasoning_effort` of a request: `low = 1024`, `medium = 4096`. "
+            "Efforts without one are left to the model's chat template.",
+        ),
+    ] = {}
+    thinking_budget_message: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "What a model is made to think last when its budget is spent, before the tag that ends its reasoning. Some "
+            "models answer better after a sentence that says so.",
+        ),
+    ] = ""
     stream_interval: Annotated[
         int,
         Setting(

@@ -90,6 +90,7 @@ def test_plugin_brings_a_dialect() -> None:
 class Half:
     name = "half"
     markers = frozenset({"<x>"})
+    reasoning = None
     spans_reasoning = False
 
     def matches(self, template: str) -> bool:

@@ -54,6 +54,11 @@ class Dialect(Protocol):
         ...
 
     @property
+    def reasoning(self) -> Reasoning | None:
+        """The texts around reasoning; None where its models write none, or it is not to be seen."""
+        ...
+
+    @property
     def spans_reasoning(self) -> bool:
         """Whether its grammar covers the whole answer; else it begins where reasoning has ended."""
         ...

@@ -16,12 +16,17 @@ from pyagent.core.dialects.literals import JSON, LiteralValue
 from pyagent.core.dialects.output import Output
 from pyagent.core.dialects.schemas import schema_of
 from pyagent.core.dialects.source import Source, tags_of
-from pyagent.core.dialects.text import Mode
+from pyagent.core.dialects.text import Mode, Reasoning
 from pyagent.core.messages import Tool
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _TAGS = tags_of(_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
+_REASONING = Reasoning(
+    f"{_CHANNEL}analysis{_MESSAGE}",
+    f"<|end|>{_START}assistant{_CHANNEL}final{_MESSAGE}",
+    end_before_calls=f"<|end|>{_START}assistant",
+)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 _MAX_HEADER_CHARS = 512
 
@@ -153,6 +158,7 @@ class Harmony:
     name: str = "openai"
     models: str = "gpt-oss"
     markers: frozenset[str] = frozenset(_TAGS.tags)
+    reasoning: Reasoning | None = _REASONING
     spans_reasoning: bool = True
 
     def matches(self, template: str) -> bool:

@@ -62,10 +62,18 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The tags around reasoning, or texts that serve as such."""
+    """The tags around reasoning, or texts that serve as such.
+
+    `end_before_calls` ends it where calls may follow, if that is another text than `end`.
+    """
 
     begin: str = "<think>"
     end: str = "</think>"
+    end_before_calls: str = ""
+
+    def ending(self, *, has_tools: bool) -> str:
+        """Return the text that ends reasoning."""
+        return (has_tools and self.end_before_calls) or self.end
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,8 @@ _ABILITIES = ABILITIES - {
     *("prompt_token_ids", "beam", "best_of"),
     *("choice", "regex", "grammar", "structural_tag", "any_of", "all_of"),
     *("penalty_decay", "top_h", "bad_words_penalty", "no_repeat_ngram_size"),  # no server has these
-    *("bad_words", "allowed_token_ids", *TOKEN_FIELDS),  # vLLM has them; others leave them out without a word
+    # vLLM has them; others leave them out without a word
+    *("bad_words", "allowed_token_ids", "thinking_token_budget", *TOKEN_FIELDS),
     "logits_processors",  # plugins of this program's
 }
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")

@@ -67,6 +67,11 @@ class AnswerText:
         return self._parser is not None
 
     @property
+    def is_inside_character(self) -> bool:
+        """Whether the last token ended within a character."""
+        return self._detokenizer.is_inside_character
+
+    @property
     def is_reasoning(self) -> bool:
         """Whether the model is thinking now."""
         return self._parser is not None and self._parser.is_reasoning

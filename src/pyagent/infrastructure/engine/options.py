@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,13 +38,26 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingLimits:
+    """Tokens of reasoning before an answer, by effort and where a request says nothing; None is no bound.
+
+    `message` is what a model thinks last when they are spent.
+    """
+
+    num_tokens: int | None = None
+    by_effort: Mapping[str, int] = field(default_factory=dict[str, int])
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How the native engine runs a model: on which of `runners`, and with which options for them.
 
     `max_model_len` shortens the model's own context, in tokens. `session_scope` says which conversations continue their
     token logs: all, those with a name, or none. `normalizes_prompts` takes known volatile spans out of system prompts;
     `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
-    `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`. Of an answer the text
+    `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`; `thinking` bounds
+    their reasoning. Of an answer the text
     of `stream_interval` tokens goes out together.
     `logits` says which logits processors there are.
     """
@@ -59,6 +72,7 @@ class EngineOptions:
     takes_hints: bool = True
     dialect: str = "auto"
     dialects: Sequence[Dialect] = ()
+    thinking: ThinkingLimits = field(default_factory=ThinkingLimits)
     stream_interval: int = 1
     runners: RunnerChoice = field(default_factory=RunnerChoice)
     logits: LogitsOptions = field(default_factory=LogitsOptions)

@@ -83,7 +83,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     from pyagent.core.runners.factory import RunnerOptions
     from pyagent.infrastructure.engine.logits.processors import pick_logits
     from pyagent.infrastructure.engine.memory.evictions import pick_eviction
-    from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
+    from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits, ThinkingLimits
     from pyagent.infrastructure.engine.runners.choice import pick_runners
     from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
 
@@ -111,6 +111,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         takes_hints=engine.hints,
         dialect=_checked_dialect(engine.dialect, parts.dialects()),
         dialects=tuple(parts.dialects().values()),
+        thinking=ThinkingLimits(engine.thinking_token_budget, engine.effort_budgets, engine.thinking_budget_message),
         stream_interval=engine.stream_interval,
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),

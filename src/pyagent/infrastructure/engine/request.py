@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.logits.row_processors import RowProcessor
     from pyagent.infrastructure.engine.sampling.beam_search import Search
     from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples
+    from pyagent.infrastructure.engine.thinking_budget import ThinkingBudget
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
@@ -149,6 +150,7 @@ class Request:
     reasoning_ids: frozenset[int] = frozenset()
     opener_ids: frozenset[int] = frozenset()
     spans_reasoning: bool = False
+    thinking: ThinkingBudget | None = None
     on_output: Callable[[Output], None]
     origin: Origin = NOBODY
     priority: int = 0
@@ -194,6 +196,8 @@ class Request:
         self.num_told = len(self.tokens)
         ends = frozenset[int]() if self.params.ignore_eos else self.tokenizer.end_ids
         self.end_ids = ends | frozenset(self.params.stop_token_ids)
+        if self.thinking is not None:
+            self.thinking.begin(self.text)
 
     @property
     def num_output_tokens(self) -> int:
@@ -221,7 +225,18 @@ class Request:
     @property
     def has_mask(self) -> bool:
         """Whether the tokens allowed next depend on those sampled."""
-        return self.grammar is not None or self.params.min_tokens > 0
+        return self.grammar is not None or self.params.min_tokens > 0 or self.thinking is not None
+
+    @property
+    def forced_token(self) -> int | None:
+        """The only token that may come next, where thinking is being ended."""
+        return None if self.thinking is None else self.thinking.forced_token
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether some token may not come next."""
+        is_held = self.grammar is not None or self.forced_token is not None
+        return is_held or self.num_output_tokens < self.params.min_tokens
 
     @property
     def is_outside_grammar(self) -> bool:
@@ -232,6 +247,8 @@ class Request:
         """Take a token into the text, and into the grammar unless the model thinks, begins to, or ends it by a tag."""
         was_reasoning = self.text.is_reasoning
         parsed, is_stopped = self.text.push(token)
+        if self.thinking is not None:
+            self.thinking.note(self.text, parsed)
         is_held = not self.text.is_reasoning and (not was_reasoning or token in self.opener_ids)
         if self.grammar is not None and (is_held or self.spans_reasoning):
             self.grammar.accept(token)

@@ -29,7 +29,7 @@ class StepMasks:
 
     def compute(self, requests: Sequence[Request]) -> tuple[dict[int, bytes], dict[int, BaseException]]:
         """Return masks by row, none where every token is allowed; and what the grammars of other rows failed with."""
-        masked = [(row, request) for row, request in enumerate(requests) if request.has_mask]
+        masked = [(row, request) for row, request in enumerate(requests) if request.is_masked]
         memory = self._room_for(len(masked))
         asked = [(grammar, place) for place, (_, one) in enumerate(masked) if (grammar := _asked_grammar(one))]
         failed = dict(fill(asked, memory))
@@ -51,6 +51,10 @@ class StepMasks:
 
     def _finish(self, request: Request, mask: memoryview) -> None:
         """Change what the request's grammar allows, if it was asked, to what may be sampled."""
+        if request.forced_token is not None:
+            mask[:] = self._none
+            allow(mask, [request.forced_token])
+            return
         if request.is_outside_grammar:
             begun = {token for token in request.opener_ids if allows(mask, token)} if request.opener_ids else ()
             mask[:] = self._all
@@ -85,6 +89,8 @@ def forbid(mask: memoryview, tokens: Iterable[int]) -> None:
 
 def _asked_grammar(request: Request) -> Grammar | None:
     """The grammar whose mask is needed: while the model thinks, only to tell which calls it may begin."""
+    if request.forced_token is not None:
+        return None
     return None if request.is_outside_grammar and not request.opener_ids else request.grammar
 
 

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.abilities import needs
-from pyagent.core.dialects.dialect import Dialect, TagDialect
+from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.dialects.formats import HERMES
 from pyagent.core.dialects.json_calls import JsonCalls
 from pyagent.core.dialects.registry import dialect_for, dialects
 from pyagent.core.emulation import dialect as in_words
 from pyagent.core.errors import UnsupportedError
 from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, Tool
+from pyagent.infrastructure.engine.options import ThinkingLimits
+from pyagent.infrastructure.engine.thinking_budget import ThinkingBudget
 
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import OutputParser
@@ -35,6 +37,8 @@ _IN_BRACKETS = re.compile(r"<.*>")
 """Added tokens that llguidance takes for control tokens, whatever the tokenizer says."""
 _PROBE = Tool(FunctionDefinition("probe"))
 _NUM_LAST_TOKENS = 24
+_BUDGET_VARIABLE = "thinking_budget"
+"""Of Seed OSS' chat template, and of Qwen's servers."""
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 
@@ -43,7 +47,7 @@ class AnswerFormat:
     """What one request's prompt says of tools and thinking, and how its answer is written.
 
     `tools` are those the template is given, `callable_tools` those that may be called. `thinks` says whether the
-    answer may begin with reasoning.
+    answer may begin with reasoning, of `thinking_budget` tokens at most.
     """
 
     request: ChatRequest
@@ -54,6 +58,7 @@ class AnswerFormat:
     template_kwargs: Mapping[str, object]
     is_in_words: bool
     thinks: bool
+    thinking_budget: int | None = None
 
     @property
     def must_call(self) -> bool:
@@ -102,24 +107,38 @@ class AnswerFormat:
 class ChatFormat:
     """How one model's chats are written: `dialect` is what its template shows, or what the settings name."""
 
-    def __init__(self, tokenizer: ModelTokenizer, dialect: Dialect | None, *, is_sure: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        dialect: Dialect | None,
+        limits: ThinkingLimits | None = None,
+        *,
+        is_sure: bool = True,
+    ) -> None:
         """Without a dialect, answers are told as they are written. Where it is not sure, tools are told in words."""
         self._tokenizer = tokenizer
+        self._limits = limits or ThinkingLimits()
         self.dialect = dialect
         template = tokenizer.template
         self._tag_ids: dict[str, dict[str, int]] = {}
         self.knows_tools = is_sure and dialect is not None and template is not None and template.knows_tools
 
     @classmethod
-    def of_model(cls, tokenizer: ModelTokenizer, name: str, brought: Sequence[Dialect] = ()) -> ChatFormat:
+    def of_model(
+        cls,
+        tokenizer: ModelTokenizer,
+        name: str,
+        brought: Sequence[Dialect] = (),
+        limits: ThinkingLimits | None = None,
+    ) -> ChatFormat:
         """Return the format by the dialect of this name, by none, or by what the chat template shows (`auto`)."""
         if name == "none":
-            return cls(tokenizer, None)
+            return cls(tokenizer, None, limits)
         if name != "auto":
-            return cls(tokenizer, dialects(brought)[name])
+            return cls(tokenizer, dialects(brought)[name], limits)
         source = tokenizer.template.source if tokenizer.template else ""
         dialect = dialect_for(source, brought)
-        return cls(tokenizer, dialect, is_sure=dialect.matches(source))
+        return cls(tokenizer, dialect, limits, is_sure=dialect.matches(source))
 
     def of(self, request: ChatRequest) -> AnswerFormat:
         """Return the format of a request's answer. Raises `UnsupportedError` for what it cannot be told."""
@@ -140,9 +159,34 @@ class ChatFormat:
         thinks = bool(self.reasoning_tags) and not _is_switched_off(kwargs)
         dialect = WORDS if is_in_words and tools else self.dialect if tools or self.reasoning_tags else None
         rendered = () if is_in_words else tools
+        budget = self._budget(request) if thinks else None
         return AnswerFormat(
-            request, dialect, messages, rendered, called, kwargs, is_in_words=is_in_words, thinks=thinks
+            request, dialect, messages, rendered, called, kwargs, is_in_words, thinks=thinks, thinking_budget=budget
         )
+
+    @property
+    def takes_effort(self) -> bool:
+        """Whether the model can be told how much to think."""
+        template = self._tokenizer.template
+        return bool(template and template.switches) or bool(self._limits.by_effort and self.reasoning_tags)
+
+    def _budget(self, request: ChatRequest) -> int | None:
+        """Return the most tokens of reasoning: as the request says, else the settings; None for no bound."""
+        said, effort = request.sampling.thinking_token_budget, request.reasoning_effort or ""
+        if said is None:
+            named = request.chat_template_kwargs.get(_BUDGET_VARIABLE)
+            said = named if isinstance(named, int) and not isinstance(named, bool) else None
+        if said is None:
+            said = self._limits.by_effort.get(effort, self._limits.num_tokens)
+        return None if said is None or said < 0 else said
+
+    def thinking_budget(self, asked: AnswerFormat) -> ThinkingBudget | None:
+        """Return the bound of an answer's reasoning."""
+        if asked.thinking_budget is None or asked.dialect is None or asked.dialect.reasoning is None:
+            return None
+        ending = asked.dialect.reasoning.ending(has_tools=bool(asked.callable_tools))
+        tokens = self._tokenizer.encode_continuation(self._limits.message + ending)
+        return ThinkingBudget(asked.thinking_budget, tuple(tokens), asked.dialect.spans_reasoning)
 
     def is_open(self, tokens: Sequence[int]) -> bool:
         """Whether a prompt ends inside of reasoning."""
@@ -157,7 +201,7 @@ class ChatFormat:
         if self.dialect is None or template is None:
             return frozenset()
         found = {match[0].replace("/", "", 1) for match in _TAG.finditer(template.source)}
-        if isinstance(self.dialect, TagDialect) and self.dialect.reasoning:
+        if self.dialect.reasoning is not None:
             begin = self.dialect.reasoning.begin
             found |= {begin} if begin.strip() in template.source else set()
         return frozenset(tag for tag in found if _begins_reasoning(self.dialect, tag))
@@ -193,11 +237,15 @@ class ChatFormat:
     def _template_kwargs(self, request: ChatRequest) -> JsonObject:
         effort, template = request.reasoning_effort, self._tokenizer.template
         given = dict(request.chat_template_kwargs)
+        budget = request.sampling.thinking_token_budget
+        if budget is not None and template is not None and _BUDGET_VARIABLE in template.source:
+            given = {_BUDGET_VARIABLE: budget} | given
         if request.assistant_prefix or request.answer_prefix:  # an answer that has begun is past its thoughts
             effort = "none"
         if effort is None or template is None:
             return given
-        if not template.switches and effort != "none":
+        is_bounded = bool(self.reasoning_tags) and effort in self._limits.by_effort
+        if not template.switches and effort != "none" and not is_bounded:
             raise _unsupported(request, {"reasoning_effort"}, "its chat template has no variable for it")
         values: JsonObject = {"enable_thinking": effort != "none", "thinking": effort != "none"}
         values["reasoning_effort"] = _EFFORTS.get(effort, effort)

@@ -65,8 +65,10 @@ class LoadedModel:
         self.prompts = ModelPrompts(
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
         )
-        chat_format = ChatFormat.of_model(self.tokenizer, options.dialect, options.dialects)
-        self.preprocessor = InputPreprocessor(self.tokenizer, self.sessions, self._context, normalized, chat_format)
+        self._chat_format = ChatFormat.of_model(self.tokenizer, options.dialect, options.dialects, options.thinking)
+        self.preprocessor = InputPreprocessor(
+            self.tokenizer, self.sessions, self._context, normalized, self._chat_format
+        )
         self.input_processor = InputProcessor(
             self.preprocessor,
             self.sessions,
@@ -89,8 +91,8 @@ class LoadedModel:
 
     @property
     def takes_effort(self) -> bool:
-        """Whether its chat template has a variable for whether, or how much, it thinks."""
-        return bool(self.tokenizer.template and self.tokenizer.template.switches)
+        """Whether it can be told how much to think: by a variable of its chat template, or a bound on its tokens."""
+        return self._chat_format.takes_effort
 
     def drop_kv(self) -> None:
         """Forget what is cached and give its memory back; what runs goes on. Blocks for a moment."""

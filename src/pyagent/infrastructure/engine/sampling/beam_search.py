@@ -237,6 +237,7 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         # At 1 the search is by the model's own log probabilities; 0 is what vLLM asks for.
         "temperature": sampling.temperature not in {0, 1},
         **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in ("top_p", "top_k", "min_p")},
+        "thinking_token_budget": sampling.thinking_token_budget not in {None, -1},
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),
         **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in sorted(FURTHER_SAMPLING)},
     }

@@ -73,7 +73,7 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether reasoning is wanted. Its budget is a part of max_tokens, and has no bound of its own here."""
+    """Whether reasoning is wanted. Its budget is a part of max_tokens; `adaptive` leaves it to the model."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
@@ -218,6 +218,16 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     eager_tools: frozenset[str]
 
 
+def _budget(thinking: Thinking | None) -> int | None:
+    """Return how many tokens the model may think, where that is said."""
+    if thinking is None or thinking.budget_tokens is None or thinking.type != "enabled":
+        return None
+    if thinking.budget_tokens < 1:
+        text = f"thinking.budget_tokens must be at least 1, got {thinking.budget_tokens}"
+        raise RequestError(text, param="thinking.budget_tokens")
+    return thinking.budget_tokens
+
+
 def read_messages(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/messages; raises `RequestError` naming the field at fault."""
     parsed = decode(body, MessagesBody, REFUSED)
@@ -227,6 +237,7 @@ def read_messages(body: bytes) -> ParsedRequest:
         top_p=1.0 if parsed.top_p is None else parsed.top_p,
         top_k=parsed.top_k or 0,
         stop=tuple(parsed.stop_sequences or ()),
+        thinking_token_budget=_budget(parsed.thinking),
     )
     sampling = sampling.with_given(name for name in ("top_p", "top_k") if getattr(parsed, name) is not None)
     checked_sampling(sampling, {"stop": "stop_sequences"})

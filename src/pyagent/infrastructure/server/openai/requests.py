@@ -106,6 +106,14 @@ _SAMPLING = (
 )
 
 
+_BUDGETS = (
+    "thinking_token_budget",
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "reasoning_budget",
+    "reasoning_budget_tokens",
+)
+"""Names of one field: vLLM's, Qwen's, and llama.cpp's."""
 _NAMES = ("session", "user", "agent", "run", "request_class")
 
 
@@ -257,6 +265,12 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    # vLLM's, Qwen's, and llama.cpp's
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
     # vLLM's
     chat_template_kwargs: JsonObject | None = None
     continue_final_message: bool | None = None
@@ -269,6 +283,16 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     function_call: object = None
     web_search_options: object = None
     verbosity: object = None
+
+    def thinking(self) -> int | None:
+        """Return how many tokens the model may think, under whichever name it is said."""
+        said = {name: budget for name in _BUDGETS if (budget := cast("int | None", getattr(self, name))) is not None}
+        if len({*said.values()}) > 1:
+            text = f"{' and '.join(said)} disagree; send one of them"
+            raise RequestError(text, param=next(iter(said)))
+        for name, budget in said.items():
+            checked_sampling(SamplingParams(thinking_token_budget=budget), {"thinking_token_budget": name})
+        return next(iter(said.values()), None)
 
 
 class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -315,6 +339,7 @@ def read_chat(body: bytes) -> ParsedRequest:
         text = "add_special_tokens: true is for prompts; the model's chat template writes what a chat begins with"
         raise RequestError(text, param="add_special_tokens")
     tools = read_tools(parsed.tools or [])
+    sampling = msgspec.structs.replace(sampling, thinking_token_budget=parsed.thinking())
     choice = checked_choice(tools, parsed.tool_choice)
     messages, assistant_prefix = _begun(parsed, messages)
     request = parsed.chat_request(

@@ -105,6 +105,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     store: bool | None = None
     previous_response_id: str | None = None
     private: bool | None = None  # not OpenAI's
+    thinking_token_budget: int | None = None  # vLLM's for chats
     user: str | None = None
     # ignored; metadata is told again
     metadata: dict[str, str] | None = None
@@ -153,6 +154,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_logprobs=(self.top_logprobs or 0) if has_logprobs else None,
+            thinking_token_budget=self.thinking_token_budget,
         )
         params = params.with_given(() if self.top_p is None else ("top_p",))
         return checked_sampling(params, {"max_tokens": "max_output_tokens"})

@@ -1,0 +1,258 @@
+"""A bound on thinking, in every API: after so many tokens what ends reasoning is forced, and the answer goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.calling_model import TEMPLATE, saying, write_calling_model
+from support.native import run
+from support.server import serving
+
+from pyagent.core.backends import collect
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.messages import BeamSearch, ChatRequest, FunctionDefinition, Message, SamplingParams, Tool
+from pyagent.core.plugins import PluginHost
+from pyagent.infrastructure.engine.options import ThinkingLimits
+from pyagent.infrastructure.engine.plugin import options_of
+
+THOUGHT = "abcdefghij"
+TEXT = f"<think>\n{THOUGHT}</think>\n\nTwo."
+USER = [{"role": "user", "content": "hi"}]
+PLAIN = {"model": "tiny", "messages": USER, "max_tokens": 60, "temperature": 0}
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+async def answered(model: Path, *asked: tuple[str, dict[str, Any]], **options: Any) -> list[Any]:
+    """The bodies of answers to requests over HTTP, each by a model that would think all of its thought."""
+    async with (
+        saying(model, *[TEXT] * len(asked), **options) as backend,
+        serving(backend) as url,
+        httpx.AsyncClient(timeout=60) as http,
+    ):
+        replies = [await http.post(url + path, json=PLAIN | fields) for path, fields in asked]
+    return [reply.json() if reply.status_code == 200 else (reply.status_code, reply.json()) for reply in replies]
+
+
+def chat_of(body: Any) -> tuple[str, str, int]:
+    """An answer's reasoning and content, and how many tokens the reasoning took."""
+    message = body["choices"][0]["message"]
+    details = body["usage"].get("completion_tokens_details", {})
+    return message.get("reasoning_content") or "", message["content"], details.get("reasoning_tokens", 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking_token_budget": 4},
+        {"thinking_budget": 4},
+        {"thinking_budget_tokens": 4},
+        {"reasoning_budget": 4, "reasoning_budget_tokens": 4},
+        {"chat_template_kwargs": {"thinking_budget": 4}},
+    ],
+    ids=str,
+)
+def test_thinking_ends_at_its_budget(model: Path, fields: dict[str, Any]) -> None:
+    """By vLLM's, Qwen's and llama.cpp's names; what the model says then is the answer."""
+
+    async def main() -> None:
+        bounded, free = await answered(model, ("/v1/chat/completions", fields), ("/v1/chat/completions", {}))
+        thought, content, num_tokens = chat_of(bounded)
+        assert THOUGHT.startswith(thought)
+        assert 0 < len(thought) < len(THOUGHT)
+        assert num_tokens == 5  # the tag that ends it is one of them
+        assert content.endswith("Two.")
+        assert chat_of(free)[:2] == (THOUGHT, "Two.")
+
+    run(main())
+
+
+def test_budget_holds_in_the_other_apis(model: Path) -> None:
+    """Anthropic's `budget_tokens`, the Responses API, and by effort Ollama's `think`."""
+    limits = ThinkingLimits(by_effort={"low": 3})
+    anthropic = {"thinking": {"type": "enabled", "budget_tokens": 3}}
+    responses = {"input": "hi", "thinking_token_budget": 3, "max_output_tokens": 60}
+    ollama = {"think": "low", "stream": False}
+
+    async def main() -> None:
+        async with (
+            saying(model, *[TEXT] * 4, thinking=limits) as backend,
+            serving(backend) as url,
+            httpx.AsyncClient(timeout=60) as http,
+        ):
+            sent = [("/v1/messages", {"model": "tiny", "messages": USER, "max_tokens": 60} | anthropic)]
+            sent += [("/v1/responses", {"model": "tiny", "temperature": 0} | responses)]
+            sent += [("/api/chat", {"model": "tiny", "messages": USER} | ollama)]
+            sent += [("/v1/chat/completions", PLAIN | {"reasoning_effort": "low"})]
+            replies = [(await http.post(url + path, json=body)) for path, body in sent]
+        assert [reply.status_code for reply in replies] == [200] * 4
+        messages, response, chat, completion = (reply.json() for reply in replies)
+        thoughts = [
+            messages["content"][0]["thinking"],
+            response["output"][0]["content"][0]["text"],
+            chat["message"]["thinking"],
+            completion["choices"][0]["message"]["reasoning_content"],
+        ]
+        assert {len(thought) for thought in thoughts} == {len(thoughts[0])}
+        assert len(thoughts[0]) < len(THOUGHT)
+        assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 4
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"thinking_token_budget": -2}, "thinking_token_budget"),
+        ("/v1/chat/completions", {"reasoning_budget": 2**40}, "reasoning_budget"),
+        ("/v1/chat/completions", {"thinking_token_budget": 4, "thinking_budget": 5}, "thinking_token_budget"),
+        ("/v1/chat/completions", {"thinking_token_budget": "4"}, "thinking_token_budget"),
+        ("/v1/responses", {"thinking_token_budget": -7}, "thinking_token_budget"),
+    ],
+)
+def test_wrong_budgets_are_refused_by_name(model: Path, path: str, fields: dict[str, Any], param: str) -> None:
+    """A budget below -1, one that is no number, and names that disagree."""
+
+    async def main() -> None:
+        body = fields if path.endswith("completions") else fields | {"input": "hi"}
+        async with saying(model) as backend, serving(backend) as url, httpx.AsyncClient() as http:
+            base = PLAIN if path.endswith("completions") else {"model": "tiny"}
+            reply = await http.post(url + path, json=base | body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+    run(main())
+
+
+def test_anthropic_budget_is_positive(model: Path) -> None:
+    """Anthropic's budget has a lower bound."""
+
+    async def main() -> None:
+        ((status, body),) = await answered(
+            model, ("/v1/messages", {"temperature": 1, "thinking": {"type": "enabled", "budget_tokens": 0}})
+        )
+        assert (status, "thinking.budget_tokens" in json.dumps(body)) == (400, True)
+
+    run(main())
+
+
+def test_settings_bound_thinking_and_requests_decide(model: Path) -> None:
+    """`engine.thinking_token_budget` is for requests that say nothing, -1 lifts it, and the message is thought last."""
+    limits = ThinkingLimits(num_tokens=2, message=" Enough.\n")
+    path = "/v1/chat/completions"
+
+    async def main() -> None:
+        bodies = await answered(
+            model,
+            (path, {}),
+            (path, {"thinking_token_budget": -1}),
+            (path, {"thinking_token_budget": 0}),
+            thinking=limits,
+        )
+        bounded, free, none = map(chat_of, bodies)
+        assert bounded[0].endswith(" Enough.")
+        assert len(bounded[0]) < len(THOUGHT)
+        assert free[:2] == (THOUGHT, "Two.")
+        assert none[0] == "Enough."
+
+    run(main())
+
+
+def test_settings_of_thinking_are_read() -> None:
+    """Each of the three, and efforts that are none are refused."""
+    given: dict[str, Any] = {
+        "engine.thinking_token_budget": 5,
+        "engine.effort_budgets": {"low": 1, "high": 0},
+        "engine.thinking_budget_message": "so",
+    }
+    options = options_of(load_settings(overrides=given).settings, PluginHost())
+    assert options.thinking == ThinkingLimits(5, {"low": 1, "high": 0}, "so")
+    for wrong in ({"lots": 3}, {"low": -1}, {"low": "x"}):
+        with pytest.raises(ConfigError, match=r"engine\.effort_budgets"):
+            load_settings(overrides={"engine.effort_budgets": wrong})
+
+
+def ask(budget: int | None, **fields: Any) -> ChatRequest:
+    sampling = SamplingParams(temperature=0, max_tokens=120, thinking_token_budget=budget, top_logprobs=1)
+    return ChatRequest(messages=[Message("user", "hi")], **({"sampling": sampling} | fields))
+
+
+def test_form_begins_after_forced_end(model: Path) -> None:
+    """A forced call, and text in a form, are held from the tag on that ends the thought, in each of several answers."""
+    tool = Tool(FunctionDefinition("time", "", {"type": "object", "additionalProperties": False}))
+
+    async def main() -> None:
+        async with saying(model, *["<think>\nabcdefghij"] * 3) as backend:
+            one = await collect(backend.chat(ask(3, tools=[tool], tool_choice="required")))
+            two = await collect(backend.chat(ask(3, tools=[tool], tool_choice="required", n=2)))
+        assert [call.function.name for call in one.tool_calls] == ["time"]
+        assert json.loads(one.tool_calls[0].function.arguments) == {}
+        thoughts = ["".join(delta.reasoning for delta in two.deltas if delta.index == index) for index in (0, 1)]
+        assert 0 < len(thoughts[0]) < len(THOUGHT)
+        assert thoughts[0] == thoughts[1]
+        assert len(two.tool_calls) == 2
+        logprobs = [one for delta in one.deltas for one in delta.logprobs]
+        assert all(logprob.logprob <= 0 for logprob in logprobs)
+
+    run(main())
+
+
+def test_budget_goes_with_no_beam_search(model: Path) -> None:
+    """Beams are compared by their likelihood, and forced tokens have none of their own."""
+
+    async def main() -> None:
+        async with saying(model) as backend:
+            sampling = SamplingParams(max_tokens=5, thinking_token_budget=3)
+            request = ask(3, beam=BeamSearch(width=2), sampling=sampling)
+            with pytest.raises(RequestError, match="thinking_token_budget"):
+                await collect(backend.chat(request))
+
+    run(main())
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_harmony_ends_its_message_of_thoughts(tmp_path: Path, *, has_tools: bool) -> None:
+    """gpt-oss ends the message, and begins its answer, or what it likes where it may call."""
+    template = (
+        "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}{{ 'assistant: ' }}"
+        f"{{# {' '.join(HARMONY)} #}}"
+    )
+    path = write_calling_model(tmp_path / "tiny.gguf", tags=HARMONY, is_control=True, tokenizer__chat_template=template)
+    tool = Tool(FunctionDefinition("add", "", {"type": "object"}))
+    rest = (
+        "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}<|call|>"
+        if has_tools
+        else "Two.<|return|>"
+    )
+
+    async def main() -> None:
+        async with saying(path, f"<|channel|>analysis<|message|>abcdef{rest}") as backend:
+            answer = await collect(backend.chat(ask(8, tools=[tool] if has_tools else [])))
+        thought = "".join(delta.reasoning for delta in answer.deltas)
+        assert thought
+        assert answer.text or answer.tool_calls
+        assert answer.last.finish_reason in {"stop", "tool_calls"}
+
+    run(main())
+
+
+def test_template_that_knows_the_budget_is_told(tmp_path: Path) -> None:
+    """Seed OSS' template has a variable for it, which says the same as the bound."""
+    template = TEMPLATE + "{% if thinking_budget is defined %}{{ 'think: ' ~ thinking_budget }}{% endif %}"
+    path = write_calling_model(tmp_path / "tiny.gguf", tokenizer__chat_template=template)
+
+    async def main() -> None:
+        async with saying(path, TEXT, TEXT) as backend:
+            counts = [(await collect(backend.chat(ask(budget)))).usage.prompt_tokens for budget in (None, 6)]
+        assert counts[1] > counts[0]
+
+    run(main())
