@@ -74,7 +74,7 @@ oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the sam
 	@.oracle/bin/python -m pytest -q -m oracle tests/oracle
 
 clients: .clients/.installed  ## Other people's clients against the server, end to end
-	@PYTHONPATH=src .clients/bin/python -m pytest -q -m clients tests/integration/test_clients.py
+	@PYTHONPATH=src .clients/bin/python -m pytest -q -m clients tests/integration/test_clients.py tests/integration/test_client_conversations.py
 
 soak: .venv/.dev  ## Half an hour of random work on the engine
 	@$(BIN)/python benchmarks/soak.py
