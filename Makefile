@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle clients peers soak chaos hostile slow mutations check format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers soak chaos hostile slow mutations check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -72,6 +72,14 @@ peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, lit
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
 	@.oracle/bin/python -m pytest -q -m oracle tests/oracle
+
+.cache/json-schema-suite: .venv/.dev
+	@echo "fetching jsonschema's sdist, which carries the JSON-Schema-Test-Suite (once, into .cache)"
+	@mkdir -p $@ && .tools/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary jsonschema --constraint constraints.txt --dest .cache jsonschema
+	@tar xzf .cache/jsonschema-*.tar.gz --directory $@ --strip-components 3 --wildcards '*/json/tests/*'
+
+schemas: .cache/json-schema-suite  ## The JSON-Schema-Test-Suite: each schema enforced, or refused with its place
+	@$(BIN)/python -m pytest -q -m oracle tests/oracle/test_json_schema_suite.py
 
 clients: .clients/.installed  ## Other people's clients against the server, end to end
 	@PYTHONPATH=src .clients/bin/python -m pytest -q -m clients tests/integration/test_clients.py tests/integration/test_client_conversations.py

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from pyagent.core.dialects.schema_text import quoted, schema_text
 from pyagent.core.dialects.schemas import (
     closed,
     is_plain_number,
@@ -23,8 +24,6 @@ MAX_CHARS = 1 << 20
 """Of a grammar: more is refused while it is written, before it takes the memory."""
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE = '"$ref"'
-SPACING: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As models are shown JSON; a small model left free to add spaces adds them for ever."""
 
 
 class Lark:
@@ -68,8 +67,8 @@ class Lark:
         """Return the expression for JSON that follows a schema; definitions only where it may refer to them."""
         schema = closed(schema)
         own = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
-        text = _json_text(own)
-        return self._count(f"%json {_json_text(schema) if _REFERENCE in text else text}")
+        text = schema_text(own)
+        return self._count(f"%json {schema_text(schema) if _REFERENCE in text else text}")
 
     def arguments(self, schema: JsonObject, rule: str) -> str:
         """Return the expression for a call's arguments as a JSON object.
@@ -118,12 +117,3 @@ class Lark:
         """Return the grammar's text, `start` first."""
         rules = sorted(self._rules.items(), key=lambda rule: rule[0] != "start")
         return "\n".join(f"{name}: {body}" for name, body in rules)
-
-
-def quoted(value: object) -> str:
-    """Return a text, or any JSON, as a grammar has it: no control character stands in it as it is, U+007F neither."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
-
-
-def _json_text(schema: JsonObject) -> str:
-    return quoted({**schema, "x-guidance": SPACING})

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TypeVar, cast
 
-from pyagent.core.dialects.lark import MAX_CHARS, SPACING, quoted
+from pyagent.core.dialects.lark import MAX_CHARS
+from pyagent.core.dialects.schema_text import quoted, schema_text
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 from pyagent.core.response_format import GrammarFormat, ResponseFormat
@@ -85,7 +86,7 @@ ANY_TEXT = "/(?s:.*)/"
 
 def json_expression(schema: JsonObject) -> str:
     """Return the expression for JSON that follows a schema."""
-    return f"%json {quoted({**schema, 'x-guidance': SPACING})}"
+    return f"%json {schema_text(schema)}"
 
 
 def nested(lark: str) -> str:

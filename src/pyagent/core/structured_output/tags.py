@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pyagent.core.dialects.lark import quoted
+from pyagent.core.dialects.schema_text import quoted
 from pyagent.core.errors import RequestError
 from pyagent.core.response_format import GrammarFormat, JsonSchemaFormat, ResponseFormat
 from pyagent.core.structural_tags import (

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from pyagent import _rust
-from pyagent.core.dialects.lark import SPACING, quoted
+from pyagent.core.dialects.schema_text import quoted, schema_text
 from pyagent.core.errors import RequestError
 from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, Vocabulary, mask_bytes
+from pyagent.core.messages import JsonObject
+from pyagent.infrastructure.engine.grammar.blame import blamed
 from pyagent.infrastructure.engine.grammar.errors import GrammarError, told_briefly
-from pyagent.infrastructure.engine.grammar.schema_checks import place_of
 from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenizer
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _MAX_STEP_ITEMS, _MAX_LEXER_STATES = 20_000, 50_000
 """A mask that needs more items would take longer than 100 ms of the engine's step; a state takes up to 2 kB."""
 _MANY_CORES = 8
 """On two, waking threads for the masks of 16 rows took longer than the masks (docs/explanation/log.md)."""
-_UNKNOWN_KEYWORD = re.compile(r'Unimplemented keys: \["([^"]*)"')
 
 
 class GuidanceMatcher:
@@ -78,12 +77,18 @@ class GuidanceBackend:
 
         matcher = GuidanceMatcher(LLMatcher(self._tokenizer, _text(source), log_level=0, limits=self._limits))
         if matcher.inner.is_error():
-            raise _refusal(matcher.inner.get_error(), source)
+            raise _refusal(matcher.inner.get_error(), source, self._error_of)
         try:  # what allows no first token would end the request in the middle of a step
             self.fill_masks([(matcher, 0)], memoryview(bytearray(self._row_bytes)))
         except GrammarError as error:
             raise RequestError(str(error), param="response_format") from error
         return matcher
+
+    def _error_of(self, schema: JsonObject) -> str:
+        from llguidance import LLMatcher
+
+        text = LLMatcher.grammar_from_json_schema(schema_text(schema))
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits).get_error()
 
     def fill_masks(self, rows: Sequence[tuple[GrammarMatcher, int]], masks: memoryview) -> None:
         """Write the masks, without the interpreter's lock. Raises `GrammarError` where a matcher failed."""
@@ -123,7 +128,7 @@ def _text(source: GrammarSource) -> str:
     try:
         match source.kind:
             case "json_schema":
-                return LLMatcher.grammar_from_json_schema(source.text, defaults=cast("object", SPACING))  # pyright: ignore[reportArgumentType]
+                return LLMatcher.grammar_from_json_schema(schema_text(json.loads(source.text)))
             case "choice":  # as one lexeme, since as rules more than 2,000 are too many for the parser
                 texts = " | ".join(map(quoted, json.loads(source.text)))
                 return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
@@ -135,8 +140,7 @@ def _text(source: GrammarSource) -> str:
         raise RequestError(told_briefly(error), param="response_format") from error
 
 
-def _refusal(error: str, source: GrammarSource) -> RequestError:
-    """Return the error for what llguidance refuses, with the place of a keyword that it does not know."""
-    unknown = _UNKNOWN_KEYWORD.search(error) if source.kind == "json_schema" else None
-    place = place_of(json.loads(source.text), unknown[1]) if unknown else ""
+def _refusal(error: str, source: GrammarSource, refuses: Callable[[JsonObject], str]) -> RequestError:
+    """Return the error for what llguidance refuses; of a schema with the place of the keyword that is to blame."""
+    place = blamed(json.loads(source.text), error, refuses) if source.kind == "json_schema" else ""
     return RequestError(told_briefly(error) + (f" ({place})" if place else ""), param="response_format")

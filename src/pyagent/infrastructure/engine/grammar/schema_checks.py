@@ -26,7 +26,7 @@ _MAX_OPTIONAL = 490
 
 def check_schema(schema: JsonObject) -> None:
     """Raise `RequestError` naming the first place of a schema that no answer could be held to."""
-    nodes = _nodes(schema)
+    nodes = nodes_of(schema)
     targets = {pointer: target for pointer, node in nodes.items() if (target := _target(node)) is not None}
     if found := excess(nodes, targets):
         raise _wrong(*found)
@@ -52,12 +52,7 @@ def _num_optional(node: JsonObject) -> int:
     return len(cast("JsonObject", properties).keys() - named)
 
 
-def place_of(schema: JsonObject, keyword: str) -> str:
-    """Return where a keyword stands first, as a JSON pointer; nothing where it does not."""
-    return next((f"#{pointer}/{keyword}" for pointer, node in _nodes(schema).items() if keyword in node), "")
-
-
-def _nodes(schema: JsonObject) -> dict[str, JsonObject]:
+def nodes_of(schema: JsonObject) -> dict[str, JsonObject]:
     """Return the schemas within a schema and those that it refers to, by their JSON pointers."""
     nodes, left = dict[str, JsonObject](), [("", schema)]
     while left:
