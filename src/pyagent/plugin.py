@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from pyagent.core.sampling_params import LogitsProcessorSpec
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
     from pyagent.core.token_estimate import estimated_tokens
+    from pyagent.core.tokenizers import Tokenizer, TokenizerFactory
     from pyagent.http_pool import HttpPool, error_body
     from pyagent.infrastructure.engine.runners.paged import PagedRunner
     from pyagent.infrastructure.models.describe import describe_model
@@ -168,6 +169,8 @@ _LATER = {
     "Settings": "pyagent.core.settings",
     "StepOutput": "pyagent.core.runners.batch",
     "TagDialect": "pyagent.core.dialects.dialect",
+    "Tokenizer": "pyagent.core.tokenizers",
+    "TokenizerFactory": "pyagent.core.tokenizers",
     "Task": "pyagent.core.fleet.agent",
     "ToolProvider": "pyagent.core.fleet.tool_providers",
     "UnpinPrompt": "pyagent.core.prompt_cache",
@@ -282,6 +285,8 @@ __all__ = [
     "TextPart",
     "Timings",
     "TokenLogprob",
+    "Tokenizer",
+    "TokenizerFactory",
     "Tool",
     "ToolCall",
     "ToolCallDelta",

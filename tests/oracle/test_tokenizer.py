@@ -78,7 +78,7 @@ def load(path: Path) -> tuple[ModelTokenizer, dict[str, object]]:
 
 
 def ids_of(tokenizer: ModelTokenizer, text: str) -> list[int]:
-    return tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
+    return tokenizer.tokenizer.inner.encode(text, add_special_tokens=False).ids
 
 
 class ByteLevelBpe:

@@ -13,6 +13,7 @@ from support.tiny_model import vocabulary
 from pyagent.core.messages import Message, Tool
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
+from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 CONTROLS = (
@@ -117,7 +118,7 @@ def _tokenizer(entries: dict[str, object], template: str) -> ModelTokenizer:
     built = build_tokenizer(entries, "m")
     texts = {"bos_token": "<s>", "eos_token": "</s>"}
     chat = ChatTemplate(template, texts, "m")
-    return ModelTokenizer(built, template=chat, declared_end_ids=[1], begin_id=None, name="m")
+    return ModelTokenizer(HuggingFaceTokenizer(built, "m", end_ids=[1]), template=chat, name="m")
 
 
 def encode_chat(tokenizer: ModelTokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:

@@ -39,6 +39,7 @@ PLUGIN_EXAMPLES = (
     "pyagent-script",
     "pyagent-aim",
     "pyagent-softcap",
+    "pyagent-bytes",
 )
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

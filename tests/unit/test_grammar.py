@@ -77,8 +77,8 @@ def test_control_tokens_are_never_allowed_as_text(compiler: GrammarCompiler, tok
     """Inside a JSON text a control token's letters are allowed, the token itself is not."""
     grammar = compiler.compile(schema_format({"type": "string"}))
     grammar.accept(tokenizer.encode_text('"')[0])
-    controls = {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS}
-    for token in tokenizer.tokenizer.encode("<", add_special_tokens=False).ids:
+    controls = {tokenizer.tokenizer.inner.token_to_id(text) for text in CONTROL_TOKENS}
+    for token in tokenizer.tokenizer.inner.encode("<", add_special_tokens=False).ids:
         grammar.accept(token)
     assert not controls & set(allowed(grammar))
 
@@ -287,7 +287,9 @@ def test_masks_are_those_of_the_tokenizer_that_llguidance_would_make(tokenizer: 
     """Along random walks each mask over our vocabulary is equal to that over llguidance's own reading of the file."""
     if kind == "sentencepiece":
         tokenizer = sentencepiece_tokenizer("{{ messages }}")
-    whole = LLTokenizer(tokenizer.tokenizer.to_str(), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.end_ids))
+    whole = LLTokenizer(
+        tokenizer.tokenizer.inner.to_str(), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.end_ids)
+    )
     ours = llguidance_tokenizer(tokenizer)
     for schema, seed in itertools.product(FORMS, range(12)):
         draw, source = random.Random(seed), LLMatcher.grammar_from_json_schema(json.dumps(schema))

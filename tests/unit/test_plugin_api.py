@@ -29,10 +29,10 @@ API = (
     "OutputParser PagedRunner Parsed Parts PinPrompt PluginError PreemptingPolicy PrefixKey PromptTokensDetails "
     "PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning ReasoningEffort RequestError "
     "RequestLogitsProcessor ResponseFormat Role RunnerFactory RunnerInfo RunnerOptions SamplingParams Score "
-    "Settings StepOutput TagDialect Task TextPart Timings TokenLogprob Tool ToolCall ToolCallDelta ToolProvider "
-    "UnpinPrompt Unsupported UnsupportedError Usage ViewCache Vocabulary WireError XmlCalls collect "
-    "describe_model error_body estimated_tokens estimated_usage fulfil hookimpl read_headers readable_path "
-    "trace_headers"
+    "Settings StepOutput TagDialect Task TextPart Timings TokenLogprob Tokenizer TokenizerFactory Tool ToolCall "
+    "ToolCallDelta ToolProvider UnpinPrompt Unsupported UnsupportedError Usage ViewCache Vocabulary WireError "
+    "XmlCalls collect describe_model error_body estimated_tokens estimated_usage fulfil hookimpl read_headers "
+    "readable_path trace_headers"
 )
 
 

@@ -312,7 +312,7 @@ def test_real_tokenizers_continue(model: str, request: pytest.FixtureRequest) ->
         prompt = sessions.prompt(unchanged(messages))
         assert prompt.tokens[: len(before)] == before
         assert tokenizer.shown(prompt.tokens) == tokenizer.shown(encode_chat(tokenizer, messages))
-        drawn = [token for letter in answer for token in tokenizer.tokenizer.encode(letter).ids]
+        drawn = [token for letter in answer for token in tokenizer.tokenizer.inner.encode(letter).ids]
         assert tokenizer.decode(drawn) == answer
         sessions.record(prompt, answer, drawn)
         before = prompt.tokens + drawn

@@ -20,6 +20,7 @@ from pyagent.core.messages import FunctionCall, FunctionDefinition, Message, Tex
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens import tokenizer as tokenizer_module
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS, build_tokenizer
+from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.segment_cache import SegmentCache
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
@@ -58,8 +59,8 @@ def test_tiny_vocabulary_round_trips_any_text(tokenizer: ModelTokenizer) -> None
 @given(st.text(max_size=200))
 def test_any_text_is_the_same_after_encode_and_decode(tiny: ModelTokenizer, text: str) -> None:
     """Whatever is encoded decodes to itself."""
-    ids = tiny.tokenizer.encode(text).ids
-    assert tiny.tokenizer.decode(ids, skip_special_tokens=False) == text
+    ids = tiny.tokenizer.inner.encode(text).ids
+    assert tiny.tokenizer.inner.decode(ids, skip_special_tokens=False) == text
     assert "".join(map(tiny.token_text, ids)).count("\ufffd") >= text.count("\ufffd")
 
 
@@ -73,7 +74,7 @@ def test_streamed_text_is_the_text_of_all_tokens(tiny: ModelTokenizer, tokens: l
     """For any tokens, complete characters or not, what was pushed and flushed, joined, is what tokenizers decodes."""
     stream = tiny.detokenizer()
     streamed = "".join([*map(stream.push, tokens), stream.flush()])
-    assert streamed == tiny.tokenizer.decode(tokens, skip_special_tokens=True)
+    assert streamed == tiny.tokenizer.inner.decode(tokens, skip_special_tokens=True)
 
 
 def test_half_a_character_is_never_sent(tokenizer: ModelTokenizer) -> None:
@@ -88,13 +89,13 @@ def test_half_a_character_is_never_sent(tokenizer: ModelTokenizer) -> None:
 @pytest.fixture(scope="module")
 def sentencepiece() -> ModelTokenizer:
     built = build_tokenizer(spm_metadata(), "m")
-    return ModelTokenizer(built, template=None, declared_end_ids=[2], begin_id=1, name="m")
+    return ModelTokenizer(HuggingFaceTokenizer(built, "m", begin_id=1, end_ids=[2]), template=None, name="m")
 
 
 def test_sentencepiece_streams_as_it_decodes(sentencepiece: ModelTokenizer) -> None:
     """Spaces, bytes and words of a SentencePiece vocabulary stream to the text tokenizers decodes."""
     draw = random.Random(5)
-    built = sentencepiece.tokenizer
+    built = sentencepiece.tokenizer.inner
     for _ in range(300):
         tokens = [draw.choice([*range(3 + 32, 3 + 127), *range(259, 269)]) for _ in range(draw.randrange(12))]
         assert sentencepiece.decode(tokens) == built.decode(tokens), tokens
@@ -110,7 +111,7 @@ def test_bad_bytes_do_not_swallow_good_characters(sentencepiece: ModelTokenizer)
 
 def test_space_after_a_byte_at_the_start_is_kept(sentencepiece: ModelTokenizer) -> None:
     """Only a text's very first space belongs to the tokenizer; one after a line break is the model's."""
-    tokens = sentencepiece.tokenizer
+    tokens = sentencepiece.tokenizer.inner
     assert sentencepiece.decode([3 + 10, tokens.token_to_id("▁hello")]) == "\n hello"
     assert sentencepiece.decode([tokens.token_to_id("▁hello"), tokens.token_to_id("▁hello")]) == "hello hello"
 
@@ -131,7 +132,7 @@ def test_control_tokens_in_messages_stay_text(written: str, token_type: int, tmp
     types = [token_type if kind == 3 else kind for kind in cast("list[int]", metadata()["tokenizer.ggml.token_type"])]
     path = write_tiny_model(tmp_path / "m.gguf", tokenizer__ggml__token_type=types)
     tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
-    control = {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS}
+    control = {tokenizer.tokenizer.inner.token_to_id(text) for text in CONTROL_TOKENS}
     call = ToolCall(id=written, function=FunctionCall(name=written, arguments=f'{{"a": "{written}"}}'))
     messages = [
         Message("system", f"a{written}b"),
@@ -142,7 +143,7 @@ def test_control_tokens_in_messages_stay_text(written: str, token_type: int, tmp
     tool = Tool(function=FunctionDefinition(name=written, description=written, parameters={written: [written]}))
     ids = encode_chat(tokenizer, messages, [tool])
     assert sum(token in control for token in ids) == 2 * len(messages) + 1
-    text = tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
+    text = tokenizer.tokenizer.inner.decode(ids, skip_special_tokens=False)
     assert written.replace("\ue0ff", "") in text
 
 
@@ -154,7 +155,7 @@ def test_control_tokens_in_calls_and_tools_stay_text_when_a_template_prints_them
     call = ToolCall(id="<|im_end|>", function=FunctionCall(name="f", arguments='{"a": "<|im_end|>"}'))
     tool = Tool(function=FunctionDefinition(name="<|im_end|>", parameters={"<|im_start|>": "<|im_end|>"}))
     ids = encode_chat(tokenizer, [Message("assistant", "x", tool_calls=[call])], [tool])
-    assert not {tokenizer.tokenizer.token_to_id(text) for text in CONTROL_TOKENS} & set(ids)
+    assert not {tokenizer.tokenizer.inner.token_to_id(text) for text in CONTROL_TOKENS} & set(ids)
     assert '"arguments": {"a": "<|im_end|>"}' in tokenizer.decode(ids)
 
 
@@ -187,11 +188,11 @@ def test_prompts_encoded_part_by_part_are_those_encoded_whole(
     tiny: ModelTokenizer, sentencepiece: ModelTokenizer, text: str
 ) -> None:
     """Parts that are kept change no token, whatever tokens a vocabulary adds; the second time neither."""
-    for built in (tiny.tokenizer, sentencepiece.tokenizer):
+    for built in (tiny.tokenizer.inner, sentencepiece.tokenizer.inner):
         for added in ([], HOSTILE):
             changed = Tokenizer.from_str(built.to_str())
             changed.add_tokens(added)
-            tokenizer = ModelTokenizer(changed, template=None, declared_end_ids=[], begin_id=None, name="m")
+            tokenizer = ModelTokenizer(HuggingFaceTokenizer(changed, "m"), template=None, name="m")
             whole = changed.encode(text, add_special_tokens=False).ids
             assert [tokenizer.encode_rendered(text) for _ in range(2)] == [whole, whole]
 
@@ -232,7 +233,7 @@ def test_prompts_cut_between_words_are_those_encoded_whole(pre: str, data: st.Da
     whole = built.encode(text, add_special_tokens=False).ids
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PART_CHARS", data.draw(st.integers(1, 9)))
-        tokenizer = ModelTokenizer(built, template=None, declared_end_ids=[], begin_id=None, name="m", cuts_words=True)
+        tokenizer = ModelTokenizer(HuggingFaceTokenizer(built, "m", cuts_words=True), template=None, name="m")
         assert [tokenizer.encode_text(text) for _ in range(2)] == [whole if text else []] * 2
 
 
@@ -242,7 +243,7 @@ def test_words_with_spaces_in_them_are_not_cut() -> None:
     built.add_tokens([AddedToken("the user", special=False, normalized=False)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PART_CHARS", 1)
-        tokenizer = ModelTokenizer(built, template=None, declared_end_ids=[], begin_id=None, name="m", cuts_words=True)
+        tokenizer = ModelTokenizer(HuggingFaceTokenizer(built, "m", cuts_words=True), template=None, name="m")
         assert tokenizer.encode_text("so the user is") == built.encode("so the user is").ids
 
 
@@ -272,7 +273,7 @@ def test_words_a_model_has_whole_are_not_parted() -> None:
     types.append(4)
     built = build_tokenizer({**entries, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}, "m")
     template = ChatTemplate("{{ messages[0].content }}", {}, "m")
-    model = ModelTokenizer(built, template=template, declared_end_ids=[], begin_id=None, name="m")
+    model = ModelTokenizer(HuggingFaceTokenizer(built, "m"), template=template, name="m")
     assert encode_chat(model, [Message("user", "a\n\n\nb")])[1] == len(tokens) - 1
 
 
@@ -281,7 +282,7 @@ def user_defined(*texts: str, template: str) -> ModelTokenizer:
     built = build_tokenizer(metadata(), "m")
     built.add_tokens([AddedToken(text, special=False, normalized=False) for text in texts])
     chat = ChatTemplate(template, {}, "m")
-    return ModelTokenizer(built, template=chat, declared_end_ids=[], begin_id=None, name="m")
+    return ModelTokenizer(HuggingFaceTokenizer(built, "m"), template=chat, name="m")
 
 
 @pytest.mark.parametrize(
@@ -299,8 +300,8 @@ def test_what_a_template_writes_as_a_marker_stays_text_in_a_users_message(marker
     model = user_defined(marker, "<b>", template=template)
     ids = encode_chat(model, [Message("user", f"a{marker}b <b>c</b>")])
     made_by_template = model.render_chat([Message("user", "a")]).count(marker)
-    assert ids.count(model.tokenizer.token_to_id(marker)) == made_by_template
-    assert ids.count(model.tokenizer.token_to_id("<b>")) == 1  # a word that the vocabulary merely has whole
+    assert ids.count(model.tokenizer.inner.token_to_id(marker)) == made_by_template
+    assert ids.count(model.tokenizer.inner.token_to_id("<b>")) == 1  # a word that the vocabulary merely has whole
     assert f"a{marker}b <b>c</b>" in model.shown(ids)
 
 
@@ -361,7 +362,8 @@ def test_tokenizer_larger_than_the_model_is_refused(tiny_model_path: Path) -> No
 
 def test_model_without_template_asks_for_a_prompt(tmp_path: Path) -> None:
     """Without a chat template, conversations are refused with what to use instead."""
-    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__chat_template=None)
+    types = [1, 1, 1, *metadata()["tokenizer.ggml.token_type"][3:]]  # type: ignore[index]
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__chat_template=None, tokenizer__ggml__token_type=types)
     tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
     with pytest.raises(RequestError, match="no chat template; use the completions API"):
         encode_chat(tokenizer, [Message("user", "hi")])
@@ -371,7 +373,7 @@ def test_safetensors_folder_gives_tokenizer_template_and_ends(tokenizer: ModelTo
     """A folder's tokenizer.json, configs and template file are read; what is missing or broken is named."""
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         ModelTokenizer.load(tmp_path, vocab_size=NUM_TOKENS)
-    (tmp_path / "tokenizer.json").write_text(tokenizer.tokenizer.to_str(), encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(tokenizer.tokenizer.inner.to_str(), encoding="utf-8")
     (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": [2, 0]}')
     template = '{"chat_template": "{{ bos_token }}{{ messages[0].content }}", "bos_token": {"content": "<|im_start|>"}}'
     (tmp_path / "tokenizer_config.json").write_text(template)

@@ -13,7 +13,9 @@ from pyagent.cli.startup import read_settings, terminal_progress
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from pyagent.core.tokenizers import TokenizerOptions
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
+    from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.models.describe import ModelDescription
     from pyagent.infrastructure.models.store import ModelStore, Watcher
 
@@ -90,15 +92,17 @@ def show(
     path = found.path if found else store.locate(name)
     about = describe_model(path, found.manifest.licence if found else "unknown")
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
-    total_bytes, fits = _fits(path, config)
+    options = _options(config)
+    total_bytes, fits = _fits(path, options, config)
+    template = _template(path, options.of_model(name).tokenizer, has_own=about.has_chat_template)
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
         described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
-        typer.echo(json.dumps(described))
+        typer.echo(json.dumps(described | {"chat_template": template or None}))
         return
-    card = _card(about, path, memory)
+    card = _card(about, path, memory, template)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit, total_bytes)) for fit in fits]
     for key, value in card:
         typer.echo(f"{key:<13} {value}")
@@ -121,16 +125,38 @@ def _contexts(longest: int) -> list[int]:
     return [*(context for context in _CONTEXTS if context < longest), longest]
 
 
-def _fits(path: Path, config: Path | None) -> tuple[int, list[Fit]]:
-    """Return the bytes the engine may use, and whether the model fits in them with each type of KV."""
+def _options(config: Path | None) -> EngineOptions:
     from pyagent.assembly import make_host
-    from pyagent.infrastructure.engine.memory.process import resident_bytes
-    from pyagent.infrastructure.engine.memory.system import total_for
-    from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.engine.plugin import options_of
 
     settings = read_settings(config)
-    options, total_bytes = options_of(settings, make_host(settings)), total_for(settings.engine.memory)
+    return options_of(settings, make_host(settings))
+
+
+def _template(path: Path, options: TokenizerOptions, *, has_own: bool) -> str:
+    """Return which chat template the model is asked by; nothing where it has none."""
+    if options.chat_template != "auto":
+        is_text = "{" in options.chat_template
+        return f"{'a text' if is_text else options.chat_template} (engine.chat_template)"
+    if has_own:
+        return "the model's own"
+    from pyagent.core.errors import ModelError
+    from pyagent.infrastructure.engine.tokens.loading import load_parts
+
+    try:
+        template = load_parts(path, options)[1]
+    except ModelError as error:
+        return f"unknown, as the model cannot be loaded: {error}"
+    return f"{template.built_in} (built in, by the model's tokens)" if template else ""
+
+
+def _fits(path: Path, options: EngineOptions, config: Path | None) -> tuple[int, list[Fit]]:
+    """Return the bytes the engine may use, and whether the model fits in them with each type of KV."""
+    from pyagent.infrastructure.engine.memory.process import resident_bytes
+    from pyagent.infrastructure.engine.memory.system import total_for
+    from pyagent.infrastructure.engine.models.memory_estimate import Fit
+
+    total_bytes = total_for(read_settings(config).engine.memory)
     kv_dtypes = ("bf16", "f16", "int8")
     process_bytes = resident_bytes()
     return total_bytes, [Fit.of(path, kv_dtype, options, total_bytes, process_bytes) for kv_dtype in kv_dtypes]
@@ -149,7 +175,7 @@ def _fit_text(fit: Fit, total_bytes: int) -> str:
     return f"no, {needs}; " + (f"{fit.longest:,} tokens fit" if fit.longest else "it cannot be loaded")
 
 
-def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[tuple[str, str]]:
+def _card(about: ModelDescription, path: Path, memory: dict[int, int], template: str) -> list[tuple[str, str]]:
     needs = (f"{format_bytes(need)} with {context:,} tokens" for context, need in memory.items())
     return [
         ("architecture", f"{about.architecture}, {about.num_layers} layers"),
@@ -159,6 +185,6 @@ def _card(about: ModelDescription, path: Path, memory: dict[int, int]) -> list[t
         ("context", f"{about.context_length:,} tokens"),
         ("memory", "; ".join(needs)),
         ("licence", about.licence),
-        ("chat template", "yes" if about.has_chat_template else "no; completions only"),
+        ("chat template", template or "none; completions only, or set engine.chat_template"),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]

@@ -18,6 +18,10 @@ def _positive(seconds: float | None) -> float | None:
 
 Config = Annotated[Path | None, typer.Option("--config", help="Read this file of settings only.")]
 Chain = Annotated[str | None, typer.Option("--chain", metavar="A,B", help="Backends to try, in order.")]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option("--chat-template", help="Chat template of the embedded engine's models: a name, a file or a text."),
+]
 Model = Annotated[str | None, typer.Option("--model", help="Model for the embedded engine: a name or a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 Files = Annotated[

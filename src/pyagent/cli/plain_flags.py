@@ -18,7 +18,7 @@ def read_plain(arguments: Sequence[str], flags: Mapping[str, Callable[[str], obj
         if flag not in flags or text.startswith("-"):
             return None
         try:
-            values[flag.removeprefix("--")] = flags[flag](text)
+            values[flag.removeprefix("--").replace("-", "_")] = flags[flag](text)
         except ValueError:
             return None
     return values

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FLAGS: Mapping[str, Callable[[str], object]] = {
     "--model": str,
     "--chain": str,
+    "--chat-template": str,
     "--host": str,
     "--port": whole_number(65535),
     "--config": Path,
@@ -39,6 +40,7 @@ def serve(
     *,
     model: str | None = None,
     chain: str | None = None,
+    chat_template: str | None = None,
     host: str | None = None,
     port: int | None = None,
     config: Path | None = None,
@@ -47,7 +49,8 @@ def serve(
     gc.disable()  # what is imported stays: looking for garbage in it is a tenth of the time to start
     from pyagent.assembly import make_chain, make_host
 
-    settings, origins = read_layers(config, chain, model, server__host=host, server__port=port)
+    flags = {"server__host": host, "server__port": port, "engine__chat_template": chat_template}
+    settings, origins = read_layers(config, chain, model, **flags)
     fetch_first_model(settings)
     plugins = make_host(settings)
     backend = make_chain(settings, plugins, own_address=(settings.server.host, settings.server.port))

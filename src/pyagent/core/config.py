@@ -237,12 +237,18 @@ def _anchored(leaves: Leaves, folder: Path) -> Leaves:
             anchored[key] = str(folder / value)
     models = anchored.get("engine.models")
     if isinstance(models, list):
-        entries = cast("list[object]", models)
-        anchored["engine.models"] = [
-            str((folder / entry).resolve()) if isinstance(entry, str) and entry.startswith((".", "..")) else entry
-            for entry in entries
-        ]
+        anchored["engine.models"] = [_beside(entry, folder) for entry in cast("list[object]", models)]
+    for key in [key for key in anchored if key.startswith("engine.chat_template")]:
+        value = anchored[key]
+        named = cast("dict[str, object]", value).items() if isinstance(value, dict) else ()
+        anchored[key] = {name: _beside(one, folder) for name, one in named} if named else _beside(value, folder)
     return anchored
+
+
+def _beside(entry: object, folder: Path) -> object:
+    """Return a name as it is, and a file by its place beside the file of settings."""
+    is_file = isinstance(entry, str) and entry.startswith(".") and "{" not in entry
+    return str((folder / cast("str", entry)).resolve()) if is_file else entry
 
 
 def _environment_leaves() -> Leaves:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.scheduling import QueuePolicyFactory
+    from pyagent.core.tokenizers import TokenizerFactory
 
 PROJECT_NAME = "pyagent"
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -46,6 +47,10 @@ class Parts(Protocol):
 
     def dialects(self) -> Mapping[str, Dialect]:
         """How models write reasoning and tool calls, besides the built-in dialects."""
+        ...
+
+    def tokenizers(self) -> Mapping[str, TokenizerFactory]:
+        """Vocabularies of models, besides those that the built-in readers know."""
         ...
 
     def runners(self) -> Mapping[str, RunnerFactory]:
@@ -101,6 +106,15 @@ class HookSpecs:
         """How models write reasoning and tool calls: a parser, a grammar, and the chat templates that show it.
 
         They come before the built-in dialects, whose names they may take; the first that matches a template is used.
+        """
+        ...
+
+    @hookspec
+    def pyagent_register_tokenizers(self) -> Sequence[TokenizerFactory]:
+        """Vocabularies of models: what knows a model's files by their looks, and loads its tokenizer.
+
+        They come before the built-in ones, whose names they may take; `engine.tokenizer` names one, or takes the first
+        that knows the files.
         """
         ...
 

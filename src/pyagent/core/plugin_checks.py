@@ -33,6 +33,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "tools": ("description", "arguments", "call", "definition"),
     "tool_providers": ("open", "close"),
     "dialects": ("markers", "reasoning", "spans_reasoning", "matches", "is_open", "parser", "grammar"),
+    "tokenizers": ("matches", "load"),
     "runners": ("unavailable_reason", "estimate", "load"),
     "logits_processors": ("arguments", "is_argmax_invariant"),
 }

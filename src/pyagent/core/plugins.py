@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pyagent.core.logits_processors import BroughtLogitsProcessor, LogitsProcessorFactory
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.scheduling import QueuePolicyFactory
+    from pyagent.core.tokenizers import TokenizerFactory
 
 PluginState = Literal["idle", "loaded", "disabled", "quarantined"]
 
@@ -191,6 +192,10 @@ class PluginHost:
     def logits_processors(self) -> dict[str, BroughtLogitsProcessor]:
         """Logits processors by name, each with its plugin, which its faults name."""
         return cast("dict[str, BroughtLogitsProcessor]", self._collect("logits_processors"))
+
+    def tokenizers(self) -> dict[str, TokenizerFactory]:
+        """Loaders of vocabularies by name, in the plugins' order; their failures name the plugin."""
+        return cast("dict[str, TokenizerFactory]", self._collect("tokenizers"))
 
     def runners(self) -> dict[str, RunnerFactory]:
         """Loaders of models by the name of their device, in the plugins' order; their failures name the plugin."""
@@ -397,6 +402,11 @@ class PluginHost:
 
             makers = cast("dict[str, LogitsProcessorFactory]", items)
             return {name: BroughtLogitsProcessor(factory, plugin.name) for name, factory in makers.items()}
+        if noun == "tokenizers":
+            from pyagent.core.guarded_tokenizer import GuardedTokenizerFactory
+
+            readers = cast("dict[str, TokenizerFactory]", items)
+            return {name: GuardedTokenizerFactory(reader, plugin.name) for name, reader in readers.items()}
         if noun != "backends":
             return items
         return {name: self._guarded(plugin, cast("BackendFactory", item)) for name, item in items.items()}

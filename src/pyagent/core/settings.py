@@ -164,6 +164,13 @@ def _read_budgets(value: object) -> dict[str, int]:
     return {name: cast("int", whole(0).read(number)) for name, number in read_table(value).items()}
 
 
+def _read_templates(value: object) -> dict[str, str]:
+    templates = read_table(value)
+    if not all(isinstance(template, str) for template in templates.values()):
+        raise ValueError("expected a text for each model")
+    return cast("dict[str, str]", templates)
+
+
 def _read_classes(value: object) -> dict[str, RequestClass]:
     return {name: _read_class(name, table) for name, table in read_table(value).items()}
 
@@ -373,6 +380,26 @@ class Engine(Section, frozen=True):
             "models answer better after a sentence that says so.",
         ),
     ] = ""
+    tokenizer: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "Reader of the models' tokenizers: `gguf`, `huggingface` (tokenizer.json), `tekken`, `tiktoken`, "
+            "`sentencepiece`, or a plugin's; `auto` is the first that knows the model's files.",
+        ),
+    ] = "auto"
+    chat_template: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "Chat template of the models: `auto` (their own, or else that of the family that their tokens show), "
+            "the name of a built-in one such as `chatml`, a file, or the template itself.",
+        ),
+    ] = "auto"
+    chat_templates: Annotated[
+        dict[str, str],
+        Setting(Kind("table", _read_templates, "table"), "Likewise for single models, by their names in `models`."),
+    ] = {}
     stream_interval: Annotated[
         int,
         Setting(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.settings import Engine
+from pyagent.core.tokenizers import NO_OPTIONS, TokenizerOptions
 from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
@@ -57,8 +58,8 @@ class EngineOptions:
     token logs: all, those with a name, or none. `normalizes_prompts` takes known volatile spans out of system prompts;
     `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
     `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`; `thinking` bounds
-    their reasoning. Of an answer the text
-    of `stream_interval` tokens goes out together.
+    their reasoning. Of an answer the text of `stream_interval` tokens goes out together. `tokenizer` says how
+    vocabularies and chat templates are found.
     `logits` says which logits processors there are.
     """
 
@@ -74,8 +75,13 @@ class EngineOptions:
     dialects: Sequence[Dialect] = ()
     thinking: ThinkingLimits = field(default_factory=ThinkingLimits)
     stream_interval: int = 1
+    tokenizer: TokenizerOptions = NO_OPTIONS
     runners: RunnerChoice = field(default_factory=RunnerChoice)
     logits: LogitsOptions = field(default_factory=LogitsOptions)
+
+    def of_model(self, name: str) -> EngineOptions:
+        """Return the options of one model."""
+        return replace(self, tokenizer=self.tokenizer.of_model(name))
 
     @property
     def largest_step(self) -> LargestStep:

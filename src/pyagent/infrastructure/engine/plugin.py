@@ -20,6 +20,8 @@ from pyagent.core.settings import Settings
 
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
+    from pyagent.core.settings import Engine as EngineSettings
+    from pyagent.core.tokenizers import TokenizerFactory, TokenizerOptions
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
@@ -113,10 +115,26 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         dialects=tuple(parts.dialects().values()),
         thinking=ThinkingLimits(engine.thinking_token_budget, engine.effort_budgets, engine.thinking_budget_message),
         stream_interval=engine.stream_interval,
+        tokenizer=_tokenizers(engine, parts.tokenizers()),
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
         logits=pick_logits(engine.logits_processors, parts.logits_processors(), engine.logits_processor_seconds),
     )
+
+
+def _tokenizers(engine: EngineSettings, brought: Mapping[str, TokenizerFactory]) -> TokenizerOptions:
+    from pyagent.core.tokenizers import READERS, TokenizerOptions
+
+    name, known = engine.tokenizer, ["auto", *dict.fromkeys([*brought, *READERS])]
+    if name not in known:
+        hint = did_you_mean(name, known, f"there are {', '.join(known)}")
+        raise ConfigError(f"engine.tokenizer: there is no tokenizer {name!r}; {hint}", key="engine.tokenizer")
+    for key, chosen in {"chat_template": engine.chat_template, **engine.chat_templates}.items():
+        if chosen != "auto":
+            from pyagent.infrastructure.engine.tokens.template_choice import read_chosen
+
+            read_chosen(chosen, "engine.chat_template" + ("" if key == "chat_template" else f"s.{key}"))
+    return TokenizerOptions(name, tuple(brought.values()), engine.chat_template, engine.chat_templates)
 
 
 def _checked_dialect(name: str, brought: Mapping[str, Dialect]) -> str:

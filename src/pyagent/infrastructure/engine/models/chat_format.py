@@ -209,7 +209,7 @@ class ChatFormat:
     @cached_property
     def reasoning_ids(self) -> frozenset[int]:
         """The tokens that are such a tag."""
-        ids = (self._tokenizer.tokenizer.token_to_id(tag) for tag in self.reasoning_tags)
+        ids = (self._tokenizer.token_id(tag) for tag in self.reasoning_tags)
         return frozenset(token for token in ids if token is not None)
 
     def shown_ids(self, dialect: Dialect) -> frozenset[int]:
@@ -227,7 +227,7 @@ class ChatFormat:
         if found is None:
             written = dialect.grammar([_PROBE], is_required=False, is_parallel=True)
             tags = dialect.markers | self.reasoning_tags | _closing(self.reasoning_tags)
-            added = self._tokenizer.tokenizer.get_added_tokens_decoder()
+            added = self._tokenizer.added
             used = {one.content: token for token, one in added.items() if one.content in tags or one.content in written}
             is_control = self._tokenizer.is_control
             found = {text: token for text, token in used.items() if is_control(token) or _IN_BRACKETS.fullmatch(text)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from pyagent import _rust
 from pyagent.core.messages import CacheReport, ChatRequest, Hint
 from pyagent.core.runners.runner import ModelRunner
+from pyagent.core.tokenizers import TokenizerOptions
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
@@ -42,7 +43,7 @@ class LoadedModel:
         """
         self.runner = runner
         self.runner_name = runner_name
-        self.tokenizer = self._load_tokenizer(path, memory.tokenizer)
+        self.tokenizer = self._load_tokenizer(path, memory.tokenizer, options.tokenizer)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_model_len or own_context, self.runner.kv_tokens)
         step = options.largest_step._replace(num_positions=self.context_length)
@@ -80,10 +81,10 @@ class LoadedModel:
         )
         self._takes_hints = options.takes_hints
 
-    def _load_tokenizer(self, path: Path, memory: Reservation) -> ModelTokenizer:
+    def _load_tokenizer(self, path: Path, memory: Reservation, options: TokenizerOptions) -> ModelTokenizer:
         """The tokenizer; `memory` holds what the heap grew by, or the estimate where others freed more meanwhile."""
         before = heap_bytes()
-        tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size)
+        tokenizer = ModelTokenizer.load(path, vocab_size=self.runner.vocab_size, options=options)
         after = heap_bytes()
         if before is not None and after is not None and after > before:
             memory.resize(after - before)

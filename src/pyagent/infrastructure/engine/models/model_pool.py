@@ -183,7 +183,7 @@ class ModelPool:
 
             try:
                 memory.weights.resize(runner.info.weight_bytes)
-                model = LoadedModel(runner, path, options, memory, factory.name)
+                model = LoadedModel(runner, path, options.of_model(entry.name), memory, factory.name)
                 _rust.trim_memory()  # what building the tokenizer left
                 self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
             except BaseException:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 
 # Token types of GGUF.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -29,6 +30,37 @@ _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3"})
 SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "default")
+
+
+class GgufReader:
+    """Reads the tokenizer of a GGUF file."""
+
+    name = "gguf"
+
+    def matches(self, path: Path) -> bool:
+        """Whether it may be such a file: a folder is none."""
+        return path.is_file()
+
+    def load(self, path: Path) -> HuggingFaceTokenizer:
+        """Return the file's tokenizer. Raises `ModelError` saying what is wrong with it."""
+        try:
+            metadata = _rust.read_model_header(path, packed=True)["metadata"]
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=str(path)) from error
+        inner = build_tokenizer(metadata, str(path))
+        declared = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+        begin_id = metadata.get("tokenizer.ggml.bos_token_id")
+        # llama.cpp's defaults for files that do not say.
+        is_usual = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in LLAMA3_NAMES
+        adds_begin = metadata.get("tokenizer.ggml.add_bos_token", is_usual)
+        return HuggingFaceTokenizer(
+            inner,
+            str(path),
+            num_tokens=len(cast("_rust.Texts", metadata["tokenizer.ggml.tokens"])),
+            begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
+            end_ids=[token for token in declared if isinstance(token, int)],
+            cuts_words=metadata["tokenizer.ggml.model"] == "gpt2",
+        )
 
 
 def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:

@@ -32,9 +32,13 @@ _SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, texts: Mapping[str, str], name: str) -> None:
-        """`texts` are the model's `bos_token` and `eos_token`. Raises `ModelError` when it cannot be compiled."""
+    def __init__(self, source: str, texts: Mapping[str, str], name: str, *, built_in: str = "") -> None:
+        """`texts` are the model's `bos_token` and `eos_token`; `built_in` is the name of one that is not the model's.
+
+        Raises `ModelError` when it cannot be compiled.
+        """
         self.source = source
+        self.built_in = built_in
         self._name = name
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelError(

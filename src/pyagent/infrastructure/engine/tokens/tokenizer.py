@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
-from pyagent import _rust
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message, Tool
+from pyagent.core.tokenizers import NO_OPTIONS, Tokenizer, TokenizerOptions
 from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer, TokenBytes
-from pyagent.infrastructure.engine.tokens.gguf_vocabulary import LLAMA3_NAMES, build_tokenizer
+from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.markers import BREAK, Markers
 from pyagent.infrastructure.engine.tokens.segment_cache import SegmentCache
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
@@ -48,8 +47,6 @@ _MAX_CUT_CHARS = 64
 # Texts longer than so many characters a token are looked at before they are read, by so much more than would fit: the
 # tokens at the end of a text that is cut may be others than those of the whole.
 _CHARS_A_TOKEN, _MARGIN = 8, 1.25
-_LONG_CHARS = 10_000
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own for one text would only cost
 # Letters put before a text that continues another one; one of them does not melt into what follows.
 _ANCHORS = "a.0"
 
@@ -57,91 +54,47 @@ _ANCHORS = "a.0"
 class ModelTokenizer:
     """Tokenizer, chat template and end tokens of one model."""
 
-    def __init__(  # noqa: PLR0913 - each is a part of its own
-        self,
-        tokenizer: Tokenizer,
-        *,
-        template: ChatTemplate | None,
-        declared_end_ids: Iterable[int],
-        begin_id: int | None,
-        name: str,
-        cuts_words: bool = False,
-    ) -> None:
-        """`cuts_words` says that the tokenizer encodes what stands before a word and from its space on apart."""
+    def __init__(self, tokenizer: Tokenizer, *, template: ChatTemplate | None, name: str) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self.begin_id = begin_id
+        self.begin_id = tokenizer.begin_id
         self.name = name
-        self.vocab_size = tokenizer.get_vocab_size()
-        self._token_bytes = TokenBytes(tokenizer, name)
-        added = tokenizer.get_added_tokens_decoder()
-        self.markers = Markers(added.values(), template)
-        self._cuts = _cuts(added.values())
-        self._cuts_words = cuts_words and not any(
-            token.rstrip or _LETTER_SPACE.search(token.content) for token in added.values()
+        self.vocab_size = tokenizer.num_tokens
+        self._token_bytes = TokenBytes(tokenizer)
+        self.added = _added(tokenizer)
+        self.markers = Markers(self.added.values(), template)
+        # Where the library cuts a text is known; of another tokenizer nothing is.
+        is_known = isinstance(tokenizer, HuggingFaceTokenizer)
+        self._cuts = _cuts(self.added.values()) if is_known else None
+        self._cuts_words = (
+            is_known
+            and tokenizer.cuts_words
+            and not any(token.rstrip or _LETTER_SPACE.search(token.content) for token in self.added.values())
         )
         self._kept = SegmentCache(self._part, most_chars=_KEPT_CHARS, longest=_MAX_KEPT_CHARS)
-        ends = (tokenizer.token_to_id(text) for text in _END_TOKENS)
-        self.end_ids = frozenset(declared_end_ids) | {token for token in ends if token is not None and token in added}
+        ends = (self.token_id(text) for text in _END_TOKENS)
+        self.end_ids = frozenset(tokenizer.end_ids) | {token for token in ends if token is not None}
+
+    def token_id(self, text: str) -> int | None:
+        """Return the token that is added to the vocabulary under this name, a control token say."""
+        return self._name_to_id.get(text)
+
+    @cached_property
+    def _name_to_id(self) -> dict[str, int]:
+        return {token.content: token_id for token_id, token in self.added.items()}
 
     @classmethod
-    def load(cls, path: Path, *, vocab_size: int) -> ModelTokenizer:
-        """Read the tokenizer of a GGUF file or a safetensors folder. Raises `ModelError` saying what is wrong."""
-        loaded, num_tokens = cls._from_folder(path) if path.is_dir() else cls._from_gguf(path)
-        if num_tokens > vocab_size:
-            raise ModelError(f"{path}: the tokenizer has {num_tokens} tokens, the model {vocab_size}", model=str(path))
+    def load(cls, path: Path, *, vocab_size: int, options: TokenizerOptions = NO_OPTIONS) -> ModelTokenizer:
+        """Read a model's tokenizer and chat template. Raises `ModelError` saying what is wrong with its files."""
+        from pyagent.infrastructure.engine.tokens.loading import load_parts  # readers of all formats
+
+        tokenizer, template = load_parts(path, options)
+        if tokenizer.num_tokens > vocab_size:
+            text = f"{path}: the tokenizer has {tokenizer.num_tokens} tokens, the model {vocab_size}"
+            raise ModelError(text, model=str(path))
+        loaded = cls(tokenizer, template=template, name=str(path))
         loaded.vocab_size = vocab_size
         return loaded
-
-    @classmethod
-    def _from_gguf(cls, path: Path) -> tuple[ModelTokenizer, int]:
-        try:
-            metadata = _rust.read_model_header(path, packed=True)["metadata"]
-        except _rust.ModelFileError as error:
-            raise ModelError(str(error), model=str(path)) from error
-        tokenizer = build_tokenizer(metadata, str(path))
-        keys = ("eos", "eot", "eom")
-        declared = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys)
-        begin_id = metadata.get("tokenizer.ggml.bos_token_id")
-        # llama.cpp's defaults for files that do not say.
-        is_usual = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in LLAMA3_NAMES
-        adds_begin = metadata.get("tokenizer.ggml.add_bos_token", is_usual)
-        end_id = metadata.get("tokenizer.ggml.eos_token_id")
-        source = metadata.get("tokenizer.chat_template")
-        texts = {"bos_token": _text(tokenizer, begin_id), "eos_token": _text(tokenizer, end_id)}
-        loaded = cls(
-            tokenizer,
-            template=ChatTemplate(source, texts, str(path)) if isinstance(source, str) else None,
-            declared_end_ids=[token for token in declared if isinstance(token, int)],
-            begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
-            name=str(path),
-            cuts_words=metadata["tokenizer.ggml.model"] == "gpt2",
-        )
-        return loaded, len(cast("_rust.Texts", metadata["tokenizer.ggml.tokens"]))
-
-    @classmethod
-    def _from_folder(cls, path: Path) -> tuple[ModelTokenizer, int]:
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            raise ModelError(f"{path}: no tokenizer.json; save the model with its (fast) tokenizer", model=str(path))
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:
-            raise ModelError(f"{file}: not a tokenizer: {error}", model=str(path)) from error
-        settings = {**_json(path / "config.json"), **_json(path / "generation_config.json")}
-        about = _json(path / "tokenizer_config.json")
-        end_ids = settings.get("eos_token_id")
-        texts = {key: _token_name(about.get(key)) for key in ("bos_token", "eos_token")}
-        source = _folder_template(path, about)
-        begin_id = settings.get("bos_token_id") if about.get("add_bos_token") else None
-        loaded = cls(
-            tokenizer,
-            template=ChatTemplate(source, texts, str(path)) if source else None,
-            declared_end_ids=[end_ids] if isinstance(end_ids, int) else cast("list[int]", end_ids or []),
-            begin_id=begin_id if isinstance(begin_id, int) else None,
-            name=str(path),
-        )
-        return loaded, 1 + max(tokenizer.get_vocab().values(), default=-1)  # ids may have holes
 
     def encode_text(self, text: str, tenant: str = "", *, is_begun: bool = False) -> list[int]:
         """A tenant's text; control tokens in it are read as such. Empty text has none.
@@ -164,7 +117,8 @@ class ModelTokenizer:
         """A conversation as the template's text, up to where its answer begins; markers in messages are parted."""
         if self.template is None:
             raise RequestError(
-                f"{self.name} has no chat template; use the completions API with a prompt", param="messages"
+                f"{self.name} has no chat template; use the completions API with a prompt, or set engine.chat_template",
+                param="messages",
             )
         if not any(message.text.strip() or message.tool_calls for message in messages):
             raise RequestError("the prompt is empty; send at least one message with text", param="messages")
@@ -206,10 +160,8 @@ class ModelTokenizer:
         return array("I", self._ids(text))
 
     def _ids(self, text: str) -> list[int]:
-        """As the tokenizer encodes it. A long word takes seconds: only a batch lets other threads go on meanwhile."""
-        if len(text) < _LONG_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
-        return self.tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
+        """As the tokenizer encodes it."""
+        return list(self.tokenizer.encode(text))
 
     def is_longer_than(self, num_tokens: int, texts: Sequence[str]) -> bool:
         """Whether texts surely have more tokens together, by their beginning; False where it is not worth looking.
@@ -226,11 +178,9 @@ class ModelTokenizer:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Characters of the longest token, or bytes, which are as many at least."""
-        names = (
-            self.tokenizer.id_to_token(token) for token in range(self.vocab_size)
-        )  # a dict of all would leave 1.4 MB
-        return max((len(name or "") for name in names), default=1)
+        """Bytes of the longest token, which are as many as its characters at least."""
+        # One by one: a dict of all would leave 1.4 MB.
+        return max((len(self._token_bytes.made(token)) for token in range(self.tokenizer.num_tokens)), default=1) or 1
 
     def words_as_tokens(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token sequences that say one of some words, at the beginning of a word and inside one."""
@@ -328,6 +278,14 @@ class ModelTokenizer:
         fields[self.template.thought_name] = thought
 
 
+def _added(tokenizer: Tokenizer) -> dict[int, AddedToken]:
+    """The tokens that are found in a text before anything else: of others than the library's, the control tokens."""
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return tokenizer.added
+    named = tokenizer.special_tokens.items()
+    return {token: AddedToken(name, special=True, normalized=False) for name, token in named}
+
+
 def _cuts(added: Collection[AddedToken]) -> re.Pattern[str] | None:
     """The control tokens before which a text can be cut, and its parts encoded one by one.
 
@@ -349,35 +307,3 @@ def _ends(added: Collection[AddedToken], letters: Collection[str]) -> set[str]:
     texts = (token.content for token in added)
     starts = ((text, place) for text in texts for place in range(1, len(text)) if text[place] in letters)
     return {text[place : place + _MAX_CUT_CHARS] for text, place in starts}
-
-
-def _text(tokenizer: Tokenizer, token: object) -> str:
-    return (tokenizer.id_to_token(token) or "") if isinstance(token, int) else ""
-
-
-def _json(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}", model=str(path)) from error
-    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
-
-
-def _token_name(value: object) -> str:
-    """A token in tokenizer_config.json: text, or a mapping with its text."""
-    if isinstance(value, Mapping):
-        value = cast("Mapping[str, object]", value).get("content")
-    return value if isinstance(value, str) else ""
-
-
-def _folder_template(path: Path, about: Mapping[str, object]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    value = about.get("chat_template")
-    if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in cast("list[dict[str, str]]", value)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None

@@ -60,6 +60,7 @@ REFUSED: Refused = {
     "functions": (([],), "use `tools`, which replaced it"),
     "function_call": (("none",), "use `tool_choice`, which replaced it"),
     "web_search_options": ((), "nothing is searched"),
+    "chat_template": ((), "the settings choose a model's template (engine.chat_template)"),
     "verbosity": (("medium",), "say in the prompt how long the answer should be"),
 }
 
@@ -283,6 +284,7 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     function_call: object = None
     web_search_options: object = None
     verbosity: object = None
+    chat_template: object = None
 
     def thinking(self) -> int | None:
         """Return how many tokens the model may think, under whichever name it is said."""

@@ -1,0 +1,118 @@
+"""What a model's folder says of its tokens in JSON files, and its tokenizer.json. All of it is hostile input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import tokenizers
+
+from pyagent.core.errors import ModelError
+from pyagent.core.tokenizers import Tokenizer
+from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
+
+MAX_JSON_BYTES = 256_000_000
+_NAMED = "added_tokens_decoder"
+
+
+class ModelFolder:
+    """The JSON files of a model's folder, read when they are first asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def settings(self) -> dict[str, object]:
+        """What config.json and, before it, generation_config.json say."""
+        return {**read_json(self.path / "config.json"), **read_json(self.path / "generation_config.json")}
+
+    @cached_property
+    def about(self) -> dict[str, object]:
+        """What tokenizer_config.json says."""
+        return read_json(self.path / "tokenizer_config.json")
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end an answer."""
+        found = self.settings.get("eos_token_id")
+        ids = cast("list[object]", found) if isinstance(found, list) else [found]
+        return [one for one in ids if isinstance(one, int)]
+
+    def begin_id(self, usual: int | None) -> int | None:
+        """Return the token before a plain text: `usual` where the folder does not say whether there is one."""
+        adds_begin, begin_id = self.about.get("add_bos_token"), self.settings.get("bos_token_id")
+        if adds_begin is None:
+            return usual
+        return (begin_id if isinstance(begin_id, int) else usual) if adds_begin else None
+
+    @property
+    def added_tokens(self) -> dict[int, tuple[str, bool]]:
+        """Tokens that tokenizer_config.json adds to a vocabulary, and whether each is a control token."""
+        added = self.about.get(_NAMED)
+        if not isinstance(added, dict):
+            return {}
+        items = cast("dict[str, object]", added).items()
+        return {int(key): told for key, value in items if key.isdecimal() and (told := _added(value))}
+
+    def token_name(self, key: str) -> str:
+        """Return the text of `bos_token` or `eos_token`: they stand as texts, or as mappings with theirs."""
+        value = self.about.get(key)
+        if isinstance(value, Mapping):
+            value = cast("Mapping[str, object]", value).get("content")
+        return value if isinstance(value, str) else ""
+
+    @property
+    def template(self) -> str | None:
+        """The source of its chat template."""
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        value = self.about.get("chat_template")
+        if isinstance(value, list):
+            named = {item.get("name"): item.get("template") for item in cast("list[dict[str, str]]", value)}
+            value = named.get("default")
+        return value if isinstance(value, str) else None
+
+
+class HuggingFaceReader:
+    """Reads tokenizer.json."""
+
+    name = "huggingface"
+
+    def matches(self, path: Path) -> bool:
+        """Whether the folder has one."""
+        return (path / "tokenizer.json").is_file()
+
+    def load(self, path: Path) -> Tokenizer:
+        """Return the folder's tokenizer."""
+        file, folder = path / "tokenizer.json", ModelFolder(path)
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:
+            raise ModelError(f"{file}: not a tokenizer: {error}", model=str(path)) from error
+        num_tokens = 1 + max(inner.get_vocab().values(), default=-1)  # ids may have holes
+        made = HuggingFaceTokenizer(inner, str(path), num_tokens=num_tokens, end_ids=folder.end_ids)
+        made.begin_id = folder.begin_id(made.first_token())
+        return made
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Return the object in a JSON file; an empty one where there is none. Raises `ModelError`."""
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelError(f"{path}: larger than {MAX_JSON_BYTES} bytes", model=str(path.parent))
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not valid JSON: {error}", model=str(path.parent)) from error
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _added(value: object) -> tuple[str, bool] | None:
+    token = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    content = token.get("content")
+    return (content, bool(token.get("special"))) if isinstance(content, str) and content else None
