@@ -81,9 +81,7 @@ class CheckedTokenizer:
 
     def _checked_special(self) -> dict[str, int]:
         value = cast("object", self._inner.special_tokens)
-        if not isinstance(value, Mapping):
-            raise self._wrong("special_tokens", value, "token ids by name")
-        named = cast("Mapping[object, object]", value)
+        named = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"": 0}
         if not all(isinstance(name, str) and name for name in named):
             raise self._wrong("special_tokens", value, "token ids by name")
         self._checked_ids("special_tokens", named.values())
