@@ -239,14 +239,14 @@ def _anchored(leaves: Leaves, folder: Path) -> Leaves:
     if isinstance(models, list):
         anchored["engine.models"] = [_beside(entry, folder) for entry in cast("list[object]", models)]
     for key in [key for key in anchored if key.startswith("engine.chat_template")]:
-        value = anchored[key]
-        named = cast("dict[str, object]", value).items() if isinstance(value, dict) else ()
-        anchored[key] = {name: _beside(one, folder) for name, one in named} if named else _beside(value, folder)
+        anchored[key] = _beside(anchored[key], folder)
     return anchored
 
 
 def _beside(entry: object, folder: Path) -> object:
-    """Return a name as it is, and a file by its place beside the file of settings."""
+    """Return names as they are, and files by their places beside the file of settings."""
+    if isinstance(entry, dict):
+        return {name: _beside(one, folder) for name, one in cast("dict[str, object]", entry).items()}
     is_file = isinstance(entry, str) and entry.startswith(".") and "{" not in entry
     return str((folder / cast("str", entry)).resolve()) if is_file else entry
 

@@ -80,10 +80,9 @@ class CheckedTokenizer:
         return value
 
     def _checked_special(self) -> dict[str, int]:
-        value = cast("object", self._inner.special_tokens)
-        named = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"": 0}
-        if not all(isinstance(name, str) and name for name in named):
-            raise self._wrong("special_tokens", value, "token ids by name")
+        named = _mapping(self._inner.special_tokens)
+        if named is None or not all(isinstance(name, str) and name for name in named):
+            raise self._wrong("special_tokens", self._inner.special_tokens, "token ids by name")
         self._checked_ids("special_tokens", named.values())
         return cast("dict[str, int]", dict(named))
 
@@ -104,6 +103,10 @@ class CheckedTokenizer:
 
     def _wrong(self, name: str, value: object, expected: str) -> PluginError:
         return tokenizer_error(self._plugin, f"has `{name}` {value!r:.80}, expected {expected}")
+
+
+def _mapping(value: object) -> Mapping[object, object] | None:
+    return cast("Mapping[object, object]", value) if isinstance(value, Mapping) else None
 
 
 def tokenizer_error(plugin: str, what: str) -> PluginError:
