@@ -60,10 +60,12 @@ def part(**fields: Any) -> Any:
         (part(type="refusal", refusal="no"), "messages[0].content[0].type"),
         (said({"role": "assistant", "tool_calls": [CALL | {"extra": 1}]}), "messages[0].tool_calls[0].extra"),
         (
-            said({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f"}}]}),
+            said(
+                {"role": "assistant", "tool_calls": [{"id": "c", "type": "mcp", "custom": {"name": "f", "input": ""}}]}
+            ),
             "messages[0].tool_calls[0].type",
         ),
-        (said(HI[0], tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type"),
+        (said(HI[0], tools=[{"type": "web_search"}]), "tools[0].type"),
         (said(HI[0], tools=[{"type": "function"}]), "tools[0].function"),
         (said(HI[0], tools=[{"function": FUNCTION | {"returns": 1}}]), "tools[0].function.returns"),
         (said(HI[0], tools=[{"function": FUNCTION}], tool_choice={"type": "allowed_tools"}), "tool_choice"),

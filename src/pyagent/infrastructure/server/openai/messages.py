@@ -7,6 +7,7 @@ the latter change no answer. Others are refused by name. Pure: structs in, value
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -22,16 +23,14 @@ from pyagent.core.messages import (
     Tool,
     ToolCall,
 )
+from pyagent.infrastructure.server.custom_tools import InputGrammar, as_arguments, custom_tool
 from pyagent.infrastructure.server.validation import Refused, refuse
 
 _REFUSED: Refused = {
     "audio": ((), "no audio is kept"),
     "function_call": ((), "use `tool_calls`, which replaced it"),
 }
-_REFUSED_TOOL: Refused = {
-    "type": (("function",), "only functions with a JSON schema are"),
-    "custom": ((), "only functions with a JSON schema are"),
-}
+_REFUSED_TOOL: Refused = {"type": (("function", "custom"), "only functions and custom tools are")}
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
@@ -69,18 +68,25 @@ class _Function(msgspec.Struct, forbid_unknown_fields=True):
     parsed_arguments: object = None  # OpenAI's client adds it, and sends it back
 
 
+class _CustomCall(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    input: str
+
+
 class Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A call the assistant made."""
 
     id: str
     function: _Function | None = None
     type: str = "function"
-    custom: object = None
+    custom: _CustomCall | None = None
     index: int | None = None  # of a streamed call, which clients send back
 
     def call(self, where: str) -> ToolCall:
-        """Return the call; raises `RequestError` for one of no function."""
+        """Return the call; raises `RequestError` for one of no function and no custom tool."""
         refuse(self, _REFUSED_TOOL, f"{where}.")
+        if self.type == "custom" and self.custom is not None:
+            return ToolCall(id=self.id, function=FunctionCall(self.custom.name, as_arguments(self.custom.input)))
         if self.function is None:
             raise RequestError(f"{where} needs its function, with name and arguments", param=f"{where}.function")
         return ToolCall(id=self.id, function=FunctionCall(self.function.name, self.function.arguments))
@@ -143,17 +149,30 @@ class _Definition(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
+class _InputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text", "grammar"] = "text"
+    grammar: InputGrammar | None = None
+
+
+class _Custom(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    format: _InputFormat | None = None
+
+
 class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A tool that the client runs."""
 
     function: _Definition | None = None
     type: str = "function"
-    custom: object = None
+    custom: _Custom | None = None
     cache_control: object = None  # as in a message
 
     def tool(self, where: str) -> Tool:
-        """As backends take it; raises `RequestError` for one that is no function."""
+        """As backends take it; raises `RequestError` for one that is neither a function nor a custom tool."""
         refuse(self, _REFUSED_TOOL, f"{where}.")
+        if self.type == "custom":
+            return self._custom(f"{where}.custom")
         if self.function is None:
             raise RequestError(f"{where} needs its function, with a name", param=f"{where}.function")
         function = self.function
@@ -162,6 +181,21 @@ class InputTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 function.name, function.description or "", function.parameters or {}, function.strict or None
             )
         )
+
+    def _custom(self, where: str) -> Tool:
+        custom = self.custom
+        if custom is None:
+            raise RequestError(f"{where} is required", param=where)
+        form = custom.format
+        if form is not None and (form.type == "grammar") != (form.grammar is not None):
+            text = f"{where}.format of type {form.type} {'needs its' if form.grammar is None else 'takes no'} grammar"
+            raise RequestError(text, param=f"{where}.format.grammar")
+        return custom_tool(custom.name, custom.description, form and form.grammar, f"{where}.format.grammar")
+
+
+def custom_names(tools: Sequence[InputTool]) -> frozenset[str]:
+    """Return the names of the custom tools."""
+    return frozenset(tool.custom.name for tool in tools if tool.type == "custom" and tool.custom is not None)
 
 
 def read_messages(messages: Sequence[InputMessage]) -> list[Message]:

@@ -11,8 +11,9 @@ from itertools import accumulate
 
 import msgspec
 
-from pyagent.core.messages import ChatDelta, JsonObject, ModelInfo, TokenLogprob, ToolCallDelta, Usage
+from pyagent.core.messages import ChatDelta, JsonObject, ModelInfo, TokenLogprob, ToolCall, ToolCallDelta, Usage
 from pyagent.core.tool_call_deltas import whole_calls
+from pyagent.infrastructure.server.custom_tools import InputReader, input_of
 from pyagent.infrastructure.server.errors import HttpError
 
 _DONE = b"data: [DONE]\n\n"
@@ -26,11 +27,13 @@ class OpenAIEncoder:
     model: str
     is_chat: bool
     has_usage_chunk: bool = False
+    custom_tools: frozenset[str] = frozenset()
     created: int = field(default_factory=lambda: int(time.time()))
     media_type: str = "text/event-stream"
     _begun: set[int] = field(default_factory=set[int])
     _num_chars: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     _usage: Usage | None = None
+    _inputs: dict[tuple[int, int], InputReader] = field(default_factory=dict[tuple[int, int], InputReader])
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
         """The body of an answer that is not streamed, from all of its deltas."""
@@ -52,12 +55,33 @@ class OpenAIEncoder:
         if self.is_chat:
             message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
             message |= {"reasoning_content": reasoning} if reasoning else {}
-            message |= {"tool_calls": calls} if calls else {}
+            message |= {"tool_calls": [*map(self._call, calls)]} if calls else {}
             choice |= {"message": message, "logprobs": _chat_logprobs(logprobs)}
         else:
             choice |= {"text": text, "logprobs": _text_logprobs(logprobs), **_prompt_logprobs(deltas)}
             choice |= _prompt_ids(deltas)
         return choice
+
+    def _call(self, call: ToolCall) -> ToolCall | JsonObject:
+        """A whole call: of a custom tool, with its input as text."""
+        if call.function.name not in self.custom_tools:
+            return call
+        custom = {"name": call.function.name, "input": input_of(call.function.arguments)}
+        return {"id": call.id, "type": "custom", "custom": custom}
+
+    def _call_piece(self, index: int, piece: ToolCallDelta) -> JsonObject:
+        """A piece of a call: the first one says whose, the others go on with its arguments or its input."""
+        place = index, piece.index
+        if piece.id and piece.name in self.custom_tools:
+            self._inputs[place] = InputReader()
+        reader = self._inputs.get(place)
+        if reader is None:
+            return _function_piece(piece)
+        text = reader.push(piece.arguments)
+        if piece.id:
+            custom: JsonObject = {"name": piece.name, "input": text}
+            return {"index": piece.index, "id": piece.id, "type": "custom", "custom": custom}
+        return {"index": piece.index, "custom": {"input": text}} if text else {}
 
     def piece(self, delta: ChatDelta) -> bytes:
         """One event of a streamed answer."""
@@ -69,7 +93,8 @@ class OpenAIEncoder:
             piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
             piece |= {"content": delta.content} if delta.content else {}
             piece |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
-            piece |= {"tool_calls": [*map(_call_piece, delta.tool_calls)]} if delta.tool_calls else {}
+            pieces = [told for call in delta.tool_calls if (told := self._call_piece(delta.index, call))]
+            piece |= {"tool_calls": pieces} if pieces else {}
             choice |= {"delta": piece, "logprobs": _chat_logprobs(delta.logprobs)}
         else:
             choice |= {"text": delta.content, "logprobs": _text_logprobs(delta.logprobs, self._num_chars[delta.index])}
@@ -142,8 +167,7 @@ def _full(usage: Usage) -> JsonObject:
     return counts | ({"answer": usage.answer} if usage.answer != "computed" else {})
 
 
-def _call_piece(piece: ToolCallDelta) -> JsonObject:
-    """A piece of a call: the first one says whose, the others go on with its arguments."""
+def _function_piece(piece: ToolCallDelta) -> JsonObject:
     if not piece.id:
         return {"index": piece.index, "function": {"arguments": piece.arguments}}
     function: JsonObject = {"name": piece.name, "arguments": piece.arguments}

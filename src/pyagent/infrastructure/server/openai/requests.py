@@ -26,6 +26,7 @@ from pyagent.core.sampling_params import LogitsProcessorSpec
 from pyagent.infrastructure.server.openai.messages import (
     InputMessage,
     InputTool,
+    custom_names,
     read_messages,
     read_tools,
 )
@@ -310,7 +311,7 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request understood: what to ask the backend, and how to answer the client.
 
-    `others` are the same with the other prompts of a completion.
+    `others` are the same with the other prompts of a completion; `custom_tools` are told in their own shape.
     """
 
     request: ChatRequest
@@ -319,6 +320,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_streamed: bool
     has_usage_chunk: bool
     others: list[ChatRequest] = []
+    custom_tools: frozenset[str] = frozenset()
 
 
 def read_chat(body: bytes) -> ParsedRequest:
@@ -342,7 +344,7 @@ def read_chat(body: bytes) -> ParsedRequest:
         raise RequestError(text, param="add_special_tokens")
     tools = read_tools(parsed.tools or [])
     sampling = msgspec.structs.replace(sampling, thinking_token_budget=parsed.thinking())
-    choice = checked_choice(tools, parsed.tool_choice)
+    choice = checked_choice(tools, _as_function(parsed.tool_choice))
     messages, assistant_prefix = _begun(parsed, messages)
     request = parsed.chat_request(
         sampling,
@@ -354,7 +356,8 @@ def read_chat(body: bytes) -> ParsedRequest:
         reasoning_effort=parsed.reasoning_effort,
         chat_template_kwargs=parsed.chat_template_kwargs or {},
     )
-    return _asked(parsed, request, is_chat=True)
+    understood = _asked(parsed, request, is_chat=True)
+    return msgspec.structs.replace(understood, custom_tools=custom_names(parsed.tools or []))
 
 
 def read_completion(body: bytes) -> ParsedRequest:
@@ -366,6 +369,13 @@ def read_completion(body: bytes) -> ParsedRequest:
     request = parsed.chat_request(sampling, add_special_tokens=parsed.add_special_tokens is not False)
     first, *others = [asking(request, prompt) for prompt in prompts]
     return msgspec.structs.replace(_asked(parsed, first, is_chat=False), others=others)
+
+
+def _as_function(choice: str | JsonObject | None) -> str | JsonObject | None:
+    """Return the choice of a custom tool as that of the function that stands for it."""
+    if isinstance(choice, dict) and choice.get("type") == "custom":
+        return {"type": "function", "function": choice.get("custom")}
+    return choice
 
 
 def _begun(parsed: ChatBody, messages: list[Message]) -> tuple[list[Message], str]:

@@ -53,5 +53,11 @@ async def show_model(service: Service, request: Request) -> Response:
 
 async def _complete(service: Service, request: Request, read: Callable[[bytes], ParsedRequest]) -> Response:
     asked = await service.read(request, read)
-    reply = OpenAIEncoder(str(request.state.request_id), asked.model, asked.is_chat, asked.has_usage_chunk)
+    reply = OpenAIEncoder(
+        str(request.state.request_id),
+        asked.model,
+        asked.is_chat,
+        asked.has_usage_chunk,
+        custom_tools=asked.custom_tools,
+    )
     return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed, others=asked.others)

@@ -1,0 +1,129 @@
+"""Custom tools, whose input is free text: offered, called, streamed and given back in OpenAI's own shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.calling_model import scripted, write_calling_model
+
+from pyagent.core.chain.chain import Chain
+from pyagent.infrastructure.server.app import create_app
+from pyagent.infrastructure.server.custom_tools import InputReader, as_arguments, input_of
+from pyagent.testing import serve
+
+SHELL: Any = {"type": "custom", "custom": {"name": "shell", "description": "runs it"}}
+TIME: Any = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
+ASK: Any = [{"role": "user", "content": "List the files."}]
+INPUT = 'ls "é"\n\\ 🎉'
+CALL = f'<tool_call>\n{{"name": "shell", "arguments": {as_arguments(INPUT)}}}\n</tool_call>'
+
+
+def coded(pattern: str, syntax: str = "regex") -> Any:
+    grammar = {"definition": pattern, "syntax": syntax}
+    return {"type": "custom", "custom": {"name": "code", "format": {"type": "grammar", "grammar": grammar}}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@contextmanager
+def client_of(model: Path, *texts: str) -> Iterator[openai.OpenAI]:
+    backend = asyncio.run(scripted(model, *texts))
+    try:
+        with (
+            serve(create_app(Chain([backend]))) as url,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client,
+        ):
+            yield client
+    finally:
+        asyncio.run(backend.close())
+
+
+def test_custom_tool_is_called_with_text(model: Path) -> None:
+    """Whole and streamed the input is the text itself; its result goes back, and functions keep their own shape."""
+    with client_of(model, CALL, CALL, "Two files.") as client:
+        kwargs: Any = {"model": "tiny", "tools": [SHELL, TIME], "temperature": 0}
+        whole: Any = client.chat.completions.create(messages=ASK, **kwargs)
+        (call,) = whole.choices[0].message.tool_calls
+        assert (call.type, call.custom.name, call.custom.input) == ("custom", "shell", INPUT)
+        stream: Any = client.chat.completions.create(messages=ASK, stream=True, **kwargs)
+        pieces = [piece for chunk in stream for piece in chunk.choices[0].delta.tool_calls or []]
+        assert (pieces[0].type, pieces[0].custom["name"]) == ("custom", "shell")
+        assert "".join(piece.custom["input"] for piece in pieces) == INPUT
+        assert len(pieces) > 3
+        past: Any = [*ASK, whole.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "a b"}]
+        assert client.chat.completions.create(messages=past, **kwargs).choices[0].message.content == "Two files."
+
+
+def test_input_of_a_custom_tool_matches_its_regex(model: Path) -> None:
+    """Forced by name, a model that talks nonsense writes input that matches, quotes and line breaks included."""
+    pattern = '[a-z"\\n]{3,6}[$]|x\\$'
+    choice: Any = {"type": "custom", "custom": {"name": "code"}}
+    with client_of(model, *["~"] * 3) as client:
+        for seed in range(3):
+            answer: Any = client.chat.completions.create(
+                model="tiny",
+                messages=ASK,
+                tools=[coded(pattern)],
+                tool_choice=choice,
+                seed=seed,
+                max_tokens=200,
+                extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+            )
+            (call,) = answer.choices[0].message.tool_calls
+            assert re.fullmatch(pattern, call.custom.input), call.custom.input
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        (coded("start: /a/", "lark"), "tools[0].custom.format.grammar.syntax"),
+        (coded("a" * 70_000), "tools[0].custom.format.grammar.definition"),
+        (coded("(?=a)b"), "tools"),
+        ({"type": "custom"}, "tools[0].custom"),
+        ({"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}, "tools[0].custom.format.grammar"),
+    ],
+)
+def test_custom_tool_that_cannot_be_held_is_refused(model: Path, tool: Any, param: str) -> None:
+    """A grammar that JSON cannot hold, or none where one is said, is a 400 that names the field."""
+    with client_of(model) as client, pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=ASK, tools=[tool])
+    assert caught.value.param == param
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(), st.integers(1, 7), st.booleans())
+def test_input_is_read_from_any_pieces(text: str, size: int, is_ascii: bool) -> None:
+    """However the arguments are cut, the pieces of the input add up to it."""
+    arguments = json.dumps({"input": text}) if is_ascii else as_arguments(text)
+    reader = InputReader()
+    pieces = [reader.push(arguments[at : at + size]) for at in range(0, len(arguments), size)]
+    assert "".join(pieces) == input_of(arguments) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"input": "ab', "ab"),
+        ('{"input": "ab\\', "ab"),
+        ('{"input": "\\ud83dx"}', "\N{REPLACEMENT CHARACTER}x"),
+        ('{"input": "\\ude00"}', "?"),
+        ('{"other": 1}', '{"other": 1}'),
+        ("", ""),
+    ],
+)
+def test_odd_arguments_are_told_as_far_as_they_go(arguments: str, expected: str) -> None:
+    """A cut call gives what came of its input; half of a character is none; other arguments stay as they are."""
+    assert input_of(arguments) == expected
