@@ -7,10 +7,10 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers soak chaos hostile slow mutations check format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers soak chaos hostile function-calls slow mutations check format bench docs lock wheel clean
 
 help:  ## Show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
 
 .tools/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "PyAgent needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -69,6 +69,13 @@ busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may
 
 peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's, Copilot's, Claude Code and Codex
 	@$(BIN)/python -m pytest -q -m peers tests/peers
+
+.peers/.bfcl: .peers/.installed
+	@$(UV) pip install --quiet --python .peers/bin/python --no-deps 'bfcl-eval==2026.3.23' && touch $@
+
+function-calls: .peers/.bfcl  ## 200 function calls of two small models, beside llama.cpp's server: valid, right, seconds
+	@$(BIN)/python benchmarks/function_calls.py $$(PYTHONPATH=tests $(BIN)/python -c \
+		'from support.models import located; print(located("smollm2:135m"), located("gemma3:270m"))')
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
 	@.oracle/bin/python -m pytest -q -m oracle tests/oracle
