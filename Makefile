@@ -67,7 +67,7 @@ busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may
 	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix .peers/node
 	@touch $@
 
-peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's, Copilot's, Claude Code and Codex
+peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's, Copilot's, Claude Code, Codex, Vercel's ai
 	@$(BIN)/python -m pytest -q -m peers tests/peers
 
 .peers/.bfcl: .peers/.installed

@@ -24,6 +24,7 @@ from support.tool_conversation import (
     PARAMETERS,
     QUESTION,
     QWEN3,
+    RESULTS,
     TASK,
     Dialect,
     Toolbox,
@@ -295,3 +296,26 @@ def test_tool_that_fails_is_told_to_the_model(client: str, place: Place) -> None
     assert [prompt.partition(TASK)[2] for prompt in prompts] == [
         QWEN3.conversation(FAILING[:number]) for number in (1, 2)
     ]
+
+
+def test_results_stand_in_the_order_of_their_calls(place: Place) -> None:
+    """Results sent as they came in, as Claude Code does, are told in the calls' order: Qwen's template shows no ids."""
+    calls = [
+        {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps({"city": city})},
+        }
+        for number, (name, city) in enumerate(QWEN3.turns[1].calls)
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": f"call_{number}", "content": RESULTS[call]}
+        for number, call in enumerate(QWEN3.turns[1].calls)
+    ]
+    said: list[Any] = [{"role": "user", "content": QUESTION}, {"role": "assistant", "tool_calls": calls}]
+    with openai.OpenAI(base_url=f"{place.url}/v1", api_key="x") as client:
+        for order in (results, results[::-1]):
+            client.chat.completions.create(model=place.paths["qwen3"], messages=[*said, *order], max_tokens=1)
+    first, second = place.scripted.prompts[-2:]
+    assert first == second
+    assert first.find("snow") < first.find("12:00")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.peers import node_module
+from support.peers import finished, node_module
 from support.server import KEY, Model, keys, words
 
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ToolCall, Usage
@@ -45,23 +43,6 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(words: list[str | Path], home: Path, **environment: str) -> str:
-    """What a program prints; it must not fail."""
-    environment |= {"PATH": os.environ["PATH"], "HOME": str(home)}
-    done = subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=home,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
-
-
 @pytest.mark.parametrize(
     ("tools", "answer"), [(["Read", "--allowedTools", "Read"], "It says: heron"), ([""], "no Read")]
 )
@@ -72,7 +53,8 @@ def test_claude_code_asks_and_reads_a_file(home: Path, tools: list[str], answer:
     with serve(create_app(model, api_keys=keys(KEY))) as url:
         variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": KEY}
         variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
-        assert said([program, "-p", QUESTION, "--model", "m", "--tools", *tools], home, **variables) == answer
+        done = finished([program, "-p", QUESTION, "--model", "m", "--tools", *tools], home, **variables)
+    assert done.stdout.strip() == answer
 
 
 def test_codex_runs_a_command(home: Path) -> None:
@@ -87,4 +69,5 @@ def test_codex_runs_a_command(home: Path) -> None:
             'wire_api = "responses"\nenv_key = "PYAGENT_KEY"\n'
         )
         flags = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        assert said([program, *flags, QUESTION], home, PYAGENT_KEY=KEY).endswith("It says: heron")
+        done = finished([program, *flags, QUESTION], home, PYAGENT_KEY=KEY)
+    assert done.stdout.strip().endswith("It says: heron")

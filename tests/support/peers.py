@@ -25,6 +25,23 @@ def node_module(name: str) -> Path:
     return NODE_MODULES / name
 
 
+def finished(words: list[str | Path], home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A program that ran to its end in a home of its own; it must not fail."""
+    environment |= {"PATH": os.environ["PATH"], "HOME": str(home)}
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=home,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.socket() as probe:

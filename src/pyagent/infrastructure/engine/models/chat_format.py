@@ -22,6 +22,7 @@ from pyagent.core.dialects.registry import dialect_for, dialects
 from pyagent.core.emulation import dialect as in_words
 from pyagent.core.errors import UnsupportedError
 from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, Tool
+from pyagent.infrastructure.engine.models.tool_results import in_call_order
 from pyagent.infrastructure.engine.options import ThinkingLimits
 from pyagent.infrastructure.engine.thinking_budget import ThinkingBudget
 
@@ -142,6 +143,7 @@ class ChatFormat:
 
     def of(self, request: ChatRequest) -> AnswerFormat:
         """Return the format of a request's answer. Raises `UnsupportedError` for what it cannot be told."""
+        request = msgspec.structs.replace(request, messages=in_call_order(request.messages))
         messages, kwargs = request.messages, self._template_kwargs(request)
         if not messages:
             return AnswerFormat(request, None, messages, (), (), kwargs, is_in_words=False, thinks=False)
