@@ -67,6 +67,24 @@ def test_custom_tool_is_called_with_text(model: Path) -> None:
         assert client.chat.completions.create(messages=past, **kwargs).choices[0].message.content == "Two files."
 
 
+def test_responses_have_custom_tools(model: Path) -> None:
+    """A custom call is an item of its own, whose input streams as text; its output goes back as an item."""
+    with client_of(model, CALL, CALL, "Two files.") as client:
+        kwargs: Any = {"model": "tiny", "tools": [{"type": "custom", "name": "shell"}], "temperature": 0}
+        whole: Any = client.responses.create(input="List.", **kwargs)
+        call = whole.output[-1]
+        assert (call.type, call.name, call.input) == ("custom_tool_call", "shell", INPUT)
+        with client.responses.stream(input="List.", **kwargs) as stream:
+            events: list[Any] = list(stream)
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        assert "".join(deltas) == INPUT
+        assert len(deltas) > 3
+        assert next(event.input for event in events if event.type == "response.custom_tool_call_input.done") == INPUT
+        result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "a b"}
+        past: Any = [{"role": "user", "content": "List."}, call.to_dict(), result]
+        assert client.responses.create(input=past, **kwargs).output_text == "Two files."
+
+
 def test_input_of_a_custom_tool_matches_its_regex(model: Path) -> None:
     """Forced by name, a model that talks nonsense writes input that matches, quotes and line breaks included."""
     pattern = '[a-z"\\n]{3,6}[$]|x\\$'
@@ -101,6 +119,18 @@ def test_custom_tool_that_cannot_be_held_is_refused(model: Path, tool: Any, para
     with client_of(model) as client, pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=ASK, tools=[tool])
     assert caught.value.param == param
+
+
+def test_grammar_of_a_custom_tool_in_responses_is_a_regex(model: Path) -> None:
+    """Lark is refused by name; a regex holds the input."""
+    lark: Any = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    regex: Any = {"type": "grammar", "syntax": "regex", "definition": "[ab]{3}"}
+    with client_of(model, "~") as client:
+        kwargs: Any = {"model": "tiny", "input": "go", "tool_choice": {"type": "custom", "name": "code"}}
+        with pytest.raises(openai.BadRequestError, match="only a regex can be enforced"):
+            client.responses.create(tools=[{"type": "custom", "name": "code", "format": lark}], **kwargs)
+        answer: Any = client.responses.create(tools=[{"type": "custom", "name": "code", "format": regex}], **kwargs)
+        assert re.fullmatch("[ab]{3}", answer.output[-1].input)
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,6 +10,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.field_errors import field_error
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
+from pyagent.infrastructure.server.custom_tools import as_arguments
 from pyagent.infrastructure.server.responses.namespaces import flat_name
 
 _SEAL = "pyagent:"
@@ -86,6 +87,21 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             messages.append(Message("assistant", None, tool_calls=[call]))
 
 
+class _CustomCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call of a custom tool."""
+
+    call_id: str
+    name: str
+    input: str
+    type: object = None
+    id: object = None
+    status: object = None
+    caller: object = None
+
+    def add_to(self, messages: list[Message]) -> None:
+        _Call(call_id=self.call_id, name=self.name, arguments=as_arguments(self.input)).add_to(messages)
+
+
 class _CallOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What a call gave."""
 
@@ -141,10 +157,12 @@ def _is_bare(messages: Sequence[Message]) -> bool:
     return bool(messages) and bool((last := messages[-1]).reasoning_content) and not (last.content or last.tool_calls)
 
 
-_KINDS: dict[object, type[_Said | _Call | _CallOutput | _Reasoning]] = {
+_KINDS: dict[object, type[_Said | _Call | _CustomCall | _CallOutput | _Reasoning]] = {
     "message": _Said,
     "function_call": _Call,
     "function_call_output": _CallOutput,
+    "custom_tool_call": _CustomCall,
+    "custom_tool_call_output": _CallOutput,
     "reasoning": _Reasoning,
 }
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
+from pyagent.infrastructure.server.custom_tools import InputGrammar, custom_tool
 from pyagent.infrastructure.server.validation import Refused, refuse
 
 _REFUSED: Refused = {
@@ -51,7 +53,39 @@ class Namespace(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_fi
         return echoed | {"tools": [tool.told() for tool in self.tools]}
 
 
-InputTool = FunctionTool | Namespace
+class _InputFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["text", "grammar"] = "text"
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"):
+    """A tool whose input is free text."""
+
+    name: str
+    description: str | None = None
+    format: _InputFormat | None = None
+    allowed_callers: object = None
+    defer_loading: object = None
+
+    def told(self) -> JsonObject:
+        """Return the tool as the response repeats it."""
+        form: JsonObject = {"type": "text"} if self.format is None else msgspec.to_builtins(self.format)
+        return {"type": "custom", "name": self.name, "description": self.description, "format": form}
+
+    def tool(self) -> Tool:
+        """Return the function that stands for it; raises `RequestError` naming what cannot be held."""
+        refuse(self, _REFUSED, "tools.")
+        form = self.format
+        if form is None or form.type == "text":
+            return custom_tool(self.name, self.description, None, "tools.format")
+        if form.syntax is None or form.definition is None:
+            text = "tools.format of type grammar needs its syntax and its definition"
+            raise RequestError(text, param="tools.format")
+        return custom_tool(self.name, self.description, InputGrammar(form.definition, form.syntax), "tools.format")
+
+
+InputTool = FunctionTool | Namespace | CustomTool
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -63,6 +97,11 @@ def namespaced(tools: Sequence[InputTool]) -> dict[str, tuple[str, str]]:
     """Of each function in a namespace, by the model's name for it: the namespace and its name there."""
     found = ((space.name, tool.name) for space in tools if isinstance(space, Namespace) for tool in space.tools)
     return {flat_name(*names): names for names in found}
+
+
+def custom_names(tools: Sequence[InputTool]) -> frozenset[str]:
+    """Return the names of the custom tools."""
+    return frozenset(tool.name for tool in tools if isinstance(tool, CustomTool))
 
 
 def functions(tools: Sequence[InputTool]) -> list[Tool]:
@@ -79,6 +118,8 @@ def _functions(tools: Sequence[InputTool]) -> Iterator[Tool]:
         if isinstance(tool, Namespace):
             for inner in tool.tools:
                 yield _function(inner, tool.name, tool.description or "")
+        elif isinstance(tool, CustomTool):
+            yield tool.tool()
         else:
             yield _function(tool)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from pyagent.core.messages import ChatDelta, JsonObject, Resumption, TokenLogprob, ToolCallDelta, Usage
 from pyagent.core.tool_call_deltas import is_cut, split_pieces
+from pyagent.infrastructure.server.custom_tools import InputReader, input_of
 from pyagent.infrastructure.server.errors import HttpError
 from pyagent.infrastructure.server.responses.items import sealed
 
@@ -43,13 +44,14 @@ class ResponseEncoder:
 
     `namespaced` has the namespace and the name of functions that the model knows by another name. With `has_summary`
     reasoning is told as its summary, which is all that some clients show; with `has_sealed` once more as a text that
-    clients send back without reading it.
+    clients send back without reading it. `custom_tools` are told with their input as text.
     """
 
     id: str
     envelope: JsonObject
     keep: Callable[[JsonObject], None] | None = None
     namespaced: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    custom_tools: frozenset[str] = frozenset()
     has_summary: bool = False
     has_sealed: bool = False
     media_type: str = "text/event-stream"
@@ -57,6 +59,7 @@ class ResponseEncoder:
     _output: list[JsonObject] = field(default_factory=list[JsonObject])
     _open: _Form | None = None
     _call: ToolCallDelta | None = None
+    _input: InputReader | None = None
     _texts: list[str] = field(default_factory=list[str])
     _logprobs: list[JsonObject] = field(default_factory=list[JsonObject])
     _num_events: int = 0
@@ -170,11 +173,15 @@ class ResponseEncoder:
         if self._call is None or piece.index != self._call.index:
             events += self._closed()
             self._call = piece
+            self._input = InputReader() if piece.name in self.custom_tools else None
             item = self._call_item(piece, "", "in_progress")
             events += self._event("response.output_item.added", output_index=len(self._output), item=item)
         if piece.arguments:
             self._texts.append(piece.arguments)
-            events += self._call_event("response.function_call_arguments.delta", delta=piece.arguments)
+            if self._input is None:
+                events += self._call_event("response.function_call_arguments.delta", delta=piece.arguments)
+            elif text := self._input.push(piece.arguments):
+                events += self._call_event("response.custom_tool_call_input.delta", delta=text)
         return events
 
     def _call_closed(self, call: ToolCallDelta) -> bytes:
@@ -182,21 +189,28 @@ class ResponseEncoder:
         arguments, reason = "".join(self._texts), self._last.finish_reason if self._last else None
         arguments = arguments or ("" if reason == "length" else "{}")
         item = self._call_item(call, arguments, "incomplete" if is_cut(arguments, reason) else "completed")
-        done = {"arguments": arguments, "name": item["name"]}
-        events = self._call_event("response.function_call_arguments.done", **done)
+        if self._input is None:
+            done = {"arguments": arguments, "name": item["name"]}
+            events = self._call_event("response.function_call_arguments.done", **done)
+        else:
+            events = self._call_event("response.custom_tool_call_input.done", input=item["input"])
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
-        self._call, self._texts = None, []
+        self._call, self._input, self._texts = None, None, []
         return events
 
     def _call_item(self, call: ToolCallDelta, arguments: str, status: str) -> JsonObject:
+        if call.name in self.custom_tools:
+            own: JsonObject = {"type": "custom_tool_call", "id": self._item_id("ctc"), "call_id": call.id}
+            return own | {"name": call.name, "input": input_of(arguments), "status": status}
         namespace, name = self.namespaced.get(call.name, ("", call.name))
         item: JsonObject = {"type": "function_call", "id": self._item_id(), "call_id": call.id}
         item |= {"name": name, "arguments": arguments, "status": status}
         return item | ({"namespace": namespace} if namespace else {})
 
     def _call_event(self, kind: str, **fields: object) -> bytes:
-        return self._event(kind, item_id=self._item_id(), output_index=len(self._output), **fields)
+        prefix = "fc" if self._input is None else "ctc"
+        return self._event(kind, item_id=self._item_id(prefix), output_index=len(self._output), **fields)
 
     # -- the response -------------------------------------------------------------------------------------------------
 

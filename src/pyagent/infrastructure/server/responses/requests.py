@@ -194,8 +194,9 @@ def _choice(choice: str | JsonObject | None) -> str | JsonObject | None:
     """Return the choice of a tool in the form of chat completions."""
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") != "function":
-        raise RequestError("tool_choice is none, auto, required or a function of tools", param="tool_choice")
+    if choice.get("type") not in {"function", "custom"}:
+        text = "tool_choice is none, auto, required, a function of tools or a custom one"
+        raise RequestError(text, param="tool_choice")
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 

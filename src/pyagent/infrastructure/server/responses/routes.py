@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
 from pyagent.infrastructure.server.responses.kept import KeptResponses
-from pyagent.infrastructure.server.responses.namespaces import namespaced
+from pyagent.infrastructure.server.responses.namespaces import custom_names, namespaced
 from pyagent.infrastructure.server.responses.replies import ResponseEncoder
 from pyagent.infrastructure.server.responses.requests import ResponsesBody, read_response
 from pyagent.infrastructure.server.service import Service, json_response
@@ -36,6 +36,7 @@ async def create(service: Service, request: Request) -> Response:
         _envelope(parsed),
         keep if parsed.store is not False else None,
         namespaced=namespaced(parsed.tools or ()),
+        custom_tools=custom_names(parsed.tools or ()),
         has_summary=parsed.summary is not None,
         has_sealed=parsed.has_sealed,
     )
