@@ -37,7 +37,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       the text ends with what ended it.
     - Control tokens are written into the text unless `skip_special_tokens`; `return_token_ids` asks for the ids of the
       prompt's and the answer's tokens.
-
     - After `thinking_token_budget` tokens of reasoning what ends it is written (vLLM's): -1 is no bound, None what the
       settings say.
 

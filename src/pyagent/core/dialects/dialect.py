@@ -138,7 +138,7 @@ class TagDialect:
     """A dialect described by its tags.
 
     It is chosen for templates with all of its `clues`, one of `one_of` and none of its `absent`; without clues by name
-    only. The calls of an answer stand in `section`.
+    only. The calls of an answer stand in `section`, its content in `answer`; `wrappers` are tags that mean nothing.
     """
 
     name: str
@@ -149,6 +149,7 @@ class TagDialect:
     reasoning: Reasoning | None = field(default_factory=Reasoning)
     calls: Calls
     section: tuple[str, str] = ("", "")
+    answer: tuple[str, str] = ("", "")
     wrappers: tuple[str, ...] = ()
     markers: frozenset[str] = frozenset()
     ends_reasoning: bool = False
@@ -171,8 +172,9 @@ class TagDialect:
         """Return a parser for an answer."""
         by_name = {tool.function.name: tool for tool in tools}
         begin, end = (tag.strip() if tools else "" for tag in self.section)
+        wrappers = (begin, end, *self.wrappers)
         context = Context(
-            self.reasoning, self.calls, begin, (begin, end, *self.wrappers), self.ends_reasoning, by_name, is_held
+            self.reasoning, self.calls, begin, wrappers, self.ends_reasoning, by_name, is_held, self.answer
         )
         return ModeParser(TextMode(context, is_reasoning and self.reasoning is not None), self.new_id, _is_reasoning)
 

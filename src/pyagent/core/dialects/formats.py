@@ -97,7 +97,7 @@ GRANITE = TagDialect(
     clues=("<|tool_call|>",),
     absent=("<|/tool_call|>",),
     calls=JsonCalls("<|tool_call|>", is_list=True),
-    wrappers=("<response>", "</response>"),
+    answer=("<response>", "</response>"),
     markers=frozenset({"<|tool_call|>"}),
 )
 
@@ -107,7 +107,7 @@ GRANITE_3_2 = replace(
     models="Granite 3.2",
     clues=("Here is my thought process:",),
     reasoning=Reasoning("Here is my thought process:", "Here is my response:"),
-    wrappers=(),
+    answer=("", ""),
 )
 
 PHI4_MINI = TagDialect(
@@ -261,7 +261,7 @@ HUNYUAN = TagDialect(
     models="Hunyuan A13B, Jamba",
     clues=("<tool_calls>",),
     calls=JsonCalls("<tool_calls>", ("</tool_calls>",), is_list=True),
-    wrappers=("<answer>", "</answer>"),
+    answer=("<answer>", "</answer>"),
 )
 
 NEMOTRON = TagDialect(

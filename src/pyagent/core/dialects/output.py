@@ -98,6 +98,8 @@ class Output:
     num_calls: int = 0
     is_in_section: bool = False
     """Whether the tag that begins an answer's calls was the last of its kind."""
+    is_in_answer: bool = False
+    """Whether the content began with its tag."""
     _has_arguments: bool = False
     _calls: list[_Call] = field(default_factory=list[_Call])
 

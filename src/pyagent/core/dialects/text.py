@@ -91,6 +91,8 @@ class Context:
     tools: Mapping[str, Tool]
     is_held: bool = False
     """Whether a grammar holds the answer; calls stand only where it has them."""
+    answer: tuple[str, str] = ("", "")
+    """Tags around the content, which mean so only at its beginning and its end."""
     stops: tuple[str, ...] = field(init=False)
     """Tags that end a call whose arguments are broken."""
     opener: str = field(init=False)
@@ -113,7 +115,7 @@ class Context:
         """Return the tags that may come in a text."""
         begin, end = (self.reasoning.begin, self.reasoning.end) if self.reasoning else ("", "")
         if not is_reasoning:
-            return tags_of(begin, *self.openers, *self.wrappers, *closers)
+            return tags_of(begin, *self.openers, *self.wrappers, *self.answer, *closers)
         return tags_of(begin, end, *((self.opener, self.section) if self.ends_reasoning else ()))
 
 
@@ -170,8 +172,43 @@ class TextMode:
             return TextMode(self.context, closers=tuple(one for one in self.closers if one != tag))
         if tag in self.context.openers:
             return self.context.calls.open(self.context, tag) if self._may_open(tag, output) else None
+        if tag in self.context.answer:
+            return self._at_answer(tag, output)
         if not output.content.is_fresh:  # an answer that speaks of the tag
             return None
         output.pass_tag()
         output.reasoning.begin_part()
         return TextMode(self.context, is_reasoning=True)
+
+    def _at_answer(self, tag: str, output: Output) -> Mode | None:
+        if tag == self.context.answer[0] and not output.content.has_text and not output.is_in_answer:
+            output.pass_tag()
+            output.is_in_answer = True
+            return TextMode(self.context, closers=self.closers)
+        return AnswerEnd(self.context, [tag]) if tag == self.context.answer[1] and output.is_in_answer else None
+
+
+@dataclass(slots=True)
+class AnswerEnd:
+    """Reads on after the tag that ends the content: `raw` is text where more of that follows."""
+
+    context: Context
+    raw: list[str]
+
+    def step(self, source: Source, output: Output) -> Mode | None:
+        """Find out whether nothing follows, or another tag."""
+        self.raw.append(source.take_space())
+        reasoning = self.context.reasoning
+        tags = (*self.context.openers, *self.context.wrappers, reasoning.begin if reasoning else "")
+        tag = source.any_of(tuple(filter(None, tags))) if source.num_left else None
+        if tag is None:
+            return None
+        if tag:
+            output.pass_tag()
+        else:
+            output.content.write("".join(self.raw))
+        return TextMode(self.context)
+
+    def end(self, source: Source, output: Output) -> None:
+        """End with the answer."""
+        output.pass_tag()
