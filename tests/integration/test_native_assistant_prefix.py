@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.calling_model import TAGS, TEMPLATE, write_calling_model
 from support.native import chat, run, running
 
 from pyagent.core.backends import Answer, collect
@@ -17,11 +18,16 @@ from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
 async def asked(backend: NativeBackend, request: ChatRequest, **fields: object) -> Answer:
     return await collect(backend.chat(msgspec.structs.replace(request, **fields)))
+
+
+def drawn(answer: Answer) -> list[tuple[str, float]]:
+    return [(one.token, one.logprob) for delta in answer.deltas for one in delta.logprobs]
 
 
 def test_begun_answer_is_that_of_the_plain_prompt(tiny_model_path: Path) -> None:
@@ -108,3 +114,43 @@ def test_any_beginning_is_its_own_text(tiny_model_path: Path, text: str) -> None
     text = text.encode(errors="ignore").decode()
     assistant_prefix = AssistantPrefix.of(text, tokenizer)
     assert b"".join(tokenizer.spoken_bytes(assistant_prefix.tokens)).decode() == text
+
+
+@pytest.mark.parametrize(
+    ("opened", "tags", "closing"),
+    [
+        ("<think>\n", TAGS, "\n</think>\n\n"),
+        ("<think>", TAGS, "</think>"),
+        ("<|start|>assistant", HARMONY, "<|channel|>final<|message|>"),
+        (
+            "<|start|>assistant<|channel|>analysis<|message|>",
+            HARMONY,
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+        ),
+    ],
+)
+def test_beginning_is_no_thought(tmp_path: Path, opened: str, tags: tuple[str, ...], closing: str) -> None:
+    """Oracle: where a template opens thoughts, the beginning stands after their end, as in the same plain prompt."""
+    shown = f"{{# {' '.join(tags)} #}}" if tags == HARMONY else ""
+    template = TEMPLATE.rpartition("{% if enable_thinking")[0] + "{{ " + repr(opened) + " }}" + shown
+    path = write_calling_model(tmp_path / "open.gguf", tags=tags, is_control=True, tokenizer__chat_template=template)
+
+    async def work() -> None:
+        async with running(path) as backend:
+            tokenizer = (await backend.load()).tokenizer
+            messages = [Message("user", "hello")]
+            sampling = SamplingParams(top_logprobs=0, **GREEDY)
+            plain = tokenizer.render_chat(messages) + closing + "The user is"
+            expected = await asked(backend, ChatRequest(prompt=plain, sampling=sampling))
+            for name in ("assistant_prefix", "answer_prefix"):
+                request = ChatRequest(messages=messages, sampling=sampling)
+                answer = await asked(backend, request, **{name: "The user is"})
+                assert not any(delta.reasoning for delta in answer.deltas)
+                if name == "assistant_prefix":
+                    assert answer.usage.prompt_tokens == expected.usage.prompt_tokens
+                    assert drawn(answer) == drawn(expected)
+                said = Message("assistant", f"The user is{answer.text}")
+                more = [*messages, said, Message("user", "so")]
+                assert (await asked(backend, ChatRequest(messages=more, sampling=sampling))).last.finish_reason
+
+    run(work())

@@ -26,6 +26,7 @@ _REASONING = Reasoning(
     f"{_CHANNEL}analysis{_MESSAGE}",
     f"<|end|>{_START}assistant{_CHANNEL}final{_MESSAGE}",
     end_before_calls=f"<|end|>{_START}assistant",
+    no_begin=f"{_CHANNEL}final{_MESSAGE}",
 )
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 _MAX_HEADER_CHARS = 512

@@ -64,12 +64,14 @@ class Calls(Protocol):
 class Reasoning:
     """The tags around reasoning, or texts that serve as such.
 
-    `end_before_calls` ends it where calls may follow, if that is another text than `end`.
+    `end_before_calls` ends it where calls may follow, if that is another text than `end`; `no_begin` begins an answer
+    that has none.
     """
 
     begin: str = "<think>"
     end: str = "</think>"
     end_before_calls: str = ""
+    no_begin: str = ""
 
     def ending(self, *, has_tools: bool) -> str:
         """Return the text that ends reasoning."""

@@ -196,6 +196,15 @@ class ChatFormat:
             return False
         return self.dialect.is_open(self._tokenizer.shown(tokens[-_NUM_LAST_TOKENS:]))
 
+    def before_content(self, tokens: Sequence[int]) -> str:
+        """Return what stands between a prompt and content that is written already: the end of thoughts it opens."""
+        if self.dialect is None or self.dialect.reasoning is None or not self.reasoning_tags:
+            return ""
+        if not self.is_open(tokens):
+            return self.dialect.reasoning.no_begin
+        end = self.dialect.reasoning.end
+        return f"\n{end}\n\n" if self._tokenizer.shown(tokens[-1:]).endswith("\n") else end
+
     @cached_property
     def reasoning_tags(self) -> frozenset[str]:
         """The tags in the chat template after which the model is thinking."""

@@ -82,6 +82,8 @@ class InputPreprocessor:
         """
         answer_format = self.chat_format.of(request)
         prompt = self._prompt(request, answer_format)
+        if request.messages and (request.assistant_prefix or request.answer_prefix):
+            prompt = self._past_thoughts(prompt)
         assistant_prefix = AssistantPrefix.of(request.assistant_prefix, self.tokenizer)
         if log is not None:  # the conversation it continued may be lost, or have gone on
             prompt = logged_prompt(prompt, log.prompt, assistant_prefix)
@@ -127,6 +129,14 @@ class InputPreprocessor:
         if not tokens:
             raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
         return Prompt(tokens, tenant=request.origin.tenant)
+
+    def _past_thoughts(self, prompt: Prompt) -> Prompt:
+        """Return a prompt after which content stands."""
+        closing = self.chat_format.before_content(prompt.tokens)
+        if not closing:
+            return prompt
+        text = None if prompt.text is None else prompt.text.plus(closing)
+        return replace(prompt, tokens=[*prompt.tokens, *self.tokenizer.encode_continuation(closing)], text=text)
 
     def _plain_tokens(self, request: ChatRequest) -> list[int]:
         """Return the tokens of a prompt that is no conversation: ids as sent, or a text's."""
