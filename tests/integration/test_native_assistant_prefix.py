@@ -130,7 +130,7 @@ def test_any_beginning_is_its_own_text(tiny_model_path: Path, text: str) -> None
     ],
 )
 def test_beginning_is_no_thought(tmp_path: Path, opened: str, tags: tuple[str, ...], closing: str) -> None:
-    """Oracle: where a template opens thoughts, the beginning stands after their end, as in the same plain prompt."""
+    """Oracle: where a template opens thoughts, the beginning stands after their end, in the tokens of a template."""
     shown = f"{{# {' '.join(tags)} #}}" if tags == HARMONY else ""
     template = TEMPLATE.rpartition("{% if enable_thinking")[0] + "{{ " + repr(opened) + " }}" + shown
     path = write_calling_model(tmp_path / "open.gguf", tags=tags, is_control=True, tokenizer__chat_template=template)
@@ -140,8 +140,9 @@ def test_beginning_is_no_thought(tmp_path: Path, opened: str, tags: tuple[str, .
             tokenizer = (await backend.load()).tokenizer
             messages = [Message("user", "hello")]
             sampling = SamplingParams(top_logprobs=0, **GREEDY)
-            plain = tokenizer.render_chat(messages) + closing + "The user is"
-            expected = await asked(backend, ChatRequest(prompt=plain, sampling=sampling))
+            tokens = tokenizer.encode_rendered(tokenizer.render_chat(messages) + closing)
+            tokens += tokenizer.encode_continuation("The user is")
+            expected = await asked(backend, ChatRequest(prompt_token_ids=tuple(tokens), sampling=sampling))
             for name in ("assistant_prefix", "answer_prefix"):
                 request = ChatRequest(messages=messages, sampling=sampling)
                 answer = await asked(backend, request, **{name: "The user is"})

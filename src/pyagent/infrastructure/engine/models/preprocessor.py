@@ -136,7 +136,10 @@ class InputPreprocessor:
         if not closing:
             return prompt
         text = None if prompt.text is None else prompt.text.plus(closing)
-        return replace(prompt, tokens=[*prompt.tokens, *self.tokenizer.encode_continuation(closing)], text=text)
+        kept, last = prompt.tokens[:-1], self.tokenizer.shown(prompt.tokens[-1:])
+        if last != "\n":  # two of them are one token, as where a template writes thoughts without a word
+            kept, last = prompt.tokens, ""
+        return replace(prompt, tokens=[*kept, *self.tokenizer.encode_continuation(last + closing)], text=text)
 
     def _plain_tokens(self, request: ChatRequest) -> list[int]:
         """Return the tokens of a prompt that is no conversation: ids as sent, or a text's."""
