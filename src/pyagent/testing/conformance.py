@@ -438,6 +438,7 @@ _REQUESTS: dict[str, ChatRequest] = {
     "bad_words": _sampled(bad_words=("forbidden",)),
     "bad_words_penalty": _sampled(bad_words=("forbidden",), bad_words_penalty=5.0),
     "allowed_token_ids": _sampled(allowed_token_ids=tuple(range(100))),
+    "thinking_token_budget": _sampled(thinking_token_budget=4),
 }
 
 
