@@ -183,6 +183,17 @@ impl Lanes for Avx2 {
         halves!(_mm256_blendv_ps(no, yes, is_less))
     }
     #[inline(always)]
+    fn at_least(self, limit: Self) -> u32 {
+        // SAFETY: the value proves the set.
+        let [low, high] = unsafe {
+            [
+                _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(self.0, limit.0)),
+                _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(self.1, limit.1)),
+            ]
+        };
+        low as u32 | (high as u32) << 8
+    }
+    #[inline(always)]
     fn scale_by_power_of_two(self, n: Self) -> Self {
         Self(scale(self.0, n.0), scale(self.1, n.1))
     }

@@ -162,6 +162,11 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    fn at_least(self, limit: Self) -> u32 {
+        // SAFETY: the value proves the set.
+        u32::from(unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, limit.0) })
+    }
+    #[inline(always)]
     fn scale_by_power_of_two(self, n: Self) -> Self {
         register!(_mm512_scalef_ps(self, n))
     }

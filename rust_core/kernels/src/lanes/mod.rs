@@ -88,6 +88,8 @@ pub(crate) trait Lanes: Copy {
     fn copysign(self, sign: Self) -> Self;
     /// `yes` in the lanes where `self < limit`, `no` in the others.
     fn select_less(self, limit: Self, yes: Self, no: Self) -> Self;
+    /// A bit for each lane of at least `limit`, the first lane's the lowest; none for a NaN.
+    fn at_least(self, limit: Self) -> u32;
     /// `self * 2^n` for integers `n` in -250..=250, rounded once.
     fn scale_by_power_of_two(self, n: Self) -> Self;
     /// Each lane's bits and `mask`.

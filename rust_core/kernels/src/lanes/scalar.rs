@@ -126,6 +126,11 @@ impl Lanes for Scalar {
         Self(out)
     }
     #[inline(always)]
+    fn at_least(self, limit: Self) -> u32 {
+        let bit = |(i, (x, limit)): (usize, (&f32, &f32))| u32::from(x >= limit) << i;
+        self.0.iter().zip(&limit.0).enumerate().map(bit).sum()
+    }
+    #[inline(always)]
     fn scale_by_power_of_two(self, n: Self) -> Self {
         // In two steps, as 2^n alone may overflow; the first is exact for magnitudes near one.
         self.zip(n, |x, n| {

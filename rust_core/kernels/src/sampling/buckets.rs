@@ -5,7 +5,8 @@
 //! end are sorted. The time is linear in the vocabulary, whatever the row.
 
 use super::filters::{Filters, Walk};
-use super::rank::{RUN, rank_key, token_of};
+use super::rank::{rank_key, token_of};
+use super::weigh::Weighed;
 
 /// Buckets for each factor of e in weight.
 const PER_NAT: f32 = 256.0;
@@ -14,13 +15,15 @@ const NUM_BUCKETS: usize = 32 * PER_NAT as usize;
 /// The last bucket, as a depth.
 const LAST: f32 = (NUM_BUCKETS - 1) as f32;
 
+/// Tokens that are looked at together for one of a bucket.
+const RUN: usize = 64;
+
 /// A row divided by weight.
 pub(super) struct Buckets<'a> {
     logits: &'a [f32],
     weights: &'a [f32],
-    greatest: f32,
-    /// Buckets for each unit of logit.
-    per_unit: f32,
+    /// Each token's bucket.
+    buckets: Vec<u16>,
     masses: Vec<f64>,
 }
 
@@ -32,21 +35,22 @@ struct End {
 }
 
 impl<'a> Buckets<'a> {
-    /// Divides a row whose tokens have these weights, `e^((logit - greatest) / temperature)`.
-    pub(super) fn new(logits: &'a [f32], weights: &'a [f32], greatest: f32, temperature: f32) -> Self {
-        let per_unit = (PER_NAT / temperature).min(f32::MAX);
-        let mut buckets = Self {
-            logits,
-            weights,
-            greatest,
-            per_unit,
-            masses: vec![0.0; NUM_BUCKETS],
-        };
-        for (logit, weight) in logits.iter().zip(weights) {
-            let bucket = buckets.bucket_of(*logit);
-            buckets.masses[bucket] += f64::from(*weight);
+    /// Divides a row whose tokens have these weights.
+    pub(super) fn new(weighed: &Weighed<'a>, weights: &'a [f32]) -> Self {
+        // Buckets for each unit of logit.
+        let per_unit = (PER_NAT / weighed.temperature).min(f32::MAX);
+        let depth = |logit: &f32| ((weighed.greatest - logit) * per_unit).min(LAST);
+        let buckets: Vec<u16> = weighed.logits.iter().map(|logit| depth(logit) as i32 as u16).collect();
+        let mut masses = vec![0.0; NUM_BUCKETS];
+        for (bucket, weight) in buckets.iter().zip(weights) {
+            masses[usize::from(*bucket)] += f64::from(*weight);
         }
-        buckets
+        Self {
+            logits: weighed.logits,
+            weights,
+            buckets,
+            masses,
+        }
     }
 
     /// The token at which the kept mass, best first, first exceeds `uniform` of it. `keys` is worked in.
@@ -77,12 +81,24 @@ impl<'a> Buckets<'a> {
     /// Where top-p and min-p end.
     fn end(&self, total: f64, filters: &Filters, keys: &mut Vec<u64>) -> End {
         let mut walk = Walk::new(filters, total, 1.0);
+        // The first bucket whose tokens may weigh too little: a hair less than its border, as weights are rounded.
+        let border = |bucket: usize| (-(bucket as f64 + 1.01) / f64::from(PER_NAT)).exp();
+        let (mut light, mut above) = (0, NUM_BUCKETS);
+        while light < above {
+            let middle = (light + above) / 2;
+            (light, above) = if walk.cuts(border(middle)) {
+                (light, middle)
+            } else {
+                (middle + 1, above)
+            };
+        }
         for (bucket, mass) in self.masses.iter().enumerate() {
-            // A hair less than the bucket's lower border, as weights are rounded.
-            let least = (-(bucket as f64 + 1.01) / f64::from(PER_NAT)).exp();
-            if !filters.cut_by_mass() || !walk.may_end_within(*mass, least) {
+            if !filters.cut_by_mass() || bucket < light && !walk.may_end_within(*mass) {
                 walk.mass += mass;
                 continue;
+            }
+            if *mass == 0.0 {
+                continue; // nothing is there
             }
             self.sort(bucket, keys);
             walk.count = 0;
@@ -101,31 +117,17 @@ impl<'a> Buckets<'a> {
         }
     }
 
-    /// How far down the buckets a logit lies.
-    fn depth(&self, logit: f32) -> f32 {
-        ((self.greatest - logit) * self.per_unit).min(LAST)
-    }
-
-    fn bucket_of(&self, logit: f32) -> usize {
-        self.depth(logit) as u32 as usize
-    }
-
     /// Puts the keys of a bucket's tokens into `keys`, best first.
     fn sort(&self, bucket: usize, keys: &mut Vec<u64>) {
-        let (top, bottom) = (bucket as f32, bucket as f32 + 1.0);
-        let is_within = |logit: f32| {
-            let depth = self.depth(logit);
-            (depth >= top) & (depth < bottom)
-        };
         keys.clear();
-        for (i, run) in self.logits.chunks(RUN).enumerate() {
+        for (i, run) in self.buckets.chunks(RUN).enumerate() {
             // Without an early exit this is vectorised; most runs have none of the bucket.
-            if !run.iter().fold(false, |found, logit| found | is_within(*logit)) {
+            if !run.iter().fold(false, |found, other| found | (*other == bucket as u16)) {
                 continue;
             }
-            for (j, logit) in run.iter().enumerate() {
-                if is_within(*logit) && *logit > f32::NEG_INFINITY {
-                    keys.push(rank_key(*logit, i * RUN + j));
+            for (token, _) in (i * RUN..).zip(run).filter(|(_, other)| **other == bucket as u16) {
+                if self.logits[token] > f32::NEG_INFINITY {
+                    keys.push(rank_key(self.logits[token], token));
                 }
             }
         }

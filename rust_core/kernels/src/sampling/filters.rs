@@ -1,6 +1,7 @@
 //! The filters of a ranking: each keeps a range of it, and the sample walks what is left.
 
 use super::SamplingParams;
+use super::weigh::Row;
 
 /// What cuts a row's ranking. Weights are those of the ranking: the best token's is 1.
 #[derive(Clone, Copy, Debug)]
@@ -14,14 +15,6 @@ pub(super) struct Filters {
     xtc: Option<f64>,
     /// The weight below which nothing is kept, by the filters that are thresholds.
     least: f64,
-}
-
-/// A row's mass and entropy, of what the thresholds keep.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
-    pub(super) mass: f64,
-    /// In nats; NaN unless a filter reads it.
-    pub(super) entropy: f64,
 }
 
 /// A ranked token: the logarithm of its weight, and the weight.
@@ -86,6 +79,21 @@ impl Filters {
         self.top_h < 1.0 || self.typical_p < 1.0
     }
 
+    /// Whether the mass of all is read: min-p alone ends by a weight.
+    fn reads_mass(&self) -> bool {
+        self.reads_entropy() || self.top_p < 1.0 || self.min_p == 0.0
+    }
+
+    /// Whether XTC is the only filter that needs the ranking itself, and has nothing to exclude: all but one of the tokens,
+    /// of which `ranked` are the first, are less likely than its threshold.
+    pub(super) fn is_xtc_idle(&self, ranked: &[Ranked], row: &Row<'_>) -> bool {
+        let is_alone = !self.reads_entropy() && self.min_p == 0.0 && self.least == 0.0;
+        let second = ranked.get(1).map_or(0.0, |(_, weight)| *weight);
+        // A hair less than what is kept of the mass.
+        let mass = || 0.999_999 * self.top_p * row.mass();
+        is_alone && self.xtc.is_some_and(|threshold| second < threshold * mass())
+    }
+
     /// Whether a filter needs the ranking itself, and not only masses on the way down.
     pub(super) fn read_ranking(&self) -> bool {
         self.reads_entropy() || self.xtc.is_some()
@@ -93,26 +101,28 @@ impl Filters {
 
     /// What is kept of a ranking, of which the first tokens are `ranked`: all of them if `is_whole`. `None` when a filter
     /// would have to see more.
-    pub(super) fn keep(&self, ranked: &[Ranked], row: Row, is_whole: bool) -> Option<Range> {
+    pub(super) fn keep(&self, ranked: &[Ranked], row: &Row<'_>, is_whole: bool) -> Option<Range> {
         let end = ranked.len().min(self.top_k);
         let above = ranked[..end].partition_point(|(_, weight)| *weight >= self.least);
+        let is_counted = self.top_k <= ranked.len() || above < end;
         let mut range = Range {
             first: 0,
             end: above,
-            mass: row.mass,
-            is_all: is_whole || self.top_k <= ranked.len() || above < end,
+            mass: f64::NAN,
+            is_all: is_whole || is_counted,
         };
-        let mut entropy = row.entropy;
-        if self.top_k <= ranked.len() {
+        if is_counted {
             range.mass = mass_of(&ranked[..above]);
-            entropy = entropy_of(&ranked[..above], range.mass);
+        } else if self.reads_mass() {
+            range.mass = row.mass();
         }
-        if self.top_h < 1.0 {
-            range = self.top_h(ranked, range, entropy)?;
-            entropy = entropy_of(&ranked[range.first..range.end], range.mass);
-        }
-        if self.typical_p < 1.0 {
-            range = self.typical(ranked, range, entropy)?;
+        if self.reads_entropy() {
+            let entropy = if is_counted {
+                entropy_of(&ranked[..above], range.mass)
+            } else {
+                row.entropy()
+            };
+            range = self.by_entropy(ranked, range, entropy)?;
         }
         if self.top_p < 1.0 || self.min_p > 0.0 {
             range = self.walk(ranked, range)?;
@@ -121,6 +131,18 @@ impl Filters {
             Some(threshold) => exclude_top(ranked, range, threshold),
             None => Some(range),
         }
+    }
+
+    /// Top-h, then typical.
+    fn by_entropy(&self, ranked: &[Ranked], mut range: Range, mut entropy: f64) -> Option<Range> {
+        if self.top_h < 1.0 {
+            range = self.top_h(ranked, range, entropy)?;
+            entropy = entropy_of(&ranked[range.first..range.end], range.mass);
+        }
+        if self.typical_p < 1.0 {
+            range = self.typical(ranked, range, entropy)?;
+        }
+        Some(range)
     }
 
     /// The most likely tokens whose own entropy is at most `top_h` of the whole, at least one.
@@ -216,14 +238,19 @@ impl Walk {
         }
     }
 
-    /// Whether the filters may end among tokens of `mass` together and at least `least` each.
-    pub(super) fn may_end_within(&self, mass: f64, least: f64) -> bool {
-        self.mass + mass >= self.target || least < self.least
+    /// Whether the filters may end among tokens of `mass` together.
+    pub(super) fn may_end_within(&self, mass: f64) -> bool {
+        self.mass + mass >= self.target
+    }
+
+    /// Whether a weight is too little.
+    pub(super) fn cuts(&self, weight: f64) -> bool {
+        weight < self.least
     }
 
     /// Takes in the next token unless it weighs too little; whether it is the last, or cut.
     pub(super) fn ends_after(&mut self, weight: f64) -> bool {
-        if weight < self.least {
+        if self.cuts(weight) {
             return true;
         }
         self.count += 1;
@@ -250,7 +277,7 @@ fn exclude_top(ranked: &[Ranked], range: Range, threshold: f64) -> Option<Range>
     })
 }
 
-fn mass_of(tokens: &[Ranked]) -> f64 {
+pub(super) fn mass_of(tokens: &[Ranked]) -> f64 {
     tokens.iter().map(|(_, weight)| weight).sum()
 }
 

@@ -13,6 +13,8 @@ pub(super) struct Mirostat {
     tau: f64,
     eta: f64,
     bound: f64,
+    /// Of the row that is sampled from.
+    mass: f64,
 }
 
 impl Mirostat {
@@ -23,6 +25,7 @@ impl Mirostat {
             tau: f64::from(params.mirostat_tau),
             eta: f64::from(params.mirostat_eta),
             bound: 2.0 * f64::from(params.mirostat_tau),
+            mass: f64::NAN,
         })
     }
 
@@ -32,7 +35,8 @@ impl Mirostat {
     }
 
     /// The filter for a row of this mass: the second algorithm bounds surprise, the first estimates how many to keep.
-    pub(super) fn filters(&self, best: &[f64], mass: f64, vocab: usize) -> Filters {
+    pub(super) fn filters(&mut self, best: &[f64], mass: f64, vocab: usize) -> Filters {
+        self.mass = mass;
         if self.is_second {
             return Filters::only(0, ((-self.bound).exp2() * mass).min(1.0));
         }
@@ -50,9 +54,9 @@ impl Mirostat {
         )
     }
 
-    /// Learns from a sampled token of this probability.
-    pub(super) fn learn(&mut self, probability: f64) {
-        let surprise = -probability.max(f64::MIN_POSITIVE).log2();
+    /// Learns from a sampled token of this weight.
+    pub(super) fn learn(&mut self, weight: f64) {
+        let surprise = -(weight / self.mass).max(f64::MIN_POSITIVE).log2();
         self.bound -= self.eta * (surprise - self.tau);
     }
 }

@@ -17,8 +17,12 @@ mod mirostat;
 mod params;
 mod rank;
 mod sample;
+mod scan;
 mod score;
+mod weigh;
 
+#[cfg(test)]
+mod golden;
 #[cfg(test)]
 mod tests;
 
@@ -28,10 +32,11 @@ pub use score::{Scorer, TokenScore};
 use std::collections::HashMap;
 
 use crate::isa::Isa;
-use filters::{Filters, Row};
+use filters::Filters;
 use history::{History, Seen};
 use mirostat::{Mirostat, NUM_ESTIMATED};
-use rank::{Ranking, Weighed};
+use rank::Ranking;
+use weigh::{Row, Weighed};
 
 /// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
@@ -154,7 +159,7 @@ impl SamplerState {
 
     /// The second half of [`Self::sample`], of logits that [`Self::prepare`] has seen.
     pub fn sample_prepared(&mut self, logits: &[f32], step: u64) -> Result<Sampled, SampleError> {
-        let best = rank::argmax(logits)?;
+        let best = self.ranking.begin(logits)?;
         Ok(self.draw(logits, best, step))
     }
 
@@ -189,15 +194,15 @@ impl SamplerState {
         step: u64,
     ) -> Result<Vec<(u32, f64)>, SampleError> {
         let best = self.adjust(logits, mask)?;
-        let (weighed, filters, row) = self.filtered(logits, best, step);
-        Ok(self.ranking.distribution(logits, &weighed, &filters, row))
+        let (filters, row) = self.filtered(logits, best, step);
+        Ok(self.ranking.distribution(&row, &filters))
     }
 
     /// Biases, penalises and masks the logits; the likeliest token then.
     fn adjust(&mut self, logits: &mut [f32], mask: Option<&[u32]>) -> Result<u32, SampleError> {
         if self.params.top_n_sigma > 0.0 {
             // Before a bias or a penalty makes it larger than anything.
-            self.sigma = deviation(logits);
+            self.sigma = self.ranking.deviation(logits);
         }
         for (token, bias) in &self.params.logit_bias {
             *logit_of(logits, *token)? += bias;
@@ -216,47 +221,37 @@ impl SamplerState {
         if let Some(mask) = mask {
             apply_mask(logits, mask)?;
         }
-        rank::argmax(logits)
+        self.ranking.begin(logits)
     }
 
     fn choose(&mut self, logits: &[f32], best: u32, step: u64) -> u32 {
-        let (weighed, filters, row) = self.filtered(logits, best, step);
+        let (filters, row) = self.filtered(logits, best, step);
         let uniform = sample::uniform(self.params.seed, step);
-        let token = self.ranking.sample(logits, &weighed, &filters, row, uniform);
+        let token = self.ranking.sample(&row, &filters, uniform);
         if let Some(mirostat) = &mut self.mirostat {
-            mirostat.learn(self.ranking.weight_of(token) / weighed.mass);
+            mirostat.learn(row.weighed.weight_of(token));
         }
         token
     }
 
-    /// Weighs the row at its temperature; what cuts it then, and its mass by the filters that are thresholds.
-    fn filtered(&mut self, logits: &[f32], best: u32, step: u64) -> (Weighed, Filters, Row) {
+    /// The row at its temperature, and what cuts it then.
+    fn filtered<'a>(&mut self, logits: &'a [f32], best: u32, step: u64) -> (Filters, Row<'a>) {
         let params = &self.params;
-        let temperature = dynamic_temperature(params, &mut self.ranking, logits, best);
-        let weighed = self.ranking.begin(logits, best, temperature);
-        let filters = if let Some(mirostat) = &self.mirostat {
+        let temperature = dynamic_temperature(params, &self.ranking.weighed(logits, best, 1.0));
+        let weighed = self.ranking.weighed(logits, best, temperature);
+        let filters = if let Some(mirostat) = &mut self.mirostat {
             let best = if mirostat.estimates() {
-                self.ranking.best_weights(logits, NUM_ESTIMATED)
+                self.ranking.best_weights(&weighed, NUM_ESTIMATED)
             } else {
                 Vec::new()
             };
-            mirostat.filters(&best, weighed.mass, logits.len())
+            mirostat.filters(&best, weighed.mass(), logits.len())
         } else {
             let has_xtc = params.xtc_probability > 0.0
                 && sample::uniform(params.seed ^ XTC_STREAM, step) < f64::from(params.xtc_probability);
-            cut_by_threshold(
-                params,
-                &self.ranking,
-                logits,
-                &weighed,
-                self.sigma,
-                Filters::of(params, has_xtc),
-            )
+            cut_by_threshold(params, &weighed, self.sigma, Filters::of(params, has_xtc))
         };
-        let row = self
-            .ranking
-            .row(logits, &weighed, filters.least(), filters.reads_entropy());
-        (weighed, filters, row)
+        (filters, weighed.row(filters.least(), filters.reads_entropy()))
     }
 
     /// Repetition divides positive logits and multiplies negative ones (Keskar et al. 2019, arXiv 1909.05858);
@@ -285,13 +280,16 @@ impl SamplerState {
 const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
 
 /// The temperature, which may follow the row's entropy relative to the greatest there can be, as llama.cpp has it.
-fn dynamic_temperature(params: &SamplingParams, ranking: &mut Ranking, logits: &[f32], best: u32) -> f32 {
+fn dynamic_temperature(params: &SamplingParams, weighed: &Weighed<'_>) -> f32 {
     if params.dynatemp_range == 0.0 {
         return params.temperature;
     }
-    let weighed = ranking.begin(logits, best, 1.0);
-    let entropy = ranking.row(logits, &weighed, 0.0, true).entropy;
-    let num_allowed = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
+    let entropy = weighed.row(0.0, true).entropy();
+    let num_allowed = weighed
+        .logits
+        .iter()
+        .filter(|logit| **logit > f32::NEG_INFINITY)
+        .count();
     let most = (num_allowed as f64).ln();
     let relative = if most > 0.0 {
         (entropy / most).clamp(0.0, 1.0)
@@ -311,40 +309,20 @@ fn dynamic_temperature(params: &SamplingParams, ranking: &mut Ranking, logits: &
 const LEAST_TEMPERATURE: f32 = 1e-3;
 
 /// The filters, with the bound that top-n-sigma, epsilon and eta put on weights, one after the other.
-fn cut_by_threshold(
-    params: &SamplingParams,
-    ranking: &Ranking,
-    logits: &[f32],
-    weighed: &Weighed,
-    sigma: f32,
-    mut filters: Filters,
-) -> Filters {
+fn cut_by_threshold(params: &SamplingParams, weighed: &Weighed<'_>, sigma: f32, mut filters: Filters) -> Filters {
     if params.top_n_sigma > 0.0 {
         filters = filters.with_least(weighed.weight_below(params.top_n_sigma * sigma));
     }
     if params.epsilon_cutoff > 0.0 {
-        let row = ranking.row(logits, weighed, filters.least(), false);
-        filters = filters.with_least(f64::from(params.epsilon_cutoff) * row.mass);
+        let row = weighed.row(filters.least(), false);
+        filters = filters.with_least(f64::from(params.epsilon_cutoff) * row.mass());
     }
     if params.eta_cutoff > 0.0 {
-        let row = ranking.row(logits, weighed, filters.least(), true);
+        let row = weighed.row(filters.least(), true);
         let eta = f64::from(params.eta_cutoff);
-        filters = filters.with_least(eta.min(eta.sqrt() * (-row.entropy).exp()) * row.mass);
+        filters = filters.with_least(eta.min(eta.sqrt() * (-row.entropy()).exp()) * row.mass());
     }
     filters
-}
-
-/// The standard deviation of the logits that are numbers.
-fn deviation(logits: &[f32]) -> f32 {
-    let allowed = || {
-        logits
-            .iter()
-            .filter(|logit| **logit > f32::NEG_INFINITY)
-            .map(|logit| f64::from(*logit))
-    };
-    let count = allowed().count() as f64;
-    let mean = allowed().sum::<f64>() / count;
-    (allowed().map(|logit| (logit - mean).powi(2)).sum::<f64>() / count).sqrt() as f32
 }
 
 fn logit_of(logits: &mut [f32], token: u32) -> Result<&mut f32, SampleError> {

@@ -1,41 +1,22 @@
 //! The ranking of a row's tokens, made only as far down as a question needs.
 //!
 //! A vocabulary has up to 262,144 tokens and the filters mostly keep a few dozen. So a bound is found that at
-//! least `n` tokens reach (from the maxima of runs of tokens, one pass), the tokens that reach it are gathered
-//! (a second pass) and only those are sorted. A row too flat for that is divided into buckets.
+//! least `n` tokens reach (`scan.rs`), the tokens that reach it are gathered, and only those are weighed and sorted. A
+//! row too flat for that is divided into buckets.
 
 use super::SampleError;
 use super::buckets::Buckets;
-use super::filters::{Filters, Range, Ranked, Row};
-use crate::elementwise::exp_sum;
+use super::filters::{Filters, Range, Ranked, mass_of};
+use super::scan::Scan;
+use super::weigh::{Row, Weighed, deviation};
 use crate::isa::Isa;
 
 /// Tokens ranked at first, unless top-k says how many are needed.
 const FIRST_RANKED: usize = 256;
+/// The part of the mass that the first have where the ranking goes further; where they have less, the row is flat.
+const NEAR: f64 = 0.5;
 /// How much further the ranking goes when filters need more of it.
 const RANK_MORE: usize = 16;
-/// Tokens under one maximum when looking for a bound.
-pub(super) const RUN: usize = 32;
-
-/// How a row is weighed: each token by `e^((logit - greatest) / temperature)`.
-pub(super) struct Weighed {
-    greatest: f32,
-    temperature: f32,
-    /// Of all weights.
-    pub(super) mass: f64,
-}
-
-impl Weighed {
-    /// The weight of a logit so far below the greatest.
-    pub(super) fn weight_below(&self, distance: f32) -> f64 {
-        f64::from(-distance / self.temperature).exp()
-    }
-
-    /// The logarithm of the weight that belongs to a logit.
-    fn log_weight(&self, logit: f32) -> f64 {
-        f64::from((logit - self.greatest) / self.temperature)
-    }
-}
 
 /// Log-probabilities of a row.
 pub(super) struct Report {
@@ -62,80 +43,14 @@ pub(super) fn token_of(key: u64) -> u32 {
     key as u32
 }
 
-/// The sum of a function of each pair of numbers, added in sixteen lanes, so that it is vectorised.
-fn sum_of(a: &[f32], b: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
-    let mut lanes = [0.0; 16];
-    for (a, b) in a.chunks(16).zip(b.chunks(16)) {
-        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += term(f64::from(*a), f64::from(*b));
-        }
-    }
-    lanes.iter().sum()
-}
-
-/// The greatest logit's token, the lowest of equals; also the check that the row is sound.
-pub(super) fn argmax(logits: &[f32]) -> Result<u32, SampleError> {
-    let greatest = greatest(logits);
-    if greatest.is_nan() || greatest == f32::INFINITY {
-        let broken = |x: &f32| x.is_nan() || *x == f32::INFINITY;
-        let token = logits
-            .iter()
-            .position(broken)
-            .expect("the row has a number that is not finite");
-        return Err(SampleError::NotFinite {
-            token: token as u32,
-            value: logits[token],
-        });
-    }
-    if greatest == f32::NEG_INFINITY {
-        let vocab = logits.len();
-        return Err(if vocab == 0 {
-            SampleError::Empty
-        } else {
-            SampleError::AllMasked { vocab }
-        });
-    }
-    // Whole runs first: looking for equality without an early exit inside a run is vectorised.
-    let run = logits
-        .chunks(RUN)
-        .position(|run| run.iter().fold(false, |found, x| found | (*x == greatest)));
-    let start = run.expect("the maximum is in the row") * RUN;
-    let within = logits[start..]
-        .iter()
-        .position(|x| *x == greatest)
-        .expect("the maximum is in its run");
-    Ok((start + within) as u32)
-}
-
-/// The greatest number, or NaN if there is one.
-fn greatest(logits: &[f32]) -> f32 {
-    let mut best = [f32::NEG_INFINITY; 16];
-    let mut is_nan = [false; 16];
-    let chunks = logits.chunks_exact(16);
-    for (i, x) in chunks.remainder().iter().enumerate() {
-        best[i] = if *x > best[i] { *x } else { best[i] };
-        is_nan[i] |= x.is_nan();
-    }
-    for chunk in chunks {
-        for (i, x) in chunk.iter().enumerate() {
-            best[i] = if *x > best[i] { *x } else { best[i] };
-            is_nan[i] |= x.is_nan();
-        }
-    }
-    if is_nan.contains(&true) {
-        return f32::NAN;
-    }
-    best.into_iter().fold(f32::NEG_INFINITY, f32::max)
-}
-
 /// Works out rankings; keeps its memory from row to row.
 #[derive(Clone, Debug)]
 pub(super) struct Ranking {
     isa: Isa,
+    scan: Scan,
     /// Keys of the best tokens, best first.
     ranked: Vec<u64>,
-    run_maxima: Vec<f32>,
-    /// `e^((logit - greatest) / temperature)` of every token.
+    /// Numbers of the ranked tokens, or of all tokens of a flat row.
     weights: Vec<f32>,
 }
 
@@ -143,111 +58,85 @@ impl Ranking {
     pub(super) fn new(isa: Isa) -> Self {
         Self {
             isa,
+            scan: Scan::new(isa),
             ranked: Vec::new(),
-            run_maxima: Vec::new(),
             weights: Vec::new(),
         }
+    }
+
+    /// Takes in a row, of which the other methods are then asked; its best token.
+    pub(super) fn begin(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        self.scan.begin(logits)
+    }
+
+    /// The row's spread.
+    pub(super) fn deviation(&self, logits: &[f32]) -> f32 {
+        deviation(self.isa, logits)
+    }
+
+    /// The row at a temperature.
+    pub(super) fn weighed<'a>(&self, logits: &'a [f32], best: u32, temperature: f32) -> Weighed<'a> {
+        Weighed::new(self.isa, logits, best, temperature)
     }
 
     /// The best `count` tokens, best first.
     #[cfg(test)]
     pub(super) fn best(&mut self, logits: &[f32], count: usize) -> Vec<u32> {
+        if self.begin(logits).is_err() {
+            return Vec::new();
+        }
         self.rank(logits, count);
         self.ranked.iter().map(|key| token_of(*key)).collect()
     }
 
     /// Log-probabilities of a row at temperature 1, with the `count` best tokens.
     pub(super) fn log_probabilities(&mut self, logits: &[f32], best: u32, count: usize) -> Report {
-        let greatest = logits[best as usize];
-        let log_sum = self.weigh(logits, greatest, 1.0).ln();
+        let weighed = self.weighed(logits, best, 1.0);
         self.rank(logits, count);
         let mut report = Report {
             top: Vec::new(),
-            greatest,
-            log_sum,
+            greatest: weighed.greatest,
+            log_sum: weighed.mass().ln(),
         };
         let entry = |key: &u64| (token_of(*key), report.of(logits[token_of(*key) as usize]));
         report.top = self.ranked.iter().map(entry).collect();
         report
     }
 
-    /// Weighs a row at a temperature; its mass, and its entropy in nats where that is read.
-    pub(super) fn begin(&mut self, logits: &[f32], best: u32, temperature: f32) -> Weighed {
-        let greatest = logits[best as usize];
-        let mass = self.weigh(logits, greatest, temperature);
-        Weighed {
-            greatest,
-            temperature,
-            mass,
-        }
-    }
-
-    /// The mass, and the entropy in nats, of the tokens of at least this weight.
-    pub(super) fn row(&self, logits: &[f32], weighed: &Weighed, least: f64, with_entropy: bool) -> Row {
-        let mut row = Row {
-            mass: weighed.mass,
-            entropy: f64::NAN,
-        };
-        if least > 0.0 {
-            row.mass = sum_of(
-                &self.weights,
-                &self.weights,
-                |weight, _| if weight >= least { weight } else { 0.0 },
-            );
-        }
-        if with_entropy {
-            let moment = sum_of(&self.weights, logits, |weight, logit| {
-                let log = weighed.log_weight(logit as f32);
-                if weight >= least && weight > 0.0 {
-                    weight * log
-                } else {
-                    0.0
-                }
-            });
-            row.entropy = row.mass.ln() - moment / row.mass;
-        }
-        row
-    }
-
     /// The token at which the kept tokens' mass, best first, first exceeds `uniform` of it.
-    pub(super) fn sample(
-        &mut self,
-        logits: &[f32],
-        weighed: &Weighed,
-        filters: &Filters,
-        row: Row,
-        uniform: f64,
-    ) -> u32 {
-        let mut count = FIRST_RANKED;
-        if filters.top_k < logits.len() {
-            count = count.max(filters.top_k);
-        }
+    pub(super) fn sample(&mut self, row: &Row<'_>, filters: &Filters, uniform: f64) -> u32 {
+        let weighed = &row.weighed;
+        let vocab = weighed.logits.len();
+        let mut count = if filters.top_k < vocab {
+            filters.top_k
+        } else {
+            FIRST_RANKED
+        };
         loop {
-            self.rank(logits, count);
-            let is_whole = self.ranked.len() < count || count >= logits.len();
-            let range = filters.keep(&self.ranked_weights(logits, weighed), row, is_whole);
-            if let Some(token) = range.and_then(|range| self.sample_ranked(range, uniform)) {
+            self.rank(weighed.logits, count);
+            let is_whole = self.ranked.len() < count || count >= vocab;
+            let ranked = self.ranked_weights(weighed);
+            let range = filters.keep(&ranked, row, is_whole);
+            if let Some(token) = range.and_then(|range| self.sample_ranked(&ranked, range, uniform)) {
                 return token;
             }
-            if !filters.read_ranking() {
+            let is_near = count == FIRST_RANKED && mass_of(&ranked) > NEAR * row.mass();
+            if !is_near && (!filters.read_ranking() || filters.is_xtc_idle(&ranked, row)) {
                 // A flat row, where neither filters nor sample end among the first: top-k would have.
-                let buckets = Buckets::new(logits, &self.weights, weighed.greatest, weighed.temperature);
-                return buckets.sample(row.mass, filters, uniform, &mut self.ranked);
+                self.weights.clear();
+                self.weights.extend_from_slice(weighed.logits);
+                weighed.weigh(&mut self.weights);
+                let buckets = Buckets::new(weighed, &self.weights);
+                return buckets.sample(row.mass(), filters, uniform, &mut self.ranked);
             }
             count = count.saturating_mul(RANK_MORE);
         }
     }
 
     /// What is sampled from: the kept tokens with their probabilities, best first. For tests; ranks the whole row.
-    pub(super) fn distribution(
-        &mut self,
-        logits: &[f32],
-        weighed: &Weighed,
-        filters: &Filters,
-        row: Row,
-    ) -> Vec<(u32, f64)> {
-        self.rank(logits, logits.len());
-        let ranked = self.ranked_weights(logits, weighed);
+    pub(super) fn distribution(&mut self, row: &Row<'_>, filters: &Filters) -> Vec<(u32, f64)> {
+        self.rank(row.weighed.logits, row.weighed.logits.len());
+        let ranked = self.ranked_weights(&row.weighed);
         let range = filters.keep(&ranked, row, true).expect("the ranking is whole");
         let kept = self.ranked[range.first..range.end]
             .iter()
@@ -256,83 +145,49 @@ impl Ranking {
             .collect()
     }
 
-    fn ranked_weights(&self, logits: &[f32], weighed: &Weighed) -> Vec<Ranked> {
-        let ranked = |key: &u64| (weighed.log_weight(logits[token_of(*key) as usize]), self.weight(*key));
-        self.ranked.iter().map(ranked).collect()
+    fn ranked_weights(&mut self, weighed: &Weighed<'_>) -> Vec<Ranked> {
+        let logit = |key: &u64| weighed.logits[token_of(*key) as usize];
+        self.weights.clear();
+        self.weights.extend(self.ranked.iter().map(logit));
+        weighed.weigh(&mut self.weights);
+        let ranked = self.ranked.iter().zip(&self.weights);
+        ranked
+            .map(|(key, weight)| (weighed.log_weight(token_of(*key)), f64::from(*weight)))
+            .collect()
     }
 
     /// [`Self::sample`] from the ranked tokens, or `None` if it lies beyond them.
-    fn sample_ranked(&self, range: Range, uniform: f64) -> Option<u32> {
-        let kept = &self.ranked[range.first..range.end];
+    fn sample_ranked(&self, ranked: &[Ranked], range: Range, uniform: f64) -> Option<u32> {
+        let kept = &ranked[range.first..range.end];
+        let token = |index: usize| token_of(self.ranked[range.first + index]);
         let mut reached = 0.0;
-        for key in kept {
-            reached += self.weight(*key);
+        for (index, (_, weight)) in kept.iter().enumerate() {
+            reached += weight;
             if reached > uniform * range.mass {
-                return Some(token_of(*key));
+                return Some(token(index));
             }
         }
         // If these are all, only rounding can be short of the mass: the last token that has any.
         range.is_all.then(|| {
-            let last = kept.iter().rfind(|key| self.weight(**key) > 0.0);
-            token_of(*last.unwrap_or(&self.ranked[0]))
+            let last = kept.iter().rposition(|(_, weight)| *weight > 0.0);
+            last.map_or_else(|| token_of(self.ranked[0]), token)
         })
     }
 
-    /// The weight of a token.
-    pub(super) fn weight_of(&self, token: u32) -> f64 {
-        f64::from(self.weights[token as usize])
-    }
-
     /// The weights of the best `count` tokens, best first.
-    pub(super) fn best_weights(&mut self, logits: &[f32], count: usize) -> Vec<f64> {
-        self.rank(logits, count);
-        self.ranked.iter().map(|key| self.weight(*key)).collect()
-    }
-
-    fn weight(&self, key: u64) -> f64 {
-        f64::from(self.weights[token_of(key) as usize])
-    }
-
-    /// Fills `weights`; gives their sum.
-    fn weigh(&mut self, logits: &[f32], greatest: f32, temperature: f32) -> f64 {
-        self.weights.clear();
-        self.weights.extend_from_slice(logits);
-        exp_sum(self.isa, &mut self.weights, greatest, temperature)
+    pub(super) fn best_weights(&mut self, weighed: &Weighed<'_>, count: usize) -> Vec<f64> {
+        self.rank(weighed.logits, count);
+        let ranked = self.ranked_weights(weighed);
+        ranked.into_iter().map(|(_, weight)| weight).collect()
     }
 
     /// Puts the best `count` tokens into `ranked`; fewer if fewer are allowed.
     fn rank(&mut self, logits: &[f32], count: usize) {
-        self.ranked.clear();
-        if count == 0 {
-            return;
-        }
-        let bound = self.bound(logits, count);
-        for (i, run) in logits.chunks(RUN).enumerate() {
-            if self.run_maxima[i] < bound {
-                continue;
-            }
-            for (j, logit) in run.iter().enumerate() {
-                if *logit >= bound && *logit > f32::NEG_INFINITY {
-                    self.ranked.push(rank_key(*logit, i * RUN + j));
-                }
-            }
-        }
+        self.scan.gather(logits, count, &mut self.ranked);
         if self.ranked.len() > count {
             self.ranked.select_nth_unstable(count - 1);
         }
         self.ranked.truncate(count);
         self.ranked.sort_unstable();
-    }
-
-    /// A logit that at least `count` tokens reach: the `count`-th greatest maximum of runs.
-    fn bound(&mut self, logits: &[f32], count: usize) -> f32 {
-        let maximum = |run: &[f32]| run.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
-        self.run_maxima.clear();
-        self.run_maxima.extend(logits.chunks(RUN).map(maximum));
-        if count > self.run_maxima.len() {
-            return f32::NEG_INFINITY;
-        }
-        let mut maxima = self.run_maxima.clone();
-        *maxima.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1
     }
 }

@@ -1,6 +1,6 @@
 //! What a row of logits says of a token that is known already: how likely it was, and what was likelier.
 
-use super::rank::{self, Ranking};
+use super::rank::Ranking;
 use super::{SampleError, logit_of};
 use crate::isa::Isa;
 
@@ -32,7 +32,7 @@ impl Default for Scorer {
 impl Scorer {
     /// Scores `token` in a row, with the `num_top` best tokens: by the same numbers as those of a sampled token.
     pub fn score(&mut self, logits: &mut [f32], token: u32, num_top: usize) -> Result<TokenScore, SampleError> {
-        let best = rank::argmax(logits)?;
+        let best = self.ranking.begin(logits)?;
         let logit = *logit_of(logits, token)?;
         let num_better = logits.iter().filter(|other| **other > logit).count();
         let num_equal = logits[..token as usize].iter().filter(|other| **other == logit).count();
