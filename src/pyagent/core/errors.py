@@ -23,6 +23,7 @@ mapped once, at the border, with ``raise ... from``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class PyAgentError(Exception):
@@ -37,13 +38,32 @@ class ConfigError(PyAgentError):
         self.key = key
 
 
-class RequestError(PyAgentError):
-    """A request that cannot be served as it is. `param` names the field at fault, as in OpenAI's errors."""
+class FieldFault(NamedTuple):
+    """One of several things that are wrong with a request."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request") -> None:
+    message: str
+    param: str | None
+    code: str
+
+
+class RequestError(PyAgentError):
+    """A request that cannot be served as it is. `param` names the field at fault, as in OpenAI's errors.
+
+    Of several faults `param` and `code` are the first one's, and `faults` are all of them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str = "invalid_request",
+        faults: tuple[FieldFault, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
+        self.faults = faults
 
 
 class ContextOverflowError(RequestError):

@@ -6,13 +6,13 @@ The one place that knows how msgspec words its errors: the author of the value h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import FieldFault, RequestError
 from pyagent.core.nearest import did_you_mean
 
 _PLACE = re.compile(r" - at `(key in )?\$\.?([^`]*)`$")
@@ -33,6 +33,7 @@ _KIND_TO_WORDS = {
 _STEPS = re.compile(r"[^.\[\]]+")
 """Names and places in a path such as `messages[0].role`."""
 _MAX_SHOWN = 80
+_MAX_FAULTS = 16
 _LONE_HALF = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 """The first half of a character without its second, where msgspec finds that the text ends too early."""
 _SYNTAX = "JSON is malformed: "
@@ -63,6 +64,65 @@ def field_error(
         )
     param = where.partition("[...]")[0] or None  # the values of an object are `[...]`, whatever their names
     return RequestError(f"{where or whole} {_expected(text, kind, place)}", param=param)
+
+
+def field_errors(raw: object, kind: type[msgspec.Struct], first: RequestError) -> RequestError:
+    """Return all that msgspec finds wrong with the fields of `raw`, which is to be a `kind`; `first` it found already.
+
+    A field has one fault, a list one for each of its entries. No more than some are told.
+    """
+    found = [first]
+    for error in _faulty_fields(cast("dict[str, object]", raw) if isinstance(raw, dict) else {}, kind):
+        if len(found) >= _MAX_FAULTS:
+            break
+        if error.param not in {one.param for one in found}:
+            found.append(error)
+    return together(found)
+
+
+def _faulty_fields(raw: dict[str, object], kind: type[msgspec.Struct]) -> Iterator[RequestError]:
+    hints = get_type_hints(kind)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for name, value in raw.items():
+        if name not in fields:
+            unknown = f"Object contains unknown field `{name}`"
+            yield field_error(msgspec.ValidationError(unknown), kind)
+            continue
+        hint = hints[fields[name].name]
+        entry = next((get_args(one)[0] for one in _alternatives([hint]) if get_origin(one) is list), None)
+        pieces = [(name, value, hint)]
+        if entry is not None and isinstance(value, list) and value:
+            listed = cast("list[object]", value)
+            pieces = [(f"{name}[{place}]", one, entry) for place, one in enumerate(listed)]
+        for where, piece, wanted in pieces:
+            try:
+                msgspec.convert(piece, wanted)
+            except msgspec.ValidationError as error:
+                yield field_error(error, wanted, where)
+    for name, field in fields.items():
+        if field.required and name not in raw:
+            yield RequestError(f"{name} is required", param=name)
+
+
+def check_all(checks: Iterable[Callable[[], None]]) -> None:
+    """Make all checks, and raise what they raise together."""
+    errors: list[RequestError] = []
+    for check in checks:
+        try:
+            check()
+        except RequestError as error:
+            errors.append(error)
+    if errors:
+        raise together(errors)
+
+
+def together(errors: Sequence[RequestError]) -> RequestError:
+    """Return several errors of one request as one, which says them all."""
+    if len(errors) == 1:
+        return errors[0]
+    faults = [fault for error in errors for fault in error.faults or (FieldFault(str(error), error.param, error.code),)]
+    text, first = "; ".join(fault.message for fault in faults), errors[0]
+    return RequestError(text, param=first.param, code=first.code, faults=tuple(faults))
 
 
 def json_error(

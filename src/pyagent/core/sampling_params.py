@@ -6,11 +6,13 @@ Knows no tokenizer and no logits; `pyagent._rust.SamplerState` does the sampling
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.field_errors import check_all
 
 
 class LogitsProcessorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,18 +134,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, fields_set=tuple(sorted(same)))
 
     def validate(self) -> None:
-        """Raise `RequestError` naming the first field out of its range."""
-        for name, low, high in _RANGES:
-            value: float | None = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise RequestError(f"{name} must be between {_shown(low)} and {_shown(high)}, got {value}", param=name)
+        """Raise `RequestError` naming the fields that are out of their ranges."""
+        check_all([*(partial(self._check_range, *bounds) for bounds in _RANGES), *self._checks()])
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value: float | None = getattr(self, name)
+        if value is not None and not (math.isfinite(value) and low <= value <= high):
+            raise RequestError(f"{name} must be between {_shown(low)} and {_shown(high)}, got {value}", param=name)
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        """What is checked besides the ranges of numbers."""
+        yield self._check_numbers
+        yield from (partial(_check_texts, name, getattr(self, name), most) for name, most in _TEXTS)
+        yield self._check_tokens
+        yield partial(_check_processors, self.logits_processors)
+
+    def _check_numbers(self) -> None:
         if self.max_tokens == 0 and not self.echo:
             raise RequestError("max_tokens must be between 1 and 2147483647, got 0", param="max_tokens")
         for name in _ABOVE_ZERO:
             if getattr(self, name) == 0:
                 raise RequestError(f"{name} must be greater than 0, got 0", param=name)
-        for name, most in _TEXTS:
-            _check_texts(name, getattr(self, name), most)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            text = f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}"
+            raise RequestError(text, param="min_tokens")
+
+    def _check_tokens(self) -> None:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is empty, so no token could be sampled", param="allowed_token_ids")
         if len(self.stop_token_ids) > _MAX_STOP_TOKENS:
@@ -151,10 +167,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(text, param="stop_token_ids")
         if self.stop_token_ids and (least := min(self.stop_token_ids)) < 0:
             raise RequestError(f"stop_token_ids takes token ids from 0 on, got {least}", param="stop_token_ids")
-        _check_processors(self.logits_processors)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            text = f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}"
-            raise RequestError(text, param="min_tokens")
 
 
 def _check_texts(name: str, texts: tuple[str, ...], most: int) -> None:

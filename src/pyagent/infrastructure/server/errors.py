@@ -14,6 +14,7 @@ from pyagent.core.errors import (
     BackendError,
     CapacityError,
     DeadlineError,
+    FieldFault,
     PyAgentError,
     RequestError,
     UnsupportedError,
@@ -37,6 +38,7 @@ class HttpError:
     param: str | None = None
     backend: str | None = None
     retry_after_seconds: float | None = None
+    faults: tuple[FieldFault, ...] = ()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -50,13 +52,18 @@ class HttpError:
     def body(self) -> JsonObject:
         """OpenAI's shape."""
         fault: JsonObject = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": fault | ({"backend": self.backend} if self.backend else {})}
+        return {"error": fault | ({"backend": self.backend} if self.backend else {}) | self.details}
+
+    @property
+    def details(self) -> JsonObject:
+        """Each fault of a request that has several, whatever the API's shape."""
+        return {"details": [fault._asdict() for fault in self.faults]} if self.faults else {}
 
     def body_at(self, path: str) -> bytes:
         """Return the body in the shape of the API whose path was called."""
         body = self.body
         if path.startswith("/api/"):
-            body = {"error": self.message}
+            body = {"error": self.message, **self.details}
         elif path.startswith(ANTHROPIC_PATH):
             body = self.anthropic_body
         return msgspec.json.encode(body)
@@ -66,7 +73,11 @@ class HttpError:
         """Anthropic's shape."""
         return {
             "type": "error",
-            "error": {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": self.message},
+            "error": {
+                "type": _ANTHROPIC_TYPES.get(self.status, "api_error"),
+                "message": self.message,
+                **self.details,
+            },
         }
 
 
@@ -117,7 +128,9 @@ def http_error(error: Exception) -> HttpError:
     backend = error.backend if isinstance(error, BackendError) else None
     text = str(error) if status < 500 or status == 508 else without_folders(str(error))
     text = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
-    return HttpError(status, text, code, kind, param, backend, retry_after)
+    faults = error.faults if isinstance(error, RequestError) else ()
+    cut = tuple(fault._replace(message=fault.message[:_MAX_CHARS]) for fault in faults)
+    return HttpError(status, text, code, kind, param, backend, retry_after, cut)
 
 
 def without_folders(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 import msgspec
 
-from pyagent.core.errors import RequestError
-from pyagent.core.field_errors import field_error, json_error
+from pyagent.core.errors import FieldFault, RequestError
+from pyagent.core.field_errors import check_all, field_error, field_errors, json_error, together
 from pyagent.core.messages import JsonObject, SamplingParams, Tool
 from pyagent.infrastructure.server.bounds import check_body
 
@@ -23,6 +24,7 @@ Refused = Mapping[str, tuple[tuple[object, ...], str]]
 """Fields that are not supported: the values that ask for nothing, and why any other is refused."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
@@ -31,21 +33,47 @@ def decode(body: bytes, kind: type[Body], refused: Refused) -> Body:
     try:
         parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise field_error(error, kind, whole="the body") from error
+        raise _all_wrong(body, kind, field_error(error, kind, whole="the body")) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise json_error("the body", error, body) from error
     refuse(parsed, refused)
     return parsed
 
 
+def _all_wrong(body: bytes, kind: type[msgspec.Struct], first: RequestError) -> RequestError:
+    """Return the error of a body's fields; of the `first` one alone where what follows it is no JSON."""
+    try:
+        return field_errors(msgspec.json.decode(body), kind, first)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return first
+
+
+def with_all_faults(read: Callable[[], T], parts: Iterable[Callable[[], object]]) -> T:
+    """Return what `read` makes of a body; where it finds a fault, the error has those of all `parts` of it too."""
+    try:
+        return read()
+    except RequestError as first:
+        errors = [first]
+        for part in parts:
+            try:
+                part()
+            except RequestError as error:
+                if str(error) not in {str(one) for one in errors}:
+                    errors.append(error)
+        raise together(errors) from first
+
+
 def refuse(parsed: msgspec.Struct, refused: Refused, prefix: str = "") -> None:
-    """Raise `RequestError` for the first field of `parsed` that is not supported and asks for something."""
-    for name, (accepted, why) in refused.items():
+    """Raise `RequestError` for the fields of `parsed` that are not supported and ask for something."""
+
+    def check(name: str, accepted: Sequence[object], why: str) -> None:
         value: object = getattr(parsed, name, None)
         if value is not None and not any(value == other for other in accepted):
             shown = msgspec.json.encode(value)[:40].decode(errors="replace")
             param = prefix + name
             raise RequestError(f"{param}={shown} is not supported: {why}", param=param, code="unsupported_parameter")
+
+    check_all(partial(check, name, accepted, why) for name, (accepted, why) in refused.items())
 
 
 def checked_choice(tools: Sequence[Tool], choice: str | JsonObject | None) -> str | JsonObject | None:
@@ -104,8 +132,12 @@ def checked_sampling(params: SamplingParams, names: Mapping[str, str]) -> Sampli
     try:
         params.validate()
     except RequestError as error:
-        name = error.param or ""
-        theirs = names.get(name, name)
-        text = str(error).replace(name, theirs, 1)
-        raise RequestError(text, param=theirs or None, code=error.code) from error
+        faults = error.faults or (FieldFault(str(error), error.param, error.code),)
+        raise together([_renamed(fault, names) for fault in faults]) from error
     return params
+
+
+def _renamed(fault: FieldFault, names: Mapping[str, str]) -> RequestError:
+    name = fault.param or ""
+    theirs = names.get(name, name)
+    return RequestError(fault.message.replace(name, theirs, 1), param=theirs or None, code=fault.code)

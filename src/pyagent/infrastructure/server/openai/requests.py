@@ -7,6 +7,8 @@ the value that means nothing (`REFUSED`). An unknown field is refused too, with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -40,6 +42,7 @@ from pyagent.infrastructure.server.validation import (
     checked_sampling,
     decode,
     model_asked,
+    with_all_faults,
 )
 
 IGNORED = (
@@ -243,6 +246,20 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
             **fields,
         )
 
+    def parts(self) -> tuple[Callable[[], object], ...]:
+        """What is checked of the fields besides sampling and texts, each by itself, to find all that is wrong."""
+        return (
+            lambda: check_metadata(self.metadata),
+            *(partial(check_name, name, cast("str | None", getattr(self, name))) for name in _NAMES),
+            lambda: model_asked(self.model),
+            self.wanted_format,
+            lambda: _checked_time(self.timeout_seconds),
+            lambda: _checked_number(self.n),
+            self._beam,
+            lambda: _checked_priority(self.priority),
+            lambda: _checked_truncation(self.truncate_prompt_tokens),
+        )
+
     def _beam(self) -> BeamSearch | None:
         """The search wanted; as in vLLM `best_of`, else `n`, is its width where no width is given."""
         given = {name: getattr(self, name) for name in ("beam_width", "length_penalty", "early_stopping")}
@@ -326,19 +343,38 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 def read_chat(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/chat/completions; raises `RequestError` naming the field at fault."""
     parsed = decode(body, ChatBody, REFUSED)
+    parts = (
+        lambda: _messages(parsed),
+        lambda: _chat_sampling(parsed),
+        lambda: checked_choice(read_tools(parsed.tools or []), parsed.tool_choice),
+        parsed.thinking,
+        *parsed.parts(),
+    )
+    return with_all_faults(lambda: _read_chat(parsed), parts)
+
+
+def _messages(parsed: ChatBody) -> list[Message]:
     if not parsed.messages:
         raise RequestError("messages is empty; send at least one message", param="messages")
     messages = read_messages(parsed.messages)
     if not any(message.content or message.tool_calls for message in messages):
         raise RequestError("every message is empty; write something in one", param="messages")
+    return messages
+
+
+def _chat_sampling(parsed: ChatBody) -> SamplingParams:
     if parsed.max_tokens is not None and parsed.max_completion_tokens not in {None, parsed.max_tokens}:
         raise RequestError("max_tokens and max_completion_tokens disagree; send one of them", param="max_tokens")
     if parsed.top_logprobs is not None and not parsed.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    sampling = parsed.sampling(
+    return parsed.sampling(
         parsed.max_completion_tokens if parsed.max_tokens is None else parsed.max_tokens,
         (parsed.top_logprobs or 0) if parsed.logprobs else None,
     )
+
+
+def _read_chat(parsed: ChatBody) -> ParsedRequest:
+    messages, sampling = _messages(parsed), _chat_sampling(parsed)
     if parsed.add_special_tokens:
         text = "add_special_tokens: true is for prompts; the model's chat template writes what a chat begins with"
         raise RequestError(text, param="add_special_tokens")
@@ -363,9 +399,17 @@ def read_chat(body: bytes) -> ParsedRequest:
 def read_completion(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/completions."""
     parsed = decode(body, CompletionBody, REFUSED)
-    prompts = read_prompts(parsed.prompt)
+    parts = (lambda: read_prompts(parsed.prompt), lambda: _completion_sampling(parsed), *parsed.parts())
+    return with_all_faults(lambda: _read_completion(parsed), parts)
+
+
+def _completion_sampling(parsed: CompletionBody) -> SamplingParams:
     max_tokens = parsed.max_tokens if parsed.max_tokens is not None else 16  # 16 is OpenAI's
-    sampling = parsed.sampling(max_tokens, parsed.logprobs, echo=bool(parsed.echo))
+    return parsed.sampling(max_tokens, parsed.logprobs, echo=bool(parsed.echo))
+
+
+def _read_completion(parsed: CompletionBody) -> ParsedRequest:
+    prompts, sampling = read_prompts(parsed.prompt), _completion_sampling(parsed)
     request = parsed.chat_request(sampling, add_special_tokens=parsed.add_special_tokens is not False)
     first, *others = [asking(request, prompt) for prompt in prompts]
     return msgspec.structs.replace(_asked(parsed, first, is_chat=False), others=others)
