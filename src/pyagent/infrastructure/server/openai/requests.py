@@ -329,6 +329,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request understood: what to ask the backend, and how to answer the client.
 
     `others` are the same with the other prompts of a completion; `custom_tools` are told in their own shape.
+    `format_name` is the field that asks for a response format.
     """
 
     request: ChatRequest
@@ -338,6 +339,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     has_usage_chunk: bool
     others: list[ChatRequest] = []
     custom_tools: frozenset[str] = frozenset()
+    format_name: str = ""
 
 
 def read_chat(body: bytes) -> ParsedRequest:
@@ -451,6 +453,7 @@ def _asked(parsed: _Common, request: ChatRequest, *, is_chat: bool) -> ParsedReq
         is_chat=is_chat,
         is_streamed=bool(parsed.stream),
         has_usage_chunk=bool(parsed.stream_options and parsed.stream_options.include_usage),
+        format_name=parsed.format_name,
     )
 
 

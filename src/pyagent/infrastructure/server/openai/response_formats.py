@@ -6,6 +6,7 @@ SGLang `regex` and `ebnf`. A request says it once: two of them are refused by bo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, TypeVar, cast
 
@@ -32,6 +33,7 @@ _REFUSED_OUTPUTS: Refused = {
     "disable_additional_properties": ((False,), "say additionalProperties: false in the schema"),
 }
 _T = TypeVar("_T")
+_OWN_NAME = re.compile(r"response_format(?:\.(?:grammar|regex|choice|json_schema|structural_tag))?\b")
 _MAX_DEPTH = 8
 _BACKENDS = ("auto", "guidance", "llguidance")
 
@@ -171,6 +173,11 @@ class FormatFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise RequestError(f"{first} and {second} exclude each other; send one of them", param=second)
         return asked[0][1]() if asked else None
 
+    @property
+    def format_name(self) -> str:
+        """The field that asks for a format; empty where none does."""
+        return next((name for name, _ in self._asked()), "")
+
     def _asked(self) -> Iterator[tuple[str, Callable[[], ResponseFormat]]]:
         """Yield the fields that are there, each with how it is read."""
         if self.response_format is not None and self.response_format.type != "text":
@@ -185,6 +192,13 @@ class FormatFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 names = ", ".join(_OUTPUT_READERS)
                 raise RequestError(f"structured_outputs needs one of {names}", param="structured_outputs")
             yield from asked
+
+
+def renamed(error: RequestError, name: str) -> RequestError:
+    """Return an error about a format by the name that the request has for it."""
+    if name in {"", "response_format"} or not (error.param or "").startswith("response_format"):
+        return error
+    return RequestError(_OWN_NAME.sub(name, str(error), count=1), param=name, code=error.code)
 
 
 def _read(

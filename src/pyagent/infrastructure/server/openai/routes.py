@@ -7,10 +7,12 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyagent.core.errors import RequestError
 from pyagent.core.messages import EmbedRequest
 from pyagent.infrastructure.server.openai.embeddings import embeddings_body, read_embeddings
 from pyagent.infrastructure.server.openai.replies import OpenAIEncoder, anthropic_models, model_entry
 from pyagent.infrastructure.server.openai.requests import ParsedRequest, read_chat, read_completion
+from pyagent.infrastructure.server.openai.response_formats import renamed
 from pyagent.infrastructure.server.service import Service, json_response, unknown_model
 
 
@@ -60,4 +62,7 @@ async def _complete(service: Service, request: Request, read: Callable[[bytes], 
         asked.has_usage_chunk,
         custom_tools=asked.custom_tools,
     )
-    return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed, others=asked.others)
+    try:
+        return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed, others=asked.others)
+    except RequestError as error:
+        raise renamed(error, asked.format_name) from error
