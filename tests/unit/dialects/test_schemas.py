@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonschema
@@ -204,6 +205,43 @@ def test_grammar_has_definitions_only_where_they_are_named_and_a_bound(name: str
             dialect.grammar([tool], is_required=True, is_parallel=True)
     else:
         assert len(dialect.grammar([tool], is_required=True, is_parallel=True)) < MAX_CHARS
+
+
+@pytest.mark.parametrize("name", ["hermes", "lfm2", "gemma4"])
+def test_thousands_of_properties_do_not_end_the_process(name: str) -> None:
+    """A grammar of 3,000 required numbers compiles; rules nested so deep overflowed the stack."""
+    kinds = {f"p{at}": {"type": "number"} for at in range(3000)}
+    schema = {"type": "object", "properties": kinds, "required": [*kinds]}
+    grammar = dialects()[name].grammar([Tool(FunctionDefinition("go", "", schema))], is_required=True, is_parallel=True)
+    assert not LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(grammar), log_level=0).is_error()
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["b"], ["c"], ["a", "c"], ["a", "b", "c"]], ids=str)
+@pytest.mark.parametrize("name", ["hermes", "lfm2", "gemma4", "openai"])
+def test_members_not_required_may_be_left_out_and_no_others(name: str, required: list[str]) -> None:
+    """Walks through the grammar of three numbers write all that are required, in order, and now and then the others."""
+    schema = {"type": "object", "properties": {key: {"type": "number"} for key in "abc"}, "required": required}
+    dialect, tool, found = dialects()[name], Tool(FunctionDefinition("go", "", schema)), set[str]()
+    for seed in range(12):
+        grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
+        ((_, text),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
+        written = "".join(arguments_of(text))
+        assert written == "".join(sorted(written))
+        assert set(required) <= set(written) <= set("abc")
+        found.add(written)
+    assert len(found) == 1 or len(required) < 3
+
+
+def test_keys_of_any_text_are_written_as_letters() -> None:
+    """A property's name with quotes, line ends, no letters or the text of a control token stands in JSON as text."""
+    keys = ['a"b\\', "<|im_end|>", "", "é\x7f\n"]
+    schema = {"type": "object", "properties": {key: {"type": "number"} for key in keys}, "required": keys}
+    lark = Lark({"<|im_end|>": 7})
+    lark.rule("start", lark.arguments(schema, "all"))
+    tokens = TOKENIZER.tokenize_bytes(json.dumps(dict.fromkeys(keys, 1), ensure_ascii=False).encode())
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(str(lark)), log_level=0)
+    assert matcher.consume_tokens(tokens), matcher.get_error()
+    assert matcher.is_accepting()
 
 
 def test_grammar_of_nested_lists_has_each_item_once() -> None:

@@ -91,13 +91,9 @@ class _Writer:
         if (others := others_of(schema)) is not None:
             pair = lark.rule(f"{rule}_any", f'{_ANY_KEY} ":" {self.write(others, lark, f"{rule}_anyv")}')
             return f'"{{" ({pair} ("," {pair})*)? "}}"'
-        required = required_of(schema)
-        rest, is_optional = "", True
-        for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):
+        required, members = required_of(schema), list[tuple[str, bool]]()
+        for at, (key, kind) in enumerate(properties_of(schema).items()):
             named = key if _BARE.fullmatch(key) else f"{self.quote}{key}{self.quote}"
-            pair = f"{lark.literal(f'{named}:')} {self.write(kind, lark, f'{rule}_{at}v')}"
-            if rest:
-                pair += f' ("," {rest}){"?" if is_optional else ""}'
-            is_optional = is_optional and key not in required
-            rest = lark.rule(f"{rule}_{at}", pair if key in required or not rest else f"{pair} | {rest}")
-        return f'"{{" {rest}{"?" if rest and is_optional else ""} "}}"'
+            members.append((f"{lark.literal(f'{named}:')} {self.write(kind, lark, f'{rule}_{at}v')}", key in required))
+        written = lark.members(members, lark.literal(","), rule)
+        return f'"{{" {written} "}}"'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyagent.core.dialects.schema_text import quoted, schema_text
 from pyagent.core.dialects.schemas import (
@@ -80,15 +80,35 @@ class Lark:
         properties = properties_of(schema)
         if not is_plain_object(schema) or not any(map(is_plain_number, properties.values())):
             return self.json(schema)
-        required, rest, is_optional = required_of(schema), "", True
-        for at, (key, kind) in reversed(list(enumerate(properties.items()))):
-            value = self._number() if is_plain_number(kind) else self.json(kind)
-            pair = f"{self.literal(json.dumps(key, ensure_ascii=False) + ': ')} {value}"
-            if rest:
-                pair += f" ({self.literal(', ')} {rest}){'?' if is_optional else ''}"
-            is_optional = is_optional and key not in required
-            rest = self.rule(f"{rule}_{at}", pair if key in required or not rest else f"{pair} | {rest}")
-        return f'"{{" {rest}{"?" if is_optional else ""} "}}"'
+        required = required_of(schema)
+        members = [
+            (
+                f"{self._count(quoted(f'{json.dumps(key, ensure_ascii=False)}: '))} {self._argument(kind)}",
+                key in required,
+            )
+            for key, kind in properties.items()
+        ]
+        return f'"{{" {self.members(members, self.literal(", "), rule)} "}}"'
+
+    def members(self, members: Sequence[tuple[str, bool]], separator: str, rule: str) -> str:
+        """Return the expression for members in their order, of which those not required may be left out.
+
+        From the first that is required on it is flat: rules that name one another 3,000 deep end the process.
+        """
+        first = next((at for at, (_, is_required) in enumerate(members) if is_required), len(members))
+        rest = " ".join(
+            member if at == first else f"{separator} {member}" if is_required else f"({separator} {member})?"
+            for at, (member, is_required) in enumerate(members)
+            if at >= first
+        )
+        is_optional = not rest
+        for at in range(first - 1, -1, -1):
+            with_rest = f"{members[at][0]} ({separator} {rest}){'?' if is_optional else ''}" if rest else members[at][0]
+            rest = self.rule(f"{rule}_{at}", f"{with_rest} | {rest}" if rest else with_rest)
+        return f"{rest}?" if rest and is_optional else rest
+
+    def _argument(self, schema: JsonObject) -> str:
+        return self._number() if is_plain_number(schema) else self.json(schema)
 
     def _number(self) -> str:
         return self.rule("NUMBER", r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,3})?/")

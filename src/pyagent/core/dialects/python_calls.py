@@ -59,14 +59,11 @@ def _keywords(schema: JsonObject, rule: str, lark: Lark) -> str:
         pair = lark.rule(f"{rule}_any", f'{_ANY_KEY} "=" {python_value(others, lark)}')
         return f"({pair} ({lark.literal(', ')} {pair})*)?"
     required = required_of(schema)
-    rest, is_optional = "", True
-    for at, (key, kind) in reversed(list(enumerate(properties_of(schema).items()))):
-        pair = f"{lark.literal(f'{key}=')} {python_value(kind, lark)}"
-        if rest:
-            pair += f" ({lark.literal(', ')} {rest}){'?' if is_optional else ''}"
-        is_optional = is_optional and key not in required
-        rest = lark.rule(f"{rule}_{at}", pair if key in required or not rest else f"{pair} | {rest}")
-    return f"{rest}?" if rest and is_optional else rest
+    members = [
+        (f"{lark.literal(f'{key}=')} {python_value(kind, lark)}", key in required)
+        for key, kind in properties_of(schema).items()
+    ]
+    return lark.members(members, lark.literal(", "), rule)
 
 
 def python_value(schema: JsonObject, lark: Lark) -> str:
