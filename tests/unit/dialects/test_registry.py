@@ -24,6 +24,8 @@ TEMPLATES = {
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' '\\n' + '```json'",
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments",
     "deepseek_v32": "{% set dsml_token = '｜DSML｜' %}<{{ dsml_token }}function_calls>",
+    "deepseek_v4": "{% set dsml_token = '｜DSML｜' %}'<' + dsml_token + 'tool_calls>'",
+    "apriel": '<tool_calls>[{"name": ...}]</tool_calls> Here are my reasoning steps: [BEGIN FINAL RESPONSE]',
     "kimi_k2": "<|tool_calls_section_begin|>{% for call in calls %}<|tool_call_begin|>",
     "mistral": "{{ '[TOOL_CALLS][' }}{\\\"name\\\": ...}",
     "mistral_args": "{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}",

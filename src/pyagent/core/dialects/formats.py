@@ -162,6 +162,14 @@ DEEPSEEK_V32 = TagDialect(
     markers=frozenset({"｜DSML｜"}),
 )
 
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_V32,
+    name="deepseek_v4",
+    models="DeepSeek V4",
+    clues=("｜DSML｜", "tool_calls>"),
+    section=("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"),
+)
+
 GLM45 = TagDialect(
     name="glm45",
     models="GLM 4.5, 4.6, 4.7",
@@ -217,8 +225,8 @@ PYTHONIC = TagDialect(
 
 LFM2 = TagDialect(
     name="lfm2",
-    models="LFM2",
-    one_of=("<|tool_call_start|>", "<|tool_list_start|>"),
+    models="LFM2 and 2.5",
+    one_of=("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ["),
     calls=PythonCalls("<|tool_call_start|>", ("<|tool_call_end|>",)),
     markers=frozenset({"<|tool_call_start|>", "<|tool_call_end|>"}),
 )
@@ -262,6 +270,17 @@ HUNYUAN = TagDialect(
     clues=("<tool_calls>",),
     calls=JsonCalls("<tool_calls>", ("</tool_calls>",), is_list=True),
     answer=("<answer>", "</answer>"),
+)
+
+APRIEL = replace(
+    HUNYUAN,
+    name="apriel",
+    models="Apriel 1.5 and 1.6",
+    clues=("<tool_calls>", "[BEGIN FINAL RESPONSE]"),
+    reasoning=Reasoning("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    answer=("", ""),
+    wrappers=("[END FINAL RESPONSE]",),
+    ends_reasoning=True,
 )
 
 NEMOTRON = TagDialect(
@@ -314,6 +333,7 @@ DIALECTS: tuple[Dialect, ...] = (
     SEED_OSS,
     MINIMAX_M2,
     MINIMAX,
+    DEEPSEEK_V4,
     DEEPSEEK_V32,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
@@ -329,6 +349,7 @@ DIALECTS: tuple[Dialect, ...] = (
     COHERE,
     NEMOTRON,
     OLMO3,
+    APRIEL,
     HUNYUAN,
     HERMES,
     LLAMA4,
