@@ -170,8 +170,10 @@ def test_schema_that_refers_to_itself_is_refused_over_http(tiny_model_path: Path
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_grammar_that_fails_in_the_middle_ends_its_request_alone(tiny_model_path: Path, is_streamed: bool) -> None:
     """A form found too complex after some tokens is told as that; one line of the log, without traceback or text."""
-    secret: JsonObject = {"type": "string", "pattern": "^(.{0,44}){44}$"}
-    schema: JsonObject = {"type": "object", "properties": {"secret": secret}, "required": ["secret"]}
+    names = [f"secret{number}" for number in range(2400)]
+    ways = [{"type": "object", "required": [name]} for name in names]
+    either = {"anyOf": [{"anyOf": ways[:1200]}, {"anyOf": ways[1200:]}]}
+    schema: JsonObject = {"type": "object", "properties": {"a": either}, "required": ["a"]}
     with logged() as log, serve(create_app(NativeBackend.of("tiny", lambda: tiny_model_path))) as url:
         failed = _asked(url, schema, stream=is_streamed)
         assert _asked(url, {"type": "boolean"}).status_code == 200

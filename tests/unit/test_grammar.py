@@ -17,6 +17,7 @@ from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler, told_briefly
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
 from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenizer
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 NUM_TOKENS = len(vocabulary()[0])
@@ -290,7 +291,7 @@ def test_masks_are_those_of_the_tokenizer_that_llguidance_would_make(tokenizer: 
     whole = LLTokenizer(
         tokenizer.tokenizer.inner.to_str(), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.end_ids)
     )
-    ours = llguidance_tokenizer(tokenizer)
+    ours = llguidance_tokenizer(ModelVocabulary(tokenizer))
     for schema, seed in itertools.product(FORMS, range(12)):
         draw, source = random.Random(seed), LLMatcher.grammar_from_json_schema(json.dumps(schema))
         reference, matcher = (LLMatcher(vocabulary, source, log_level=0) for vocabulary in (whole, ours))

@@ -6,14 +6,20 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.tiny_model import vocabulary
 
-from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, Vocabulary
+from pyagent.core.errors import ConfigError, PluginError, RequestError
+from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, GrammarVocabulary
+from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ResponseFormat
+from pyagent.core.plugins import PluginHost
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
-from pyagent.infrastructure.engine.grammar.guidance import GuidanceBackend
+from pyagent.infrastructure.engine.grammar.choice import pick_grammar_backends
+from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE, GuidanceBackend
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
@@ -33,7 +39,7 @@ class Gated:
     def unavailable_reason(self) -> None:
         return None
 
-    def open(self, vocabulary: Vocabulary) -> GrammarBackend:
+    def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
         self._inner = GuidanceBackend(vocabulary, 1)
         return self
 
@@ -73,3 +79,76 @@ def test_tenants_do_not_share_what_is_compiled(tokenizer: ModelTokenizer) -> Non
     for tenant in ("anna", "bert", "anna"):
         compiler.compile(choice("a"), tenant)
     assert backend.compiled == ['["a"]'] * 2
+
+
+class Refusing(Gated):
+    """A backend that can enforce nothing, or breaks."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+        self.name = f"refusing-{id(self)}"
+
+    def compile(self, source: GrammarSource) -> GrammarMatcher:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [RequestError("not by me"), RuntimeError("secret"), SystemExit(2)], ids=repr)
+def test_next_backend_is_asked_for_what_one_cannot(
+    tokenizer: ModelTokenizer, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a backend refuses or breaks at, the next one enforces; the grammar says which, the log quotes nothing."""
+    compiler = GrammarCompiler(tokenizer, factories=[Refusing(error), Gated()])
+    assert compiler.compile(choice("a")).backend_name == "gated"
+    assert "secret" not in caplog.text
+
+
+def test_first_refusal_is_told_where_no_backend_can(tokenizer: ModelTokenizer) -> None:
+    """The reason is that of the first backend that refused, not of one that broke."""
+    broken, first, second = (Refusing(one) for one in (RuntimeError(), RequestError("first"), RequestError("second")))
+    with pytest.raises(RequestError, match="first"):
+        GrammarCompiler(tokenizer, factories=[broken, first, second]).compile(choice("a"))
+    with pytest.raises(PluginError, match="failed to compile: RuntimeError"):
+        GrammarCompiler(tokenizer, factories=[broken]).compile(choice("a"))
+
+
+class Absent(Gated):
+    name = "absent"
+
+    def unavailable_reason(self) -> str:  # type: ignore[override]
+        return "no such library"
+
+
+def test_settings_choose_backends_and_their_order() -> None:
+    """`auto` is llguidance and then what else can be used; names are taken at their word."""
+    gated, absent = Gated(), Absent()
+    brought = {"gated": gated, "absent": absent}
+    assert [one.name for one in pick_grammar_backends(["auto"], brought)] == ["guidance", "gated"]
+    assert pick_grammar_backends(["gated", "guidance"], brought) == (gated, GUIDANCE)
+    for names, says in ((["absent"], "no such library"), (["gatd"], "did you mean 'gated'"), ([], "is empty")):
+        with pytest.raises(ConfigError, match=says):
+            pick_grammar_backends(names, brought)
+
+
+class Plugin:
+    """A plugin whose backend is what it is given."""
+
+    def __init__(self, opened: object) -> None:
+        self._opened = opened
+
+    @hookimpl
+    def pyagent_register_grammar_backends(self) -> list[Any]:
+        return [SimpleNamespace(name="mine", unavailable_reason=self._fail, open=lambda vocabulary: self._opened)]
+
+    def _fail(self) -> str:
+        raise OSError("broken")
+
+
+def test_bad_plugin_is_named(tokenizer: ModelTokenizer) -> None:
+    """A backend that is none, or fails to say whether it can be used, is an error that names its plugin."""
+    host = PluginHost()
+    host.register(Plugin(object()), name="broken")
+    (factory,) = [one for name, one in host.grammar_backends().items() if name == "mine"]
+    assert "plugin 'broken' failed to say" in str(factory.unavailable_reason())
+    with pytest.raises(PluginError, match="plugin 'broken': its grammar backend 'mine' has no `compile`"):
+        GrammarCompiler(tokenizer, factories=[factory]).compile(choice("a"))

@@ -14,6 +14,7 @@ from pyagent.core.grammars import GrammarBackend, GrammarMatcher
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.grammar.guidance import GuidanceBackend
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.step_masks import fill
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
@@ -85,7 +86,7 @@ def test_masks_on_many_threads_are_those_of_one(compiler: GrammarCompiler, token
         grammar.accept((found := allowed(grammar))[number % len(found)])
     memory = bytearray(len(grammars) * grammars[0].row_bytes)
     rows = [(grammar.matcher, place) for place, grammar in enumerate(grammars)]
-    GuidanceBackend(tokenizer, 8).fill_masks(rows, memoryview(memory))
+    GuidanceBackend(ModelVocabulary(tokenizer), 8).fill_masks(rows, memoryview(memory))
     assert bytes(memory) == b"".join(grammar.mask() for grammar in grammars)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.tiny_model import vocabulary
 
 from pyagent.core.errors import RequestError
-from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, Vocabulary
+from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, GrammarVocabulary
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.core.response_format import GrammarFormat
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
@@ -134,7 +134,7 @@ class Endless:
     def unavailable_reason(self) -> None:
         return None
 
-    def open(self, vocabulary: Vocabulary) -> GrammarBackend:
+    def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
         del vocabulary
         return self
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
+
+from pyagent.core.errors import PluginError, PyAgentError
+from pyagent.core.logits_processors import Vocabulary
+
+HOOK = "pyagent_register_grammar_backends"
 
 GrammarKind = Literal["json_schema", "choice", "regex", "lark"]
 
@@ -24,28 +29,10 @@ class GrammarSource:
     text: str
 
 
-class Vocabulary(Protocol):
+class GrammarVocabulary(Vocabulary, Protocol):
     """A model's tokens, and how it reads text."""
 
-    @property
-    def vocab_size(self) -> int:
-        """How many ids there are: the length of a row of logits."""
-        ...
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
-        ...
-
-    def vocabulary(self) -> Sequence[bytes]:
-        """Return the bytes of each token: of a control token those of its name, none of an id that stands for none."""
-        ...
-
-    def control_ids(self) -> Sequence[int]:
-        """Return the ids of control tokens, which no text is read as."""
-        ...
-
-    def encode_further(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Return the tokens of text in the middle of an answer."""
         ...
 
@@ -103,6 +90,43 @@ class GrammarBackendFactory(Protocol):
         """Return why it cannot be used here, such as a package that is not installed; None where it can."""
         ...
 
-    def open(self, vocabulary: Vocabulary) -> GrammarBackend:
+    def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
         """Return the backend for a model, when its first grammar is asked for."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtGrammarBackend:
+    """A plugin's factory; what it raises or returns wrongly is a `PluginError` that names the plugin."""
+
+    factory: GrammarBackendFactory
+    plugin: str
+
+    @property
+    def name(self) -> str:
+        """What settings call it."""
+        return self.factory.name
+
+    def unavailable_reason(self) -> str | None:
+        """Return why it cannot be used here; None where it can."""
+        try:
+            reason = cast("object", self.factory.unavailable_reason())
+        except Exception as error:  # noqa: BLE001 - a plugin's
+            return f"plugin {self.plugin!r} failed to say whether it can be used: {type(error).__name__}: {error}"
+        return reason if reason is None or isinstance(reason, str) else f"it gave {reason!r:.80} as the reason"
+
+    def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
+        """Return the backend for a model."""
+        try:
+            backend = self.factory.open(vocabulary)
+        except (PyAgentError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise self._error(f"cannot be opened: {type(error).__name__}: {error}") from error
+        if missing := [name for name in ("compile", "fill_masks") if not callable(getattr(backend, name, None))]:
+            raise self._error(f"has no `{missing[0]}`")
+        return backend
+
+    def _error(self, what: str) -> PluginError:
+        text = f"plugin {self.plugin!r}: its grammar backend {self.name!r} {what}"
+        return PluginError(text, plugin=self.plugin, hook=HOOK)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import (
         BatchLogitsProcessorFactory,
         BroughtLogitsProcessor,
@@ -55,6 +56,10 @@ class Parts(Protocol):
 
     def runners(self) -> Mapping[str, RunnerFactory]:
         """Devices that models run on."""
+        ...
+
+    def grammar_backends(self) -> Mapping[str, GrammarBackendFactory]:
+        """What compiles structured output to masks."""
         ...
 
     def logits_processors(self) -> Mapping[str, BroughtLogitsProcessor]:
@@ -129,6 +134,11 @@ class HookSpecs:
 
         One has `make`, for a function of each request, or `make_batch`, for one object that sees all rows of a step.
         """
+        ...
+
+    @hookspec
+    def pyagent_register_grammar_backends(self) -> Sequence[GrammarBackendFactory]:
+        """What compiles structured output to masks; `engine.structured_outputs_backend` says in which order."""
         ...
 
     @hookspec

@@ -273,6 +273,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `answer` (ours): computed for this request, cached from an equal one, or shared with an equal one in flight.
     `ignored` (ours): sampling parameters that the backend does not support; it was asked without them.
+    `grammar_backend` (ours): what held the answer to a schema, grammar or form of calls.
     `reasoning_tokens` are those of `completion_tokens` that the model spent on thinking, where the backend counts them.
     """
 
@@ -285,6 +286,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: Literal["computed", "cached", "shared"] = "computed"
     ignored: tuple[str, ...] = ()
     reasoning_tokens: int = 0
+    grammar_backend: str = ""
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):

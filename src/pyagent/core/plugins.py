@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import BroughtLogitsProcessor, LogitsProcessorFactory
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.scheduling import QueuePolicyFactory
@@ -188,6 +189,10 @@ class PluginHost:
     def dialects(self) -> dict[str, Dialect]:
         """Dialects of plugins by name; `core.dialects.registry` adds the built-in ones."""
         return cast("dict[str, Dialect]", self._collect("dialects"))
+
+    def grammar_backends(self) -> dict[str, GrammarBackendFactory]:
+        """Grammar backends by name, in the plugins' order; their failures name the plugin."""
+        return cast("dict[str, GrammarBackendFactory]", self._collect("grammar_backends"))
 
     def logits_processors(self) -> dict[str, BroughtLogitsProcessor]:
         """Logits processors by name, each with its plugin, which its faults name."""
@@ -397,6 +402,11 @@ class PluginHost:
 
             factories = cast("dict[str, RunnerFactory]", items)
             return {name: GuardedRunnerFactory(factory, plugin.name) for name, factory in factories.items()}
+        if noun == "grammar_backends" and not plugin.is_builtin:
+            from pyagent.core.grammars import BroughtGrammarBackend
+
+            brought = cast("dict[str, GrammarBackendFactory]", items)
+            return {name: BroughtGrammarBackend(factory, plugin.name) for name, factory in brought.items()}
         if noun == "logits_processors":
             from pyagent.core.logits_processors import BroughtLogitsProcessor
 

@@ -324,6 +324,14 @@ class Engine(Section, frozen=True):
             TRUTH, "Let the fleet hint which prompts will be used again, so that the prefix cache evicts others first."
         ),
     ] = True
+    structured_outputs_backend: Annotated[
+        list[str],
+        Setting(
+            TEXTS,
+            "Grammar backends for structured output, in the order in which they are asked: `guidance`, `xgrammar`, or "
+            "what plugins bring. What one refuses, the next is asked for; `auto` is `guidance`, then all others.",
+        ),
+    ] = msgspec.field(default_factory=lambda: ["auto"])
     logits_processors: Annotated[
         dict[str, dict[str, Any]],
         Setting(

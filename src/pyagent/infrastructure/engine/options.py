@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from pyagent.core.dialects.dialect import Dialect
+from pyagent.core.grammars import GrammarBackendFactory
 from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.settings import Engine
 from pyagent.core.tokenizers import NO_OPTIONS, TokenizerOptions
+from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
@@ -60,7 +62,7 @@ class EngineOptions:
     `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`; `thinking` bounds
     their reasoning. Of an answer the text of `stream_interval` tokens goes out together. `tokenizer` says how
     vocabularies and chat templates are found.
-    `logits` says which logits processors there are.
+    `grammar_backends` compile structured output, `logits` says which logits processors there are.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -77,6 +79,7 @@ class EngineOptions:
     stream_interval: int = 1
     tokenizer: TokenizerOptions = NO_OPTIONS
     runners: RunnerChoice = field(default_factory=RunnerChoice)
+    grammar_backends: Sequence[GrammarBackendFactory] = (GUIDANCE,)
     logits: LogitsOptions = field(default_factory=LogitsOptions)
 
     def of_model(self, name: str) -> EngineOptions:

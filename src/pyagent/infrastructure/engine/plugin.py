@@ -83,6 +83,7 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     """The engine's options from the settings, and what plugins bring for it. Raises `ConfigError`."""
     from pyagent.core.runners.factory import RunnerOptions
+    from pyagent.infrastructure.engine.grammar.choice import pick_grammar_backends
     from pyagent.infrastructure.engine.logits.processors import pick_logits
     from pyagent.infrastructure.engine.memory.evictions import pick_eviction
     from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits, ThinkingLimits
@@ -118,6 +119,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         tokenizer=_tokenizers(engine, parts.tokenizers()),
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
+        grammar_backends=pick_grammar_backends(engine.structured_outputs_backend, parts.grammar_backends()),
         logits=pick_logits(engine.logits_processors, parts.logits_processors(), engine.logits_processor_seconds),
     )
 

@@ -31,6 +31,7 @@ def usage_of(request: Request) -> Usage:
         reasoning_tokens=sum(answer.text.num_reasoning_tokens for answer in request.answers),
         timings=timings_of(request),
         cache=_cache_report(request),
+        grammar_backend="" if request.grammar is None else request.grammar.backend_name,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections import OrderedDict
@@ -10,20 +11,23 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import RequestError
-from pyagent.core.grammars import GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
+from pyagent.core.errors import PluginError, RequestError
+from pyagent.core.grammars import HOOK, GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
 from pyagent.core.structured_output.lark_source import schemas_in
-from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, told_briefly
+from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, GrammarError, told_briefly
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
 from pyagent.infrastructure.engine.grammar.schema_limits import source_excess
 from pyagent.infrastructure.engine.grammar.sources import calls_source, source_of
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+logger = logging.getLogger(__name__)
 
 _MAX_CACHED, _MAX_COMPILING = 64, 2
 _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 390, 100
@@ -47,7 +51,7 @@ class GrammarCompiler:
         compile_seconds: float = 10.0,
     ) -> None:
         """With the backends in the order in which they are asked, and how long a request waits for its grammar."""
-        self._tokenizer = tokenizer
+        self._vocabulary = ModelVocabulary(tokenizer)
         self._memory = memory
         self._factories = factories
         self._backends: dict[str, GrammarBackend] = {}
@@ -101,13 +105,18 @@ class GrammarCompiler:
         if is_first:
             # No thread can be ended from outside: one that goes on for ever takes none of those that prepare requests.
             Thread(target=self._fulfil, args=(coming, key, schemas), name="pyagent-grammar", daemon=True).start()
-        try:
-            grammar = coming.result(self._compile_seconds)
-        except TimeoutError:
-            text = f"{CANNOT_ENFORCE}: it did not compile within {self._compile_seconds:g} s; simplify it"
-            raise RequestError(text, param="response_format") from None
+        grammar = self._awaited(coming)
         with self._lock:  # one thread at a time looks at what they all share
             return grammar.fork()
+
+    def _awaited(self, coming: Future[Grammar]) -> Grammar:
+        while True:
+            try:
+                return coming.result(self._compile_seconds)
+            except TimeoutError:
+                if not self._opening.locked():  # a backend may import torch first, which is no fault of the request
+                    text = f"{CANNOT_ENFORCE}: it did not compile within {self._compile_seconds:g} s; simplify it"
+                    raise RequestError(text, param="response_format") from None
 
     def _fulfil(self, coming: Future[Grammar], key: _Key, schemas: Sequence[JsonObject]) -> None:
         try:
@@ -124,20 +133,41 @@ class GrammarCompiler:
 
     def _first_that_can(self, source: GrammarSource) -> Grammar:
         """Compile by the first backend that can enforce it; raise the first one's reason where none can."""
-        refusal: RequestError | None = None
+        refusal: Exception | None = None
         for factory in self._factories:
             try:
-                backend = self._backend(factory)
-                return Grammar(backend.compile(source), backend, factory.name, mask_bytes(self._tokenizer.vocab_size))
+                grammar = self._compiled_by(factory, source)
             except RequestError as error:
+                refusal = refusal if isinstance(refusal, RequestError) else error
+            except PluginError as error:
+                logger.warning("%s", error)
                 refusal = refusal or error
-        raise refusal or RequestError("no grammar backend can be used here", param="response_format")
+            else:
+                if refusal is not None:
+                    logger.info("the grammar backend %s enforces what another could not", factory.name)
+                return grammar
+        raise refusal or RequestError(f"{CANNOT_ENFORCE}: no grammar backend can be used here", param="response_format")
+
+    def _compiled_by(self, factory: GrammarBackendFactory, source: GrammarSource) -> Grammar:
+        """Compile by one backend. Raises `RequestError`, also for what allows no first token, or `PluginError`."""
+        backend = self._backend(factory)
+        try:
+            grammar = Grammar(backend.compile(source), backend, factory.name, mask_bytes(self._vocabulary.size))
+            has_start = any(grammar.mask())  # what has none would end the request in the middle of a step
+        except (RequestError, GrammarError) as error:
+            raise RequestError(str(error), param="response_format") from error
+        except BaseException as error:  # a native panic is no `Exception`
+            text = f"the grammar backend {factory.name!r} failed to compile: {type(error).__name__}"
+            raise PluginError(text, plugin=factory.name, hook=HOOK) from error
+        if not has_start:
+            raise RequestError(told_briefly("NoExtension"), param="response_format")
+        return grammar
 
     def _backend(self, factory: GrammarBackendFactory) -> GrammarBackend:
         with self._opening:
             found = self._backends.get(factory.name)
             if found is None:
-                found = self._backends[factory.name] = factory.open(self._tokenizer)
+                found = self._backends[factory.name] = factory.open(self._vocabulary)
         return found
 
     def _make_room(self, key: _Key) -> None:
@@ -159,4 +189,4 @@ class GrammarCompiler:
 
     def _num_bytes(self, *more: _Key) -> int:
         sources = sum(len(source.text) for _, source in (*self._compiled, *more))
-        return self._library_bytes + _BYTES_A_TOKEN * self._tokenizer.vocab_size + _BYTES_A_LETTER * sources
+        return self._library_bytes + _BYTES_A_TOKEN * self._vocabulary.size + _BYTES_A_LETTER * sources

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, cast
 from pyagent import _rust
 from pyagent.core.dialects.schema_text import quoted, schema_text
 from pyagent.core.errors import RequestError
-from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, Vocabulary, mask_bytes
+from pyagent.core.grammars import (
+    GrammarBackend,
+    GrammarBackendFactory,
+    GrammarMatcher,
+    GrammarSource,
+    GrammarVocabulary,
+    mask_bytes,
+)
+from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import JsonObject
 from pyagent.infrastructure.engine.grammar.blame import blamed
 from pyagent.infrastructure.engine.grammar.errors import GrammarError, told_briefly
@@ -60,10 +68,10 @@ class GuidanceMatcher:
 class GuidanceBackend:
     """llguidance for one vocabulary, with threads for masks where there are many cores."""
 
-    def __init__(self, vocabulary: Vocabulary, num_cores: int) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, num_cores: int) -> None:
         from llguidance import LLExecutor, LLParserLimits
 
-        self._row_bytes = mask_bytes(vocabulary.vocab_size)
+        self._row_bytes = mask_bytes(vocabulary.size)
         self._tokenizer = llguidance_tokenizer(vocabulary)
         self._executor = LLExecutor(num_cores) if num_cores >= _MANY_CORES else None
         self._limits = LLParserLimits(
@@ -78,10 +86,6 @@ class GuidanceBackend:
         matcher = GuidanceMatcher(LLMatcher(self._tokenizer, _text(source), log_level=0, limits=self._limits))
         if matcher.inner.is_error():
             raise _refusal(matcher.inner.get_error(), source, self._error_of)
-        try:  # what allows no first token would end the request in the middle of a step
-            self.fill_masks([(matcher, 0)], memoryview(bytearray(self._row_bytes)))
-        except GrammarError as error:
-            raise RequestError(str(error), param="response_format") from error
         return matcher
 
     def _error_of(self, schema: JsonObject) -> str:
@@ -106,19 +110,25 @@ class GuidanceBackend:
 
 
 class Guidance:
-    """The backend `guidance`."""
+    """llguidance, as vLLM names it."""
 
     name = "guidance"
 
     def unavailable_reason(self) -> None:
         """PyAgent depends on llguidance."""
 
-    def open(self, vocabulary: Vocabulary) -> GrammarBackend:
+    def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
         """Return llguidance for a vocabulary."""
         return GuidanceBackend(vocabulary, _rust.available_cores())
 
 
 GUIDANCE = Guidance()
+
+
+@hookimpl
+def pyagent_register_grammar_backends() -> Sequence[GrammarBackendFactory]:
+    """The backend `guidance`."""
+    return [GUIDANCE]
 
 
 def _text(source: GrammarSource) -> str:

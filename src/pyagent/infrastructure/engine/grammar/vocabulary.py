@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-    from pyagent.core.grammars import Vocabulary
+    from pyagent.core.grammars import GrammarVocabulary
 
 
 class _Vocabulary:
@@ -19,23 +19,23 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens: Sequence[bytes] = vocabulary.vocabulary()
-        self.special_token_ids = vocabulary.control_ids()
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.tokens: Sequence[bytes] = vocabulary.tokens()
+        self.special_token_ids = sorted(vocabulary.control_ids)
         self.eos_token_id = min(vocabulary.end_ids, default=0)
         self._vocabulary = vocabulary
 
     def __call__(self, text: bytes) -> list[int]:
         """The tokens of text in the middle of an answer."""
-        return self._vocabulary.encode_further(text.decode(errors="replace"))
+        return self._vocabulary.encode(text.decode(errors="replace"))
 
 
-def llguidance_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+def llguidance_tokenizer(vocabulary: GrammarVocabulary) -> LLTokenizer:
     """The vocabulary, ready for matchers."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     told = _Vocabulary(vocabulary)
     wrapper = TokenizerWrapper(told)
-    made = LLTokenizer(wrapper, n_vocab=vocabulary.vocab_size, eos_token=sorted(vocabulary.end_ids))
+    made = LLTokenizer(wrapper, n_vocab=vocabulary.size, eos_token=sorted(vocabulary.end_ids))
     wrapper.tokens = told.tokens = ()  # it has copied them, and keeps the wrapper
     return made

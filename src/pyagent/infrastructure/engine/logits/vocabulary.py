@@ -1,4 +1,4 @@
-"""A loaded model's vocabulary as logits processors see it."""
+"""A loaded model's vocabulary as logits processors and grammar backends see it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,7 @@ class ModelVocabulary:
     def tokens(self) -> list[bytes]:
         """Return the bytes of each token, made anew: those of a control token are its name, some ids have none."""
         return self._tokenizer.vocabulary()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of text in the middle of an answer."""
+        return self._tokenizer.encode_further(text)

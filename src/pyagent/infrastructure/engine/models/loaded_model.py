@@ -58,7 +58,7 @@ class LoadedModel:
             logits=self.logits.step,
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
-        self.grammars = GrammarCompiler(self.tokenizer, memory.grammars)
+        self.grammars = GrammarCompiler(self.tokenizer, memory.grammars, options.grammar_backends)
         self.sessions = Sessions(
             self.tokenizer, self.context_length, scope=options.session_scope, memory=memory.sessions
         )

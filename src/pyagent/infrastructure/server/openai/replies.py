@@ -164,6 +164,7 @@ def _full(usage: Usage) -> JsonObject:
     counts |= {"timings": usage.timings} if usage.timings else {}
     counts |= {"cache": usage.cache} if usage.cache else {}
     counts |= {"ignored": usage.ignored} if usage.ignored else {}
+    counts |= {"grammar_backend": usage.grammar_backend} if usage.grammar_backend else {}
     return counts | ({"answer": usage.answer} if usage.answer != "computed" else {})
 
 

@@ -1,0 +1,156 @@
+"""Grammars by xgrammar (the extra `xgrammar`, which brings torch): JSON schemas, choices, regexes.
+
+xgrammar leaves out what it does not know of a schema, in silence; only schemas of keywords that it enforces reach it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pyagent import _rust
+from pyagent.core.errors import RequestError
+from pyagent.core.grammars import (
+    GrammarBackend,
+    GrammarBackendFactory,
+    GrammarMatcher,
+    GrammarSource,
+    GrammarVocabulary,
+    mask_bytes,
+)
+from pyagent.core.hooks import hookimpl
+from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, GrammarError
+from pyagent.infrastructure.engine.grammar.schema_checks import nodes_of
+
+if TYPE_CHECKING:
+    from pyagent.core.messages import JsonObject
+
+_ABOUT = frozenset({"title", "description", "default", "examples", "$schema", "$comment", "$defs", "definitions"})
+_LENGTHS = {"minItems", "maxItems", "minLength", "maxLength"}
+_ENFORCED = frozenset({"type", "properties", "required", "additionalProperties", "items", "prefixItems"} | _LENGTHS)
+_ALONE = frozenset({"$ref", "anyOf", "enum", "const"})
+"""Beside these, xgrammar does not look at other keywords."""
+
+
+class XGrammarMatcher:
+    """A `GrammarMatcher` of xgrammar's whose refusals are raised."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the end was accepted."""
+        return bool(self.inner.is_terminated())
+
+    def accept(self, token: int) -> None:
+        """Go on by a token."""
+        if self.is_finished or not self.inner.accept_token(token):
+            raise GrammarError(f"token {token} is not allowed here", "refused")
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by the last tokens."""
+        self.inner.rollback(num_tokens)
+
+    def copy(self) -> XGrammarMatcher:
+        """Return a matcher at the same place."""
+        return XGrammarMatcher(self.inner.fork())
+
+
+class XGrammarBackend:
+    """xgrammar for one vocabulary."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        import numpy as np  # pyright: ignore[reportMissingImports]
+        import xgrammar  # pyright: ignore[reportMissingImports]
+
+        self._numpy: Any = np
+        self._library = cast("Any", xgrammar)
+        self._row_words = mask_bytes(vocabulary.size) // 4
+        control = vocabulary.control_ids
+        tokens = [b"" if token in control else data for token, data in enumerate(vocabulary.tokens())]
+        info = self._library.TokenizerInfo(
+            tokens, vocab_size=vocabulary.size, stop_token_ids=sorted(vocabulary.end_ids)
+        )
+        self._compiler: Any = self._library.GrammarCompiler(
+            info, max_threads=_rust.available_cores(), cache_enabled=False
+        )
+
+    def compile(self, source: GrammarSource) -> XGrammarMatcher:
+        """Return a matcher at the start. Raises `RequestError` for Lark, and for keywords that are ignored."""
+        try:
+            compiled = self._compile(source)
+        except RuntimeError as error:
+            first = str(error).strip().partition("\n")[0][:500]
+            raise RequestError(f"{CANNOT_ENFORCE}: {first}", param="response_format") from error
+        return XGrammarMatcher(self._library.GrammarMatcher(compiled, max_rollback_tokens=-1))
+
+    def _compile(self, source: GrammarSource) -> Any:
+        match source.kind:
+            case "json_schema":
+                _check(json.loads(source.text))
+                return self._compiler.compile_json_schema(
+                    source.text, any_whitespace=False, separators=(", ", ": "), strict_mode=False
+                )
+            case "choice":
+                texts = " | ".join(map(_ebnf, json.loads(source.text)))
+                return self._compiler.compile_grammar(f"root ::= {texts}")
+            case "regex":
+                return self._compiler.compile_regex(source.text)
+            case "lark":
+                text = "xgrammar reads no Lark, which calls of tools and grammars are written in"
+                raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")
+
+    def fill_masks(self, rows: Sequence[tuple[GrammarMatcher, int]], masks: memoryview) -> None:
+        """Write the masks."""
+        words = self._numpy.frombuffer(masks, dtype=self._numpy.int32)
+        table = words[: len(words) // self._row_words * self._row_words].reshape(-1, self._row_words)
+        for matcher, row in cast("Sequence[tuple[XGrammarMatcher, int]]", rows):
+            if not matcher.inner.fill_next_token_bitmask(table, row):
+                table[row] = -1  # every token is allowed, and it has written nothing
+
+
+class XGrammar:
+    """xgrammar, where it is installed."""
+
+    name = "xgrammar"
+
+    def unavailable_reason(self) -> str | None:
+        """Return why it cannot be used."""
+        if importlib.util.find_spec("xgrammar") is None:
+            return "it needs a package that is not installed: pip install xgrammar"
+        return None
+
+    def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
+        """Return xgrammar for a vocabulary."""
+        return XGrammarBackend(vocabulary)
+
+
+@hookimpl
+def pyagent_register_grammar_backends() -> Sequence[GrammarBackendFactory]:
+    """The backend `xgrammar`."""
+    return [XGrammar()]
+
+
+def _check(schema: JsonObject) -> None:
+    """Raise `RequestError` for a keyword that would be ignored, with its place."""
+    for pointer, node in nodes_of(schema).items():
+        said = node.keys() - _ABOUT
+        alone = sorted(said & _ALONE)
+        unknown = sorted(said - {alone[0], "type"} if alone else said - _ENFORCED)
+        if unknown:
+            text = f"xgrammar does not enforce {unknown[0]} there (#{pointer}/{unknown[0]})"
+            raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")
+
+
+def _ebnf(text: str) -> str:
+    """Return a text as xgrammar's grammars have it, letters that are not ASCII by their numbers."""
+    return (
+        '"'
+        + "".join(letter if letter.isalnum() and letter.isascii() else f"\\U{ord(letter):08x}" for letter in text)
+        + '"'
+    )
