@@ -15,6 +15,7 @@ from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
 WHOLE = ToolCallDelta(0, "c0", "add", '{"a": 1}')
+WHOLE_TOO = ToolCallDelta(1, "c1", "add", '{"a": 2}')
 FUNCTION: Any = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 
 
@@ -106,6 +107,20 @@ def test_anthropic_blocks_hold_a_call_whose_last_piece_comes_with_text(is_eager:
         expected = [("c0", '{"a": 1}'), ("text", " and "), ("c1", '{"a": 2}'), ("text", ".")]
         before = [("text", "First: ")] if script is not MIXED else []
         assert blocks_of(told("/v1/messages", script, stream=True, tools=tools).text) == [*before, *expected]
+
+
+def test_anthropic_blocks_stand_in_their_order() -> None:
+    """Whole and streamed, thinking, text and calls are blocks as they came, thinking between calls too."""
+    thought = [ChatDelta(reasoning="Hm, "), ChatDelta(reasoning="so.")]
+    script = [*thought, *MIXED[:2], *thought, ChatDelta(content="!"), ChatDelta(finish_reason="tool_calls")]
+    script[3] = ChatDelta(content=" and ", tool_calls=[ToolCallDelta(0, arguments="1}"), WHOLE_TOO])
+    asked: Any = {"thinking": {"type": "adaptive"}}
+    whole = told("/v1/messages", script, **asked).json()["content"]
+    kinds = [block["type"] for block in whole]
+    assert kinds == ["thinking", "tool_use", "text", "tool_use", "thinking", "text"]
+    assert [block["thinking"] for block in whole if block["type"] == "thinking"] == ["Hm, so."] * 2
+    streamed = blocks_of(told("/v1/messages", script, stream=True, **asked).text)
+    assert [name for name, _ in streamed] == ["thinking", "c0", "text", "c1", "thinking", "text"]
 
 
 @pytest.mark.parametrize("arguments", ["", '{"a"'])

@@ -32,6 +32,7 @@ from support.tool_conversation import (
     UnknownCityError,
 )
 
+TALK = "Call something."
 FUNCTIONS: Any = [{"name": name, "description": about, "parameters": PARAMETERS} for name, about in ABOUT.items()]
 
 
@@ -58,9 +59,15 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Conversations go on with their token logs, or are rendered anew from what the clients send back."""
     folder = tmp_path_factory.mktemp("models")
     paths = {name: dialect.model(folder) for name, dialect in DIALECTS.items()}
-    scripted = Scripted(lambda prompt: DIALECTS[_dialect_of(prompt)].script(prompt))
+    scripted = Scripted(_script)
     with scripted_server(scripted, *paths.values(), **{"engine.sessions": request.param}) as url:
         yield Place(url, scripted, {name: str(path) for name, path in paths.items()}, request.param == "off")
+
+
+def _script(prompt: str) -> str:
+    if TALK in prompt:
+        return "<think>\nNo.\n</think>\n\nI would rather talk."
+    return DIALECTS[_dialect_of(prompt)].script(prompt)
 
 
 def _dialect_of(prompt: str) -> str:
@@ -319,3 +326,32 @@ def test_results_stand_in_the_order_of_their_calls(place: Place) -> None:
     first, second = place.scripted.prompts[-2:]
     assert first == second
     assert first.find("snow") < first.find("12:00")
+
+
+def test_forced_call_comes_over_each_api(place: Place) -> None:
+    """A model that would rather talk thinks, and then makes the one call that a request insists on."""
+    ask: Any = [{"role": "user", "content": TALK}]
+    chat_tools: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
+    plain: Any = {"model": place.paths["qwen3"]}
+    with openai.OpenAI(base_url=f"{place.url}/v1", api_key="x") as client:
+        kwargs: Any = {"messages": ask, "tools": chat_tools, "tool_choice": "required", "parallel_tool_calls": False}
+        answer: Any = client.chat.completions.create(**plain, **kwargs)
+        (called,) = answer.choices[0].message.tool_calls
+        assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("tool_calls", None)
+        inputs = [json.loads(called.function.arguments)]
+        tools: Any = [{"type": "function"} | function for function in FUNCTIONS]
+        named: Any = {"type": "function", "name": "clock"}
+        response: Any = client.responses.create(**plain, input=ask, tools=tools, tool_choice=named, store=False)
+        assert [item.type for item in response.output] == ["reasoning", "function_call"]
+        assert response.output[1].name == "clock"
+        inputs.append(json.loads(response.output[1].arguments))
+    with anthropic.Anthropic(base_url=place.url, api_key="x") as client:
+        tools = [{"name": function["name"], "input_schema": PARAMETERS} for function in FUNCTIONS]
+        kwargs = {"messages": ask, "tools": tools, "max_tokens": 500, "thinking": {"type": "adaptive"}}
+        choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+        with client.messages.stream(**plain, **kwargs, tool_choice=choice) as stream:
+            message: Any = stream.get_final_message()
+    assert [block.type for block in message.content] == ["thinking", "tool_use"]
+    assert message.stop_reason == "tool_use"
+    for arguments in (*inputs, message.content[1].input):
+        assert arguments["city"] in {"Rome", "Oslo", "Atlantis"}

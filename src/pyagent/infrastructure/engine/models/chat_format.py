@@ -93,10 +93,11 @@ class AnswerFormat:
         """Return the grammar of the calls; with `is_loose`, any object will do as arguments."""
         tools = [_without_schema(tool) for tool in self.callable_tools] if is_loose else self.callable_tools
         assert self.dialect is not None  # there are tools
+        is_named = isinstance(self.request.tool_choice, dict)  # OpenAI: "exactly one specific function"
         return self.dialect.grammar(
             tools,
             is_required=self.must_call or self.is_structured,
-            is_parallel=self.request.parallel_tool_calls,
+            is_parallel=self.request.parallel_tool_calls and not is_named,
             token_ids=token_ids,
         )
 

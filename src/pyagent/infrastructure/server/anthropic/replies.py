@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import msgspec
 
 from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta, JsonObject, ToolCall, ToolCallDelta, Usage
-from pyagent.core.tool_call_deltas import ToolCallJoiner, split_pieces, whole_calls, without_cut
+from pyagent.core.tool_call_deltas import ToolCallJoiner, split_pieces, without_cut
 from pyagent.infrastructure.server.errors import HttpError
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -43,16 +44,21 @@ class MessageEncoder:
         A call that the answer was cut in is left out: a message cannot hold half an input.
         """
         blocks: list[JsonObject] = []
-        thinking = "".join(delta.reasoning for delta in deltas)
-        if thinking and self.has_thinking:
-            blocks.append({"type": "thinking", "thinking": thinking, "signature": _SIGNATURE})
-        if text := "".join(delta.content for delta in deltas):
-            blocks.append({"type": "text", "text": text})
         for delta in deltas:
             self._saw(delta)
-        blocks += [self._block(call) for call in without_cut(whole_calls(deltas), deltas[-1].finish_reason)]
+            tail, begun = split_pieces(delta.tool_calls)
+            blocks += map(self._block, self._joiner.push(tail))
+            if delta.reasoning and self.has_thinking:
+                blocks += map(self._block, self._joiner.finish())
+                blocks.append({"type": "thinking", "thinking": delta.reasoning, "signature": _SIGNATURE})
+            if delta.content:
+                blocks += map(self._block, self._joiner.finish())
+                blocks.append({"type": "text", "text": delta.content})
+            blocks += map(self._block, self._joiner.push(begun))
+        reason = deltas[-1].finish_reason
+        blocks += map(self._block, without_cut(self._joiner.finish(reason), reason))
         resumed: JsonObject = {"resumed": deltas[0].resumed} if deltas[0].resumed else {}  # ours
-        return msgspec.json.encode(self._message(blocks, self._usage()) | self._ending() | resumed)
+        return msgspec.json.encode(self._message([*_joined(blocks)], self._usage()) | self._ending() | resumed)
 
     def piece(self, delta: ChatDelta) -> bytes:
         """Return the events of one delta of a streamed answer."""
@@ -172,6 +178,16 @@ class MessageEncoder:
             "cache_creation_input_tokens": 0,
             "output_tokens": usage.completion_tokens,
         }
+
+
+def _joined(blocks: list[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the blocks, of neighbours of thinking or of text one."""
+    for kind, group in groupby(blocks, key=lambda block: str(block["type"])):
+        if kind == "tool_use":
+            yield from group
+        else:
+            first, *others = group
+            yield first | {kind: "".join(str(block[kind]) for block in (first, *others))}
 
 
 def _arguments(call: ToolCall, backend: str) -> JsonObject:
