@@ -124,6 +124,24 @@ def test_token_ids_are_told_with_an_answer(url: str, tokenizer: ModelTokenizer) 
     assert "token_ids" not in answered(url)["choices"][0]
 
 
+def test_logprobs_name_tokens_by_id(url: str) -> None:
+    """`return_tokens_as_token_ids` puts ids in the place of texts, of the echoed prompt too, and changes no number."""
+    asked = {"echo": True, "logprobs": 3, "return_token_ids": True}
+    plain = answered(url, **asked)["choices"][0]
+    named = answered(url, **asked, return_tokens_as_token_ids=True)["choices"][0]
+    ids = [*named["prompt_token_ids"], *named["token_ids"]]
+    told, texts = named["logprobs"], plain["logprobs"]
+    assert told["tokens"] == [f"token_id:{token}" for token in ids]
+    assert all(len(likeliest) == 3 for likeliest in told["top_logprobs"][1:])
+    assert [told[name] for name in ("token_logprobs", "text_offset")] == [
+        texts[name] for name in ("token_logprobs", "text_offset")
+    ]
+    chat = {"messages": [{"role": "user", "content": "at"}], "logprobs": True, "top_logprobs": 2}
+    entries = answered(url, "chat/completions", **chat, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    for entry in entries["content"]:
+        assert all(other["token"].startswith("token_id:") for other in (entry, *entry["top_logprobs"]))
+
+
 def test_the_end_of_a_long_prompt_is_read(url: str, tokenizer: ModelTokenizer) -> None:
     """`truncate_prompt_tokens` reads the prompt's last tokens, -1 as many as leave room for the answer."""
     ids = tokenizer.encode_text("the user is at ease, and " * 60)

@@ -74,7 +74,10 @@ FURTHER_SAMPLING: Abilities = frozenset(
 """What llama.cpp, vLLM and the embedded engine know of sampling beyond OpenAI's fields, top-k and min-p."""
 
 TOKEN_FIELDS: Abilities = frozenset(
-    {"include_stop_str_in_output", "return_token_ids", "truncate_prompt_tokens", "add_special_tokens"}
+    {
+        *("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"),
+        *("truncate_prompt_tokens", "add_special_tokens"),
+    }
 )
 """What vLLM and the embedded engine know of a prompt's and an answer's tokens."""
 

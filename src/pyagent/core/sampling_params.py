@@ -44,7 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Log probabilities:
 
-    - `top_logprobs` of the likeliest tokens are told beside each sampled token, and its own.
+    - `top_logprobs` of the likeliest tokens are told beside each sampled token, and its own. With
+      `return_tokens_as_token_ids` tokens stand there as `token_id:` and their id, as many share a text (vLLM's).
     - `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside
       it. With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens;
       only then `max_tokens` may be 0.
@@ -98,6 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     typical_p: float = 1.0
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0

@@ -408,6 +408,7 @@ _REQUESTS: dict[str, ChatRequest] = {
     "skip_special_tokens": _sampled(skip_special_tokens=False),
     "include_stop_str_in_output": _sampled(stop=("\n",), include_stop_str_in_output=True),
     "return_token_ids": _sampled(return_token_ids=True, max_tokens=4),
+    "return_tokens_as_token_ids": _sampled(return_tokens_as_token_ids=True, top_logprobs=1, max_tokens=4),
     "truncate_prompt_tokens": _chat(truncate_prompt_tokens=8),
     "add_special_tokens": ChatRequest(
         prompt="Once upon", add_special_tokens=False, sampling=SamplingParams(max_tokens=8)

@@ -27,6 +27,11 @@ Row = tuple[float, int, list[tuple[int, float]]]
 """Of a token: its log probability, its rank, and the likeliest tokens with theirs."""
 
 
+def token_by_id(token: int) -> str:
+    """Return what stands for a token in log probabilities whose tokens are told by id, as in vLLM."""
+    return f"token_id:{token}"
+
+
 def make_scores(params: SamplingParams, tokens: list[int], num_answers: int = 1) -> PromptScores | None:
     """Return what takes the scores of a prompt, None where none are asked for.
 
@@ -80,9 +85,10 @@ class PromptReport:
         echoed: list[TokenLogprob] = []
         if params.echo and (num_top := params.top_logprobs) is not None:
             places = _places(request)
-            echoed = [TokenLogprob(text_of(first), None, [], places[0])]
+            name = token_by_id if params.return_tokens_as_token_ids else text_of
+            echoed = [TokenLogprob(name(first), None, [], places[0])]
             told = zip(tokens, places[1:], strict=True)
-            echoed += [_echoed(token, row, num_top, text_of, place) for (token, row), place in told]
+            echoed += [_echoed(token, row, num_top, name, place) for (token, row), place in told]
         return cls(entries, echoed)
 
     def before(self, delta: ChatDelta) -> ChatDelta:

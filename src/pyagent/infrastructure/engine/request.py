@@ -20,6 +20,7 @@ from pyagent.core.dialects.output import Parsed
 from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob, ToolCallDelta
 from pyagent.core.runners.batch import PLAIN_KEY, Likelihood, PrefixKey
 from pyagent.infrastructure.engine.answer_text import AnswerText, joined
+from pyagent.infrastructure.engine.prompt_logprobs import token_by_id
 from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
@@ -368,6 +369,6 @@ class Request:
     def _logprobs(self, token: int, likelihood: Likelihood, place: int) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None:
             return ()
-        name = self.tokenizer.token_text
+        name = token_by_id if self.params.return_tokens_as_token_ids else self.tokenizer.token_text
         top = [(name(other), logprob) for other, logprob in likelihood.top[: self.params.top_logprobs]]
         return (TokenLogprob(name(token), likelihood.logprob, top, place),)

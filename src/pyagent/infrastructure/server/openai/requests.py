@@ -83,6 +83,7 @@ _SAMPLING = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "return_token_ids",
+    "return_tokens_as_token_ids",
     "prompt_logprobs",
     "typical_p",
     "epsilon_cutoff",
@@ -154,6 +155,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
