@@ -15,17 +15,34 @@ _SURE = 1.96
 """Standard deviations on either side of a 95 % interval."""
 
 
-def arguments_of(case: Case, reply: Reply) -> list[tuple[str, dict[str, Any]]] | None:
-    """The calls with their arguments; None unless each names a tool and follows its schema."""
-    schemas, found = case.schemas(), list[tuple[str, dict[str, Any]]]()
-    for name, written in reply.calls:
-        try:
-            arguments = json.loads(written)
-            jsonschema.validate(arguments, schemas[name], jsonschema.Draft202012Validator)
-        except (ValueError, KeyError, jsonschema.ValidationError):
-            return None
-        found.append((name, arguments))
-    return found
+def arguments_of(case: Case, name: str, written: str) -> dict[str, Any] | None:
+    """The arguments of a call; None unless it names a tool and follows its schema."""
+    try:
+        arguments = json.loads(written)
+        jsonschema.validate(arguments, case.schemas()[name], jsonschema.Draft202012Validator)
+    except (ValueError, KeyError, jsonschema.ValidationError):
+        return None
+    return arguments
+
+
+def ended_calls(reply: Reply) -> list[tuple[str, str]]:
+    """The calls but for one that `max_tokens` cut."""
+    if not reply.is_cut or not reply.calls:
+        return reply.calls
+    try:
+        json.loads(reply.calls[-1][1])
+    except ValueError:
+        return reply.calls[:-1]
+    return reply.calls
+
+
+def is_right(board: Leaderboard, case: Case, reply: Reply) -> bool:
+    """Whether an answer has the calls that its case asks for."""
+    if reply.error:
+        return False
+    read = [(name, arguments_of(case, name, written)) for name, written in reply.calls]
+    calls = [(name, arguments) for name, arguments in read if arguments is not None]
+    return len(calls) == len(read) and board.is_right(case, calls)
 
 
 def interval(num_right: int, num: int) -> str:
@@ -39,13 +56,11 @@ def interval(num_right: int, num: int) -> str:
 
 
 def _row(board: Leaderboard, engine: str, choice: str, cases: Sequence[Case], asked: Asked) -> list[str]:
-    judged = [(case, reply, arguments_of(case, reply)) for case, reply in zip(cases, asked.replies, strict=True)]
-    ended = [one for one in judged if one[1].calls and not one[1].is_cut]
-    num_valid = sum(calls is not None for _, _, calls in ended)
-    wanted = [one for one in judged if one[0].answers]
-    right = {
-        case.id: not reply.error and calls is not None and board.is_right(case, calls) for case, reply, calls in judged
-    }
+    judged = list(zip(cases, asked.replies, strict=True))
+    ended = [(case, call) for case, reply in judged for call in ended_calls(reply)]
+    num_valid = sum(arguments_of(case, *call) is not None for case, call in ended)
+    wanted = [case for case in cases if case.answers]
+    right = {case.id: is_right(board, case, reply) for case, reply in judged}
     shares = [
         f"{sum(right[case.id] for case in cases if case.category == category)}"
         f"/{sum(case.category == category for case in cases)}"
@@ -60,7 +75,7 @@ def _row(board: Leaderboard, engine: str, choice: str, cases: Sequence[Case], as
         str(sum(reply.is_cut for reply in asked.replies)),
         str(sum(bool(reply.error) for reply in asked.replies)),
         *shares,
-        interval(sum(right[case.id] for case, _, _ in wanted), len(wanted)),
+        interval(sum(right[case.id] for case in wanted), len(wanted)),
         f"{asked.seconds / len(cases):.2f}",
     ]
 
@@ -68,7 +83,7 @@ def _row(board: Leaderboard, engine: str, choice: str, cases: Sequence[Case], as
 def print_table(board: Leaderboard, rows: Sequence[tuple[str, str, list[Case], Asked]]) -> None:
     """One row for each engine and `tool_choice`."""
     names = [category.removesuffix("_python").replace("_", " ") for category in CATEGORIES]
-    head = ["engine", "`tool_choice`", "answers with calls: all valid", "cut by `max_tokens`", "errors", *names]
+    head = ["engine", "`tool_choice`", "calls that validate", "cut by `max_tokens`", "errors", *names]
     head += ["right, of those that want calls", "s a case"]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in rows:

@@ -69,14 +69,14 @@ def of_file(arguments: argparse.Namespace, board: Leaderboard, file: Path) -> No
         model = file if template_of(file) else with_template(file, GEMMA3, Path(folder))
         rows: list[tuple[str, str, list[Case], Asked]] = []
         with pyagent_server(model, context=CONTEXT) as server:
-            required, auto = (asked(arguments, server, cases, choice) for choice in ("required", "auto"))
-            rows += [("pyagent", "required", cases, required), ("pyagent", "auto", cases, auto)]
+            rows += [("pyagent", one, cases, asked(arguments, server, cases, one)) for one in arguments.tool_choice]
             print_table(board, rows)
-            checked(arguments, server, cases, required)
+            if rows[0][1] == "required":
+                checked(arguments, server, cases, rows[0][3])
         if arguments.peer.exists() and peer_cases:
             slots, threads = arguments.at_once, arguments.peer_threads
             with llama_cpp(arguments.peer, model, Path(folder), slots, threads) as server:
-                for choice in ("required", "auto"):
+                for choice in arguments.tool_choice:
                     rows.append(("llama.cpp", choice, peer_cases, asked(arguments, server, peer_cases, choice)))
             print_table(board, rows)
         else:
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help="model files; smollm2:135m without any")
     parser.add_argument("--bfcl", type=Path, help="folder of the package bfcl_eval")
     parser.add_argument("--peer", type=Path, default=ROOT / ".peers/bin/python", help="a Python with xllamacpp")
+    parser.add_argument("--tool-choice", nargs="+", default=["required", "auto"])
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--peer-cases", type=int, help="of llama.cpp; as many without it")
     parser.add_argument("--peer-threads", type=int, default=NUM_THREADS, help="1 where the machine is busy")

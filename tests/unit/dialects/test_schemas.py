@@ -20,6 +20,7 @@ from pyagent.core.dialects.schemas import closed, types_of
 from pyagent.core.dialects.xml_calls import XmlCalls
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, Tool
+from pyagent.infrastructure.engine.models.chat_format import WORDS
 
 from .test_grammars import Walk, grammar_of, read
 
@@ -321,3 +322,23 @@ def is_taken(grammar: str, text: str) -> bool:
     return (
         matcher.validate_tokens(letters) == len(letters) and matcher.consume_tokens(letters) and matcher.is_accepting()
     )
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_calls_told_in_words_end_the_answer(*, is_parallel: bool) -> None:
+    """Text may stand before a call, and another call after it where that is allowed, but no text.
+
+    Gemma 3 270M, which is a base model, went on until `max_tokens` after each of its calls.
+    """
+    tool = Tool(FunctionDefinition("go", "", {"type": "object", "properties": {"a": {"type": "integer"}}}))
+    grammar = WORDS.grammar([tool], is_required=False, is_parallel=is_parallel)
+    call = '<tool_call>{"name": "go", "arguments": {"a": 1}}</tool_call>'
+
+    def num_taken(text: str) -> int:
+        matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(grammar), log_level=0)
+        return matcher.validate_tokens(TOKENIZER.tokenize_bytes(text.encode()))
+
+    assert num_taken("only text") == len("only text")
+    assert num_taken(f"I look. {call}") == len(f"I look. {call}")
+    assert num_taken(f"I look. {call} more") == len(f"I look. {call}")
+    assert num_taken(call + call) == len(call) * (1 + is_parallel)

@@ -154,6 +154,7 @@ class TagDialect:
     markers: frozenset[str] = frozenset()
     ends_reasoning: bool = False
     spans_reasoning: bool = False
+    ends_with_calls: bool = False
     new_id: Callable[[str, int], str] = random_id
 
     def matches(self, template: str) -> bool:
@@ -194,7 +195,7 @@ class TagDialect:
             lark.rule("start", rf"/[ \n]{{0,2}}/ {lark.literal(trigger)} calls")
         elif trigger:
             lark.rule("tagged", f"{lark.text_until('head', trigger)} calls")
-            lark.rule("start", "tagged* TEXT" if is_parallel else "TEXT | tagged")
+            lark.rule("start", "tagged* TEXT" if is_parallel and not self.ends_with_calls else "TEXT | tagged")
         else:
             first = "".join(map(_in_class, self.calls.bare_openers))
             lark.rule("start", rf"calls | /([^\s{first}](.|\n)*)?/")

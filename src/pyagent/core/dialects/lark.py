@@ -22,6 +22,8 @@ from pyagent.core.messages import JsonObject
 
 MAX_CHARS = 1 << 20
 """Of a grammar: more is refused while it is written, before it takes the memory."""
+_MAX_MEMBERS = 1000
+"""Of a list of arguments that is written out; the grammar library takes longer for it than for a schema."""
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE = '"$ref"'
 
@@ -78,7 +80,8 @@ class Lark:
         """
         schema = closed(schema)
         properties = properties_of(schema)
-        if not is_plain_object(schema) or not any(map(is_plain_number, properties.values())):
+        is_small = len(properties) <= _MAX_MEMBERS
+        if not is_small or not is_plain_object(schema) or not any(map(is_plain_number, properties.values())):
             return self.json(schema)
         required = required_of(schema)
         members = [

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import OutputParser
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
-WORDS = replace(HERMES, name="words", calls=JsonCalls(in_words.OPEN, (in_words.CLOSE,)))
-"""As `core.emulation.dialect` tells a model to write calls."""
+WORDS = replace(HERMES, name="words", calls=JsonCalls(in_words.OPEN, (in_words.CLOSE,)), ends_with_calls=True)
+"""As `core.emulation.dialect` tells a model to write calls, and nothing after them, where a base model goes on."""
 _TAG = re.compile(r"</?([A-Za-z_|]{1,40})>|\[/?([A-Z_]{1,40})\]")
 _OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict"})
 _IN_BRACKETS = re.compile(r"<.*>")
