@@ -230,6 +230,12 @@ def test_responses_belong_to_their_key() -> None:
         for work in (theirs.responses.retrieve, theirs.responses.delete):
             with pytest.raises(openai.NotFoundError, match="another key's"):
                 work(kept.id)
+        same_id = {"x-request-id": kept.id.removeprefix("resp_")}
+        assert theirs.responses.create(model="m", input="y", extra_headers=same_id).id == kept.id
+        assert [item.to_dict()["content"] for item in mine.responses.input_items.list(kept.id)] == [
+            [{"type": "input_text", "text": "x"}]
+        ]
+        theirs.responses.delete(kept.id)
         reference: Any = {"type": "item_reference", "id": kept.output[0].id}
         assert mine.responses.create(model="m", input=[reference, *HI]).output_text == "Hello"
         with pytest.raises(openai.NotFoundError, match="another key's"):
@@ -248,10 +254,21 @@ def test_responses_items_are_referred_to() -> None:
         assert [message.text for message in backend.requests[-1].messages] == ["hi", "Hello", "hi", "Hello", "on"]
         with pytest.raises(openai.BadRequestError, match=r"input\[2\].id is in the input already"):
             client.responses.create(model="m", input=[*HI, reference, reference])
-        for unknown in (f"{reference['id']}1", "msg", "", "msg_x_0", "é_\n_"):
+        for unknown in (f"{reference['id']}1", "msg", "", "msg_x_0", "é_\n_", ["msg"], None, 1):
             with pytest.raises(openai.NotFoundError) as caught:
-                client.responses.create(model="m", input=[{"type": "item_reference", "id": unknown}])
+                client.responses.create(model="m", input=[{"type": "item_reference", "id": unknown}])  # type: ignore[list-item]
             assert caught.value.param == "input[0].id"
+
+
+def test_responses_private_items_stay_private() -> None:
+    """A request that refers to an item of a private response is private, and so is what goes on from it."""
+    backend = Model()
+    with asked(backend) as client:
+        first = client.responses.create(model="m", input="x", extra_body={"private": True})
+        reference: Any = {"type": "item_reference", "id": first.output[0].id}
+        second = client.responses.create(model="m", input=[*HI, reference])
+        client.responses.create(model="m", input="on", previous_response_id=second.id)
+    assert [request.private for request in backend.requests] == [True] * 3
 
 
 def test_responses_tell_reasoning_as_a_summary_where_one_is_asked_for() -> None:

@@ -198,6 +198,7 @@ def hold_messages(url: str, model: str, question: str, box: Toolbox, *, is_strea
             else:
                 answer = client.messages.create(messages=messages, **kwargs)
             thought = "".join(block.thinking for block in answer.content if block.type == "thinking")
+            assert all(block.signature for block in answer.content if block.type == "thinking")
             text = "".join(block.text for block in answer.content if block.type == "text")
             calls = [block for block in answer.content if block.type == "tool_use"]
             reason = {"tool_use": "tool_calls", "end_turn": "stop"}[answer.stop_reason]

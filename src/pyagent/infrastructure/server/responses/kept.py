@@ -19,7 +19,6 @@ from pyagent.core.messages import JsonObject
 class KeptResponse:
     """A response as it was told; `items` is the whole conversation up to its end, of which `num_input` were asked."""
 
-    client: str
     body: JsonObject
     items: list[JsonObject]
     first_input: int
@@ -31,6 +30,15 @@ class KeptResponse:
         """What was asked."""
         return self.items[self.first_input : self.first_input + self.num_input]
 
+    def output_item(self, id: str, where: str) -> JsonObject:  # noqa: A002 - the API's word
+        """Return an item of what was answered. Raises `RequestError` naming `where` it was asked for."""
+        item = next((item for item in self.items[self.first_input + self.num_input :] if item["id"] == id), None)
+        if item is None:
+            raise RequestError(
+                f"response {self.body['id']} has no item {id[:80]!r}", param=where, code="item_not_found"
+            )
+        return item
+
 
 @dataclass(slots=True)
 class KeptResponses:
@@ -38,7 +46,7 @@ class KeptResponses:
 
     max_bytes: int
     seconds: float
-    _kept: ByteBoundedLru[str, KeptResponse] = field(init=False)
+    _kept: ByteBoundedLru[tuple[str, str], KeptResponse] = field(init=False)
 
     def __post_init__(self) -> None:
         self._kept = ByteBoundedLru(lambda num_bytes: num_bytes <= self.max_bytes)
@@ -50,50 +58,45 @@ class KeptResponses:
         size = len(msgspec.json.encode(items)) + len(msgspec.json.encode(body))
         until = time.monotonic() + self.seconds
         self._forget_old()
-        self._kept.put(str(body["id"]), KeptResponse(client, body, items, len(history), len(asked), until), size)
+        key = (client, str(body["id"]))  # a client may choose the id of its request, and by that the response's
+        self._kept.put(key, KeptResponse(body, items, len(history), len(asked), until), size)
 
     def find(self, id: str, client: str, *, param: str | None = None) -> KeptResponse:  # noqa: A002 - the API's word
         """Return a client's response; raises `RequestError` when it is not kept (any more)."""
         self._forget_old()
-        found = self._kept.peek(id)  # all are kept equally long, so the first kept is the first to go
-        if found is None or found.client != client:
+        found = self._kept.peek((client, id))  # all are kept equally long, so the first kept is the first to go
+        if found is None:
             text = f"response {id[:80]!r} is not kept; it was not stored, is gone by age, or is another key's"
             raise RequestError(text, param=param, code="response_not_found")
         return found
 
-    def with_referenced(self, items: list[JsonObject], client: str) -> list[JsonObject]:
-        """Return a client's items, in place of references to items of its kept responses those themselves.
+    def with_referenced(self, items: list[JsonObject], client: str) -> tuple[list[JsonObject], bool]:
+        """Return a client's items, each reference to an item of a kept response replaced, and whether any is private.
 
         Raises `RequestError` for what is not kept, and for a second reference: with those a short request could name a
         conversation without bound.
         """
-        seen: set[object] = set()
+        seen: set[str] = set()
         found: list[JsonObject] = []
+        is_private = False
         for number, item in enumerate(items):
-            if item.get("type") == "item_reference":
-                where = f"input[{number}].id"
-                if item.get("id") in seen:
-                    raise RequestError(f"{where} is in the input already", param=where)
-                seen.add(item.get("id"))
-                found.append(self._item(str(item.get("id")), client, where))
-            else:
+            if item.get("type") != "item_reference":
                 found.append(item)
-        return found
-
-    def _item(self, id: str, client: str, where: str) -> JsonObject:  # noqa: A002 - the API's word
-        response_id = id.partition("_")[2].rpartition("_")[0]  # as `ResponseEncoder` names items
-        output = msgspec.convert(self.find(f"resp_{response_id}", client, param=where).body["output"], list[JsonObject])
-        item = next((item for item in output if item["id"] == id), None)
-        if item is None:
-            raise RequestError(
-                f"response resp_{response_id} has no item {id[:80]!r}", param=where, code="item_not_found"
-            )
-        return item
+                continue
+            where, item_id = f"input[{number}].id", str(item.get("id"))
+            if item_id in seen:
+                raise RequestError(f"{where} is in the input already", param=where)
+            seen.add(item_id)
+            response_id = item_id.partition("_")[2].rpartition("_")[0]  # as `ResponseEncoder` names items
+            response = self.find(f"resp_{response_id}", client, param=where)
+            found.append(response.output_item(item_id, where))
+            is_private |= bool(response.body.get("private"))
+        return found, is_private
 
     def remove(self, id: str, client: str) -> None:  # noqa: A002 - the API's word
         """Forget a client's response; raises `RequestError` when it is not kept."""
         self.find(id, client)
-        self._kept.pop(id)
+        self._kept.pop((client, id))
 
     def _forget_old(self) -> None:
         now = time.monotonic()

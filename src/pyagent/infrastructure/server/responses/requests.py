@@ -136,7 +136,8 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def summary(self) -> str | None:
         """The kind of summary of the reasoning that is asked for."""
-        return (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning else None
+        asked = (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning else None
+        return None if asked == "none" else asked
 
     @property
     def has_sealed(self) -> bool:

@@ -25,7 +25,8 @@ async def create(service: Service, request: Request) -> Response:
         history = previous.items
         parsed.private = parsed.private or bool(previous.body.get("private"))  # what is gone on from stays private
 
-    parsed.input = kept.with_referenced(parsed.items, client)
+    parsed.input, is_private = kept.with_referenced(parsed.items, client)
+    parsed.private = parsed.private or is_private
 
     def keep(body: JsonObject) -> None:
         kept.keep(client, body, history, parsed.items)
