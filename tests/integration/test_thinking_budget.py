@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.calling_model import TEMPLATE, saying, write_calling_model
-from support.native import run
+from support.native import engine_of, run
 from support.server import serving
 
 from pyagent.core.backends import collect
@@ -19,6 +20,7 @@ from pyagent.core.messages import BeamSearch, ChatRequest, FunctionDefinition, M
 from pyagent.core.plugins import PluginHost
 from pyagent.infrastructure.engine.options import ThinkingLimits
 from pyagent.infrastructure.engine.plugin import options_of
+from pyagent.plugin import JsonCalls, Reasoning, TagDialect
 
 THOUGHT = "abcdefghij"
 TEXT = f"<think>\n{THOUGHT}</think>\n\nTwo."
@@ -50,28 +52,24 @@ def chat_of(body: Any) -> tuple[str, str, int]:
     return message.get("reasoning_content") or "", message["content"], details.get("reasoning_tokens", 0)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_thinking_ends_at_its_budget(model: Path) -> None:
+    """By vLLM's, Qwen's and llama.cpp's names; what the model says then is the answer."""
+    fields: list[dict[str, Any]] = [
         {"thinking_token_budget": 4},
         {"thinking_budget": 4},
         {"thinking_budget_tokens": 4},
         {"reasoning_budget": 4, "reasoning_budget_tokens": 4},
         {"chat_template_kwargs": {"thinking_budget": 4}},
-    ],
-    ids=str,
-)
-def test_thinking_ends_at_its_budget(model: Path, fields: dict[str, Any]) -> None:
-    """By vLLM's, Qwen's and llama.cpp's names; what the model says then is the answer."""
+    ]
 
     async def main() -> None:
-        bounded, free = await answered(model, ("/v1/chat/completions", fields), ("/v1/chat/completions", {}))
-        thought, content, num_tokens = chat_of(bounded)
-        assert THOUGHT.startswith(thought)
-        assert 0 < len(thought) < len(THOUGHT)
-        assert num_tokens == 5  # the tag that ends it is one of them
-        assert content.endswith("Two.")
+        free, *bounded = await answered(model, *(("/v1/chat/completions", one) for one in ({}, *fields)))
         assert chat_of(free)[:2] == (THOUGHT, "Two.")
+        for thought, content, num_tokens in map(chat_of, bounded):
+            assert THOUGHT.startswith(thought)
+            assert 0 < len(thought) < len(THOUGHT)
+            assert num_tokens == 5  # the tag that ends it is one of them
+            assert content.endswith("Two.")
 
     run(main())
 
@@ -109,37 +107,26 @@ def test_budget_holds_in_the_other_apis(model: Path) -> None:
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("/v1/chat/completions", {"thinking_token_budget": -2}, "thinking_token_budget"),
-        ("/v1/chat/completions", {"reasoning_budget": 2**40}, "reasoning_budget"),
-        ("/v1/chat/completions", {"thinking_token_budget": 4, "thinking_budget": 5}, "thinking_token_budget"),
-        ("/v1/chat/completions", {"thinking_token_budget": "4"}, "thinking_token_budget"),
-        ("/v1/responses", {"thinking_token_budget": -7}, "thinking_token_budget"),
-    ],
-)
-def test_wrong_budgets_are_refused_by_name(model: Path, path: str, fields: dict[str, Any], param: str) -> None:
-    """A budget below -1, one that is no number, and names that disagree."""
+def test_wrong_budgets_are_refused_by_name(model: Path) -> None:
+    """A budget below -1, one that is no number, names that disagree, and Anthropic's without a token."""
+    chats: list[tuple[str, dict[str, Any]]] = [
+        ("thinking_token_budget", {"thinking_token_budget": -2}),
+        ("reasoning_budget", {"reasoning_budget": 2**40}),
+        ("thinking_token_budget", {"thinking_token_budget": 4, "thinking_budget": 5}),
+        ("thinking_token_budget", {"thinking_token_budget": "4"}),
+    ]
+    responses = {"model": "tiny", "input": "hi", "thinking_token_budget": -7}
+    messages = {"model": "tiny", "messages": USER, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 0}}
 
     async def main() -> None:
-        body = fields if path.endswith("completions") else fields | {"input": "hi"}
         async with saying(model) as backend, serving(backend) as url, httpx.AsyncClient() as http:
-            base = PLAIN if path.endswith("completions") else {"model": "tiny"}
-            reply = await http.post(url + path, json=base | body)
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-
-    run(main())
-
-
-def test_anthropic_budget_is_positive(model: Path) -> None:
-    """Anthropic's budget has a lower bound."""
-
-    async def main() -> None:
-        ((status, body),) = await answered(
-            model, ("/v1/messages", {"temperature": 1, "thinking": {"type": "enabled", "budget_tokens": 0}})
-        )
-        assert (status, "thinking.budget_tokens" in json.dumps(body)) == (400, True)
+            for param, fields in chats:
+                reply = await http.post(f"{url}/v1/chat/completions", json=PLAIN | fields)
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+            reply = await http.post(f"{url}/v1/responses", json=responses)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "thinking_token_budget")
+            reply = await http.post(f"{url}/v1/messages", json=messages)
+            assert (reply.status_code, "thinking.budget_tokens" in reply.text) == (400, True)
 
     run(main())
 
@@ -254,5 +241,67 @@ def test_template_that_knows_the_budget_is_told(tmp_path: Path) -> None:
         async with saying(path, TEXT, TEXT) as backend:
             counts = [(await collect(backend.chat(ask(budget)))).usage.prompt_tokens for budget in (None, 6)]
         assert counts[1] > counts[0]
+
+    run(main())
+
+
+@pytest.mark.parametrize("changes", [{"engine.async_scheduling": "on"}, {"engine.process": True}], ids=str)
+def test_budget_holds_however_steps_are_scheduled(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Planned ahead, and in a process of its own, beside others: a prompt that opens thoughts has so many of them."""
+    template = TEMPLATE.rpartition("{% if enable_thinking")[0] + "{{ '<think>' }}"
+    path = write_calling_model(tmp_path / "tiny.gguf", tokenizer__chat_template=template)
+    sampling = SamplingParams(temperature=0, max_tokens=30, thinking_token_budget=5, ignore_eos=True)
+
+    async def main() -> None:
+        async with engine_of(path, **{"engine.process": False, **changes}) as backend:
+            asked = [ask(None, sampling=sampling), ask(None), ask(0), ask(None, sampling=sampling)]
+            bounded, _, none, same = await asyncio.gather(*(collect(backend.chat(request)) for request in asked))
+        assert (bounded.usage.reasoning_tokens, none.usage.reasoning_tokens) == (6, 1)
+        assert bounded.usage.completion_tokens == 30
+        assert bounded.text == same.text
+
+    run(main())
+
+
+def test_budget_bounds_thoughts_that_were_switched_off(model: Path) -> None:
+    """A model that thinks although its template says not to is bounded too."""
+
+    async def main() -> None:
+        async with saying(model, TEXT) as backend:
+            answer = await collect(backend.chat(ask(3, reasoning_effort="none")))
+        assert answer.usage.reasoning_tokens == 4
+
+    run(main())
+
+
+class Speaker:
+    """A dialect of a plugin's own class, whose thoughts stand between words."""
+
+    name = "speaker"
+    markers: frozenset[str] = frozenset()
+    reasoning = Reasoning("I think:", "I say:")
+    spans_reasoning = False
+
+    def __init__(self) -> None:
+        self._tags = TagDialect(name="tags", models="", reasoning=self.reasoning, calls=JsonCalls("<tool_call>"))
+
+    def matches(self, template: str) -> bool:
+        return "I think:" in template
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tags, name)
+
+
+def test_dialect_of_any_class_names_its_thoughts(tmp_path: Path) -> None:
+    """A plugin's class says what stands around reasoning: it is seen without tools, and ends at its budget."""
+    path = write_calling_model(tmp_path / "tiny.gguf", tokenizer__chat_template=TEMPLATE + "{# I think: #}")
+
+    async def main() -> None:
+        async with saying(path, *["I think: abcdefgh I say: Two."] * 2, dialects=[Speaker()]) as backend:
+            free = await collect(backend.chat(ask(None)))
+            bounded = await collect(backend.chat(ask(3)))
+        assert ("".join(delta.reasoning for delta in free.deltas), free.text) == ("abcdefgh", "Two.")
+        assert "abcdefgh".startswith("".join(delta.reasoning for delta in bounded.deltas))
+        assert len(bounded.text) > len(free.text)
 
     run(main())

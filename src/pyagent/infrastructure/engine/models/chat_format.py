@@ -162,7 +162,7 @@ class ChatFormat:
         thinks = bool(self.reasoning_tags) and not _is_switched_off(kwargs)
         dialect = WORDS if is_in_words and tools else self.dialect if tools or self.reasoning_tags else None
         rendered = () if is_in_words else tools
-        budget = self._budget(request) if thinks else None
+        budget = self._budget(request) if self.reasoning_tags else None
         return AnswerFormat(
             request, dialect, messages, rendered, called, kwargs, is_in_words, thinks=thinks, thinking_budget=budget
         )
