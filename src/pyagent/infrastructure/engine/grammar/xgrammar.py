@@ -1,4 +1,4 @@
-"""Grammars by xgrammar (the extra `xgrammar`, which brings torch): JSON schemas, choices, regexes.
+"""Grammars by xgrammar (the extra `xgrammar`, which brings torch): JSON schemas and choices.
 
 xgrammar leaves out what it does not know of a schema, in silence; only schemas of keywords that it enforces reach it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,8 +29,16 @@ if TYPE_CHECKING:
     from pyagent.core.messages import JsonObject
 
 _ABOUT = frozenset({"title", "description", "default", "examples", "$schema", "$comment", "$defs", "definitions"})
-_LENGTHS = {"minItems", "maxItems", "minLength", "maxLength"}
-_ENFORCED = frozenset({"type", "properties", "required", "additionalProperties", "items", "prefixItems"} | _LENGTHS)
+_BY_TYPE: dict[str, frozenset[str]] = {
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "string": frozenset({"minLength", "maxLength"}),
+    **dict.fromkeys(("integer", "number", "boolean", "null"), frozenset[str]()),
+}
+"""What xgrammar enforces beside `type`; it looks at no keyword of another type, and at none where there is no type."""
+_WHERE = re.compile(r"^\[[\d:]*\] \S*: ")
+"""Time and source line before its messages."""
+_PLAIN_NAME = re.compile(r"[ !#-\[\]-~]*")
 _ALONE = frozenset({"$ref", "anyOf", "enum", "const"})
 """Beside these, xgrammar does not look at other keywords."""
 
@@ -81,12 +90,12 @@ class XGrammarBackend:
         )
 
     def compile(self, source: GrammarSource) -> XGrammarMatcher:
-        """Return a matcher at the start. Raises `RequestError` for Lark, and for keywords that are ignored."""
+        """Return a matcher at the start. Raises `RequestError` for other kinds, and for keywords that are ignored."""
         try:
             compiled = self._compile(source)
         except RuntimeError as error:
-            first = str(error).strip().partition("\n")[0][:500]
-            raise RequestError(f"{CANNOT_ENFORCE}: {first}", param="response_format") from error
+            first = _WHERE.sub("", str(error)).strip().partition("\n")[0][:500]
+            raise RequestError(f"{CANNOT_ENFORCE}: {first} (#)", param="response_format") from error
         return XGrammarMatcher(self._library.GrammarMatcher(compiled, max_rollback_tokens=-1))
 
     def _compile(self, source: GrammarSource) -> Any:
@@ -99,10 +108,8 @@ class XGrammarBackend:
             case "choice":
                 texts = " | ".join(map(_ebnf, json.loads(source.text)))
                 return self._compiler.compile_grammar(f"root ::= {texts}")
-            case "regex":
-                return self._compiler.compile_regex(source.text)
-            case "lark":
-                text = "xgrammar reads no Lark, which calls of tools and grammars are written in"
+            case "regex" | "lark":  # it leaves out what it does not know of a regex, too
+                text = f"xgrammar is not asked for {source.kind}; guidance is"
                 raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")
 
     def fill_masks(self, rows: Sequence[tuple[GrammarMatcher, int]], masks: memoryview) -> None:
@@ -130,21 +137,39 @@ class XGrammar:
         return XGrammarBackend(vocabulary)
 
 
+XGRAMMAR = XGrammar()
+
+
 @hookimpl
 def pyagent_register_grammar_backends() -> Sequence[GrammarBackendFactory]:
     """The backend `xgrammar`."""
-    return [XGrammar()]
+    return [XGRAMMAR]
 
 
 def _check(schema: JsonObject) -> None:
     """Raise `RequestError` for a keyword that would be ignored, with its place."""
     for pointer, node in nodes_of(schema).items():
-        said = node.keys() - _ABOUT
-        alone = sorted(said & _ALONE)
-        unknown = sorted(said - {alone[0], "type"} if alone else said - _ENFORCED)
-        if unknown:
-            text = f"xgrammar does not enforce {unknown[0]} there (#{pointer}/{unknown[0]})"
+        if keyword := _ignored(node):
+            text = f"xgrammar does not enforce {keyword} there (#{pointer}/{keyword})"
             raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")
+
+
+def _ignored(node: JsonObject) -> str:
+    """Return a keyword of a schema that xgrammar leaves out, or reads in its own way; nothing where there is none."""
+    said, kind = node.keys() - _ABOUT, node.get("type")
+    if alone := sorted(said & _ALONE):
+        is_elsewhere = "$ref" in node and not str(node["$ref"]).startswith("#/")
+        return "$ref" if is_elsewhere else min(said - {alone[0]}, default="")
+    if not said or not isinstance(kind, str):
+        return min(said, default="")
+    bounds = {keyword for keyword in said if keyword.startswith(("min", "max")) and not isinstance(node[keyword], int)}
+    unknown = said - {"type"} - _BY_TYPE.get(kind, frozenset())
+    if node.get("items") is False or {"prefixItems", "items"} <= said:
+        unknown.add("items")
+    names = [*cast("JsonObject", node.get("properties", {})), *cast("list[object]", node.get("required", []))]
+    if not all(isinstance(name, str) and _PLAIN_NAME.fullmatch(name) for name in names):
+        unknown.add("properties")
+    return min(unknown | bounds, default="")
 
 
 def _ebnf(text: str) -> str:
