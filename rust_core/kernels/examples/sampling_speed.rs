@@ -1,10 +1,13 @@
-//! Time to sample one token on one core, for vocabularies of 50,000, 128,000 and 262,144 tokens.
+//! Time to sample one token on one core, for vocabularies of 50,000, 128,000 and 262,144 tokens or the one named; then a
+//! batch of 16 on two threads, and what a context of 128,000 tokens adds.
 //!
-//! `cargo run --release -p pyagent-kernels --example sampling_speed`
+//! `cargo run --release -p pyagent-kernels --example sampling_speed [-- VOCABULARY]`
 
+use std::sync::Mutex;
 use std::time::Instant;
 
 use pyagent_kernels::sampling::{SamplerState, SamplingParams};
+use pyagent_kernels::thread_pool::ThreadPool;
 
 /// Logits with the given spread; a spread of 2 to 3 is that of a language model, 0.1 is nearly flat.
 fn row(vocab: usize, spread: f32) -> Vec<f32> {
@@ -39,7 +42,71 @@ fn microseconds(row: &[f32], params: SamplingParams) -> f64 {
     seconds.into_iter().fold(f64::INFINITY, f64::min) * 1e6
 }
 
+/// Least microseconds of a batch of 16 rows on two threads.
+fn batch_microseconds(row: &[f32], params: &SamplingParams) -> f64 {
+    let pool = ThreadPool::new(2);
+    let one = |seed| {
+        let params = SamplingParams { seed, ..params.clone() };
+        let mut sampler = SamplerState::new(params.checked().expect("the parameters are in range"));
+        (0..1000).for_each(|i| sampler.observe(i * 7));
+        Mutex::new((sampler, row.to_vec()))
+    };
+    let rows: Vec<_> = (0..16).map(one).collect();
+    let mut least = f64::INFINITY;
+    for step in 0..200 {
+        let sample = |index: usize| {
+            let mut one = rows[index].lock().expect("no thread panicked");
+            let (sampler, logits) = &mut *one;
+            sampler.sample(logits, None, step).expect("the row is sound");
+        };
+        for one in &rows {
+            one.lock().expect("no thread panicked").1.copy_from_slice(row);
+        }
+        let start = Instant::now();
+        pool.run(&[rows.len()], |piece| sample(piece.index))
+            .expect("no thread panics");
+        least = least.min(start.elapsed().as_secs_f64());
+    }
+    least * 1e6
+}
+
+/// Least microseconds of a step, sampled token observed, at the end of a text of 128,000 tokens.
+fn long_microseconds(row: &[f32], params: SamplingParams) -> f64 {
+    let mut sampler = SamplerState::new(params.checked().expect("the parameters are in range"));
+    let text: Vec<u32> = (0..128_000_u64)
+        .map(|i| (i * i % 6007 * (i % 17) % 30_000) as u32)
+        .collect();
+    sampler.observe_prompt(&text[..127_000]);
+    text[127_000..].iter().for_each(|token| sampler.observe(*token));
+    let mut logits = row.to_vec();
+    let mut least = f64::INFINITY;
+    for step in 0..200 {
+        logits.copy_from_slice(row);
+        let start = Instant::now();
+        let sampled = sampler.sample(&mut logits, None, step).expect("the row is sound");
+        sampler.observe(sampled.token);
+        least = least.min(start.elapsed().as_secs_f64());
+    }
+    least * 1e6
+}
+
+fn usual() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 0.05,
+        repetition_penalty: 1.1,
+        presence_penalty: 0.5,
+        ..SamplingParams::default()
+    }
+}
+
 fn main() {
+    let named = std::env::args()
+        .nth(1)
+        .map(|name| name.parse().expect("a number of tokens"));
+    let vocabularies = named.map_or(vec![50_000, 128_000, 262_144], |vocab| vec![vocab]);
     let plain = SamplingParams::default;
     let ways = [
         (
@@ -70,18 +137,7 @@ fn main() {
                 ..plain()
             },
         ),
-        (
-            "the same, with penalties",
-            SamplingParams {
-                temperature: 0.8,
-                top_k: 40,
-                top_p: 0.95,
-                min_p: 0.05,
-                repetition_penalty: 1.1,
-                presence_penalty: 0.5,
-                ..plain()
-            },
-        ),
+        ("the usual mix: with penalties", usual()),
         ("min-p 0.05", SamplingParams { min_p: 0.05, ..plain() }),
         (
             "top-n-sigma 1, min-p 0.05",
@@ -108,13 +164,75 @@ fn main() {
         ),
         ("mirostat 2", SamplingParams { mirostat: 2, ..plain() }),
     ];
-    for vocab in [50_000, 128_000, 262_144] {
+    for vocab in &vocabularies {
         for spread in [2.5, 0.8, 0.1] {
-            let row = row(vocab, spread);
+            let row = row(*vocab, spread);
             println!("vocabulary {vocab}, spread {spread}");
             for (name, params) in &ways {
                 println!("  {name:30} {:8.1} us", microseconds(&row, params.clone()));
             }
+        }
+    }
+    let long = [
+        (
+            "greedy",
+            SamplingParams {
+                temperature: 0.0,
+                ..plain()
+            },
+        ),
+        (
+            "usual, the last 64",
+            SamplingParams {
+                repeat_last_n: 64,
+                ..usual()
+            },
+        ),
+        (
+            "usual, the last 100,000",
+            SamplingParams {
+                repeat_last_n: 100_000,
+                ..usual()
+            },
+        ),
+        (
+            "usual, decay 0.99",
+            SamplingParams {
+                penalty_decay: 0.99,
+                ..usual()
+            },
+        ),
+        (
+            "usual, decay 0.9999",
+            SamplingParams {
+                penalty_decay: 0.9999,
+                ..usual()
+            },
+        ),
+        (
+            "n-grams of 4",
+            SamplingParams {
+                temperature: 0.0,
+                no_repeat_ngram_size: 4,
+                ..plain()
+            },
+        ),
+        (
+            "DRY",
+            SamplingParams {
+                temperature: 0.0,
+                dry_multiplier: 0.8,
+                ..plain()
+            },
+        ),
+    ];
+    for vocab in &vocabularies {
+        let row = row(*vocab, 2.5);
+        println!("vocabulary {vocab}, 16 rows on two threads");
+        println!("  {:30} {:8.1} us", "the usual mix", batch_microseconds(&row, &usual()));
+        println!("vocabulary {vocab}, after 128,000 tokens");
+        for (name, params) in &long {
+            println!("  {name:30} {:8.1} us", long_microseconds(&row, params.clone()));
         }
     }
 }

@@ -1,13 +1,40 @@
 //! What the tokens before do to the logits of the next: penalties by place, n-grams that may not repeat, DRY, bad words.
+//!
+//! What is known of the tokens is kept from step to step (`repeats.rs`), so that a step does not go through them again.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 
+use super::repeats::{Ngrams, Repetitions};
 use super::{SampleError, SamplingParams, logit_of};
 
 /// What counts less in the penalties counts nothing: a long history need not be gone through in each step.
 const LEAST_WEIGHT: f32 = 1e-6;
 /// DRY's penalties are bounded, so that none is infinite.
 const MOST_DRY: f32 = 1e9;
+
+/// Tokens as keys: they are small numbers that nobody chooses to collide.
+pub(super) type TokenMap<V> = HashMap<u32, V, BuildHasherDefault<TokenHasher>>;
+
+/// Spreads a token over all bits by the golden ratio.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TokenHasher(u64);
+
+impl Hasher for TokenHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    fn write_u32(&mut self, token: u32) {
+        self.0 = (self.0 ^ u64::from(token))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(32);
+    }
+}
 
 /// What the penalties know of a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,20 +48,67 @@ pub(super) struct Seen {
 }
 
 /// The tokens of a prompt, and of its answer so far.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct History {
     tokens: Vec<u32>,
     num_prompt: usize,
+    /// Of a window in which all places count the same: how often each token is in it, and how often in the output.
+    window: Option<TokenMap<[u32; 2]>>,
+    ngrams: Option<Ngrams>,
+    repetitions: Option<Repetitions>,
 }
 
 impl History {
-    pub(super) fn push_prompt(&mut self, tokens: &[u32]) {
-        self.tokens.extend_from_slice(tokens);
-        self.num_prompt = self.tokens.len();
+    /// Knows of its tokens what these parameters ask.
+    pub(super) fn new(params: &SamplingParams) -> Self {
+        let is_even = params.has_places() && params.penalty_decay == 1.0;
+        Self {
+            tokens: Vec::new(),
+            num_prompt: 0,
+            window: is_even.then(TokenMap::default),
+            ngrams: (params.no_repeat_ngram_size > 0).then(|| Ngrams::new(params.no_repeat_ngram_size)),
+            repetitions: (params.dry_multiplier > 0.0).then(Repetitions::default),
+        }
     }
 
-    pub(super) fn push(&mut self, token: u32) {
+    /// Takes in the prompt, before anything else.
+    pub(super) fn push_prompt(&mut self, params: &SamplingParams, tokens: &[u32]) {
+        for token in tokens {
+            self.num_prompt += 1;
+            self.add(params, *token);
+        }
+        if let Some(repetitions) = &mut self.repetitions {
+            repetitions.begin(&self.tokens, &params.dry_breakers);
+        }
+    }
+
+    /// Takes in an output token.
+    pub(super) fn push(&mut self, params: &SamplingParams, token: u32) {
+        if let Some(repetitions) = &mut self.repetitions {
+            repetitions.push(token, self.tokens.len(), &params.dry_breakers);
+        }
+        self.add(params, token);
+    }
+
+    fn add(&mut self, params: &SamplingParams, token: u32) {
+        let index = self.tokens.len();
         self.tokens.push(token);
+        if let Some(ngrams) = &mut self.ngrams {
+            ngrams.push(&self.tokens);
+        }
+        if let Some(window) = &mut self.window {
+            let is_output = u32::from(index >= self.num_prompt);
+            let counts = window.entry(token).or_default();
+            *counts = [counts[0] + 1, counts[1] + is_output];
+            if let Some(left) = index.checked_sub(params.repeat_last_n) {
+                let was_output = u32::from(left >= self.num_prompt);
+                let counts = window.entry(self.tokens[left]).or_default();
+                *counts = [counts[0] - 1, counts[1] - was_output];
+                if counts[0] == 0 {
+                    window.remove(&self.tokens[left]);
+                }
+            }
+        }
     }
 
     /// The last `count` tokens; 0 is all.
@@ -44,8 +118,24 @@ impl History {
     }
 
     /// What the penalties know of the tokens in their window.
-    pub(super) fn seen(&self, params: &SamplingParams) -> HashMap<u32, Seen> {
-        let mut token_to_seen = HashMap::<u32, Seen>::new();
+    pub(super) fn seen(&self, params: &SamplingParams) -> Box<dyn Iterator<Item = (u32, Seen)> + '_> {
+        let Some(window) = &self.window else {
+            return Box::new(self.seen_by_place(params).into_iter());
+        };
+        let seen = |(token, [_, num_output]): (&u32, &[u32; 2])| {
+            let seen = Seen {
+                count: *num_output as f32,
+                nearest: 1.0,
+                nearest_output: if *num_output > 0 { 1.0 } else { 0.0 },
+            };
+            (*token, seen)
+        };
+        Box::new(window.iter().map(seen))
+    }
+
+    /// [`Self::seen`] where places count less the further back they are: goes back as far as that counts.
+    fn seen_by_place(&self, params: &SamplingParams) -> TokenMap<Seen> {
+        let mut token_to_seen = TokenMap::<Seen>::default();
         let num_output = self.tokens.len() - self.num_prompt;
         let mut weight = 1.0_f32;
         for (distance, token) in self.last(params.repeat_last_n).iter().rev().enumerate() {
@@ -65,13 +155,14 @@ impl History {
 
     /// Excludes and lowers what n-grams, DRY and bad words say.
     pub(super) fn apply(&self, params: &SamplingParams, logits: &mut [f32]) -> Result<(), SampleError> {
-        if params.no_repeat_ngram_size > 0 {
-            for token in repeated_ngrams(&self.tokens, params.no_repeat_ngram_size) {
+        if let Some(ngrams) = &self.ngrams {
+            for token in ngrams.completing(&self.tokens) {
                 *logit_of(logits, token)? = f32::NEG_INFINITY;
             }
         }
-        if params.dry_multiplier > 0.0 {
-            for (token, length) in repetitions(self.last(params.dry_penalty_last_n), &params.dry_breakers) {
+        if let Some(repetitions) = &self.repetitions {
+            let window = params.dry_penalty_last_n;
+            for (token, length) in repetitions.found(&self.tokens, window, &params.dry_breakers) {
                 if length >= params.dry_allowed_length {
                     let power = params.dry_base.powf((length - params.dry_allowed_length) as f32);
                     *logit_of(logits, token)? -= (params.dry_multiplier * power).min(MOST_DRY);
@@ -91,102 +182,29 @@ impl History {
     }
 }
 
-/// The tokens that would complete a sequence of `size` tokens a second time.
-fn repeated_ngrams(tokens: &[u32], size: usize) -> impl Iterator<Item = u32> {
-    let tail = tokens.len().checked_sub(size - 1).map(|start| &tokens[start..]);
-    let ngrams = tokens.windows(size).filter_map(|ngram| ngram.split_last());
-    ngrams.filter_map(move |(last, before)| (Some(before) == tail).then_some(*last))
-}
-
-/// The tokens that would go on with a repetition, each with the greatest number of tokens repeated before it.
-///
-/// A repetition reaches back to the last breaker, and no breaker goes on with one. Linear: the lengths of repetitions
-/// are the Z function of the reversed text.
-fn repetitions(tokens: &[u32], breakers: &[u32]) -> HashMap<u32, usize> {
-    let is_breaker = |token: &u32| breakers.binary_search(token).is_ok();
-    let most = tokens.iter().rev().take_while(|token| !is_breaker(token)).count();
-    let mut token_to_length = HashMap::new();
-    for (distance, length) in z_function(tokens.iter().rev().copied().collect())
-        .into_iter()
-        .enumerate()
-    {
-        let length = length.min(most);
-        // At distance 0 the text is itself.
-        if distance > 0 && length > 0 {
-            let next = tokens[tokens.len() - distance];
-            if !is_breaker(&next) {
-                let longest: &mut usize = token_to_length.entry(next).or_default();
-                *longest = length.max(*longest);
-            }
-        }
-    }
-    token_to_length
-}
-
-/// For each place, how many tokens from there on are the text's first.
-fn z_function(text: Vec<u32>) -> Vec<usize> {
-    let mut lengths = vec![0; text.len()];
-    let (mut start, mut end) = (0, 0);
-    for i in 1..text.len() {
-        let known = if i < end { lengths[i - start].min(end - i) } else { 0 };
-        let further = text[i + known..].iter().zip(&text[known..]).take_while(|(a, b)| a == b);
-        lengths[i] = known + further.count();
-        if i + lengths[i] > end {
-            (start, end) = (i, i + lengths[i]);
-        }
-    }
-    lengths
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// By definition: each earlier place, and how far back it agrees with the end.
-    fn brute_force(tokens: &[u32], breakers: &[u32]) -> HashMap<u32, usize> {
-        let mut found = HashMap::new();
-        for next in 1..tokens.len() {
-            let before = tokens[..next].iter().rev().zip(tokens.iter().rev());
-            let length = before.take_while(|(a, b)| a == b && !breakers.contains(a)).count();
-            if length > 0 && !breakers.contains(&tokens[next]) {
-                let longest = found.entry(tokens[next]).or_insert(0);
-                *longest = length.max(*longest);
-            }
-        }
-        found
-    }
-
     proptest! {
-        /// The repetitions found in linear time are those of the definition.
+        /// A window that is kept knows what going back through it finds.
         #[test]
-        fn repetitions_are_those_of_the_definition(
-            tokens in prop::collection::vec(0_u32..4, 0..60),
-            breakers in prop::collection::btree_set(0_u32..4, 0..3),
+        fn windows_know_what_going_back_finds(
+            prompt in prop::collection::vec(0_u32..6, 0..30),
+            output in prop::collection::vec(0_u32..6, 0..30),
+            repeat_last_n in 1_usize..40,
         ) {
-            let breakers: Vec<u32> = breakers.into_iter().collect();
-            prop_assert_eq!(repetitions(&tokens, &breakers), brute_force(&tokens, &breakers));
-        }
-
-        /// No sequence of `size` tokens comes twice when the tokens named are left out.
-        #[test]
-        fn ngrams_do_not_repeat(tokens in prop::collection::vec(0_u32..5, 0..60), size in 1_usize..5) {
-            let banned: Vec<u32> = repeated_ngrams(&tokens, size).collect();
-            for next in 0..5 {
-                let longer = [&tokens[..], &[next]].concat();
-                let is_new = longer.len() < size || {
-                    let last = &longer[longer.len() - size..];
-                    !longer[..longer.len() - 1].windows(size).any(|ngram| ngram == last)
-                };
-                prop_assert_eq!(is_new, !banned.contains(&next));
-            }
+            let params = SamplingParams { presence_penalty: 1.0, repeat_last_n, ..SamplingParams::default() };
+            let history = history(&params, &prompt, &output);
+            prop_assert_eq!(history.seen(&params).collect::<TokenMap<_>>(), history.seen_by_place(&params));
         }
     }
 
-    fn history(prompt: &[u32], output: &[u32]) -> History {
-        let mut history = History::default();
-        history.push_prompt(prompt);
-        output.iter().for_each(|token| history.push(*token));
+    fn history(params: &SamplingParams, prompt: &[u32], output: &[u32]) -> History {
+        let mut history = History::new(params);
+        history.push_prompt(params, prompt);
+        output.iter().for_each(|token| history.push(params, *token));
         history
     }
 
@@ -201,7 +219,7 @@ mod tests {
         };
         let mut logits = [0.0; 6];
         // "1 2 3 4" and "2 3 5" were said; after "1 2 3" 4 repeats three tokens, 5 two, which is allowed at its price.
-        history(&[1, 2, 3, 4, 2, 3, 5], &[1, 2, 3])
+        history(&params, &[1, 2, 3, 4, 2, 3, 5], &[1, 2, 3])
             .apply(&params, &mut logits)
             .unwrap();
         assert_eq!(logits, [0.0, 0.0, 0.0, 0.0, -1.0, -0.5]);
@@ -210,7 +228,9 @@ mod tests {
             dry_breakers: vec![2],
             ..params
         };
-        history(&[1, 2, 3, 4], &[1, 2, 3]).apply(&broken, &mut logits).unwrap();
+        history(&broken, &[1, 2, 3, 4], &[1, 2, 3])
+            .apply(&broken, &mut logits)
+            .unwrap();
         assert_eq!(logits, [0.0; 6]);
     }
 
@@ -223,7 +243,7 @@ mod tests {
         };
         let after = |prompt: &[u32], output: &[u32]| {
             let mut logits = [0.0; 4];
-            history(prompt, output).apply(&params, &mut logits).unwrap();
+            history(&params, prompt, output).apply(&params, &mut logits).unwrap();
             logits.map(|logit| logit == f32::NEG_INFINITY)
         };
         assert_eq!(after(&[1], &[]), [false, false, false, true]);
@@ -235,7 +255,7 @@ mod tests {
             ..params
         };
         let mut logits = [0.0; 4];
-        history(&[], &[0]).apply(&params, &mut logits).unwrap();
+        history(&params, &[], &[0]).apply(&params, &mut logits).unwrap();
         assert_eq!(logits, [0.0, -2.0, 0.0, 0.0]);
     }
 
@@ -247,7 +267,8 @@ mod tests {
             penalty_decay: 0.5,
             ..SamplingParams::default()
         };
-        let seen = history(&[7, 1], &[2, 1]).seen(&params);
+        let seen = history(&params, &[7, 1], &[2, 1]);
+        let seen: TokenMap<Seen> = seen.seen(&params).collect();
         assert_eq!(seen.len(), 2);
         assert_eq!(
             seen[&1],

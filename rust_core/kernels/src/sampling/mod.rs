@@ -16,6 +16,7 @@ mod history;
 mod mirostat;
 mod params;
 mod rank;
+mod repeats;
 mod sample;
 mod scan;
 mod score;
@@ -29,11 +30,9 @@ mod tests;
 pub use params::{SamplingParams, SamplingParamsError};
 pub use score::{Scorer, TokenScore};
 
-use std::collections::HashMap;
-
 use crate::isa::Isa;
 use filters::Filters;
-use history::{History, Seen};
+use history::{History, Seen, TokenMap};
 use mirostat::{Mirostat, NUM_ESTIMATED};
 use rank::Ranking;
 use weigh::{Row, Weighed};
@@ -92,7 +91,7 @@ pub enum SampleError {
 pub struct SamplerState {
     params: SamplingParams,
     /// The tokens that have penalties, where places do not matter.
-    seen: HashMap<u32, Seen>,
+    seen: TokenMap<Seen>,
     history: History,
     mirostat: Option<Mirostat>,
     /// The standard deviation of the row as the model made it, where that is read.
@@ -106,8 +105,8 @@ impl SamplerState {
     /// A sampler that has seen no token.
     pub fn new(params: SamplingParams) -> Self {
         Self {
-            seen: HashMap::new(),
-            history: History::default(),
+            seen: TokenMap::default(),
+            history: History::new(&params),
             mirostat: Mirostat::of(&params),
             sigma: 0.0,
             allowed: params.allowed_tokens.as_deref().map(bits_of),
@@ -124,7 +123,7 @@ impl SamplerState {
     /// Takes in the prompt's tokens, which some penalties see too.
     pub fn observe_prompt(&mut self, tokens: &[u32]) {
         if self.params.has_history() {
-            self.history.push_prompt(tokens);
+            self.history.push_prompt(&self.params, tokens);
         }
         if self.params.repetition_penalty != 1.0 {
             for token in tokens {
@@ -136,7 +135,7 @@ impl SamplerState {
     /// Takes in an output token.
     pub fn observe(&mut self, token: u32) {
         if self.params.has_history() {
-            self.history.push(token);
+            self.history.push(&self.params, token);
         }
         if self.params.has_penalties() {
             let seen = self.seen.entry(token).or_default();
@@ -208,9 +207,9 @@ impl SamplerState {
             *logit_of(logits, *token)? += bias;
         }
         if self.params.has_places() {
-            self.penalise(&self.history.seen(&self.params), logits)?;
+            self.penalise(self.history.seen(&self.params), logits)?;
         } else {
-            self.penalise(&self.seen, logits)?;
+            self.penalise(self.seen.iter().map(|(token, seen)| (*token, *seen)), logits)?;
         }
         if self.params.has_history() {
             self.history.apply(&self.params, logits)?;
@@ -256,10 +255,10 @@ impl SamplerState {
 
     /// Repetition divides positive logits and multiplies negative ones (Keskar et al. 2019, arXiv 1909.05858);
     /// frequency and presence are subtracted, for output tokens, as OpenAI's API defines them.
-    fn penalise(&self, token_to_seen: &HashMap<u32, Seen>, logits: &mut [f32]) -> Result<(), SampleError> {
+    fn penalise(&self, all: impl Iterator<Item = (u32, Seen)>, logits: &mut [f32]) -> Result<(), SampleError> {
         let params = &self.params;
-        for (token, seen) in token_to_seen {
-            let logit = logit_of(logits, *token)?;
+        for (token, seen) in all {
+            let logit = logit_of(logits, token)?;
             let repetition = match seen.nearest {
                 1.0 => params.repetition_penalty,
                 nearest => params.repetition_penalty.powf(nearest),
