@@ -43,6 +43,7 @@ BROKEN: dict[str, tuple[str, Any]] = {
     "an expression": ('{"days": 1 + 2, "city": str("a, }")}', {"days": "1 + 2", "city": 'str("a, }")'}),
     "keys of other kinds": ('{1: "a", null: {2: 3}}', {"1": "a", "null": {"2": 3}}),
     "a wrong bracket": ('{"tags": [1, 2}', {"tags": [1, 2]}),
+    "brackets left open": ('{"options": {"a": [1, {"b": 2', {"options": {"a": [1, {"b": 2}]}}),
     "keys twice": ('{"city": "Oslo", "city": "Rome"}', {"city": "Rome"}),
 }  # fmt: skip
 _OF_JSON = [
