@@ -172,6 +172,44 @@ def ask(budget: int | None, **fields: Any) -> ChatRequest:
     return ChatRequest(messages=[Message("user", "hi")], **({"sampling": sampling} | fields))
 
 
+def test_budget_is_for_all_kinds_of_answers_but_beams(model: Path) -> None:
+    """A model that thinks although it was told not to is bounded too; beams are compared by likelihood, and refused."""
+    beams = ask(3, beam=BeamSearch(width=2), sampling=SamplingParams(max_tokens=5, thinking_token_budget=3))
+
+    async def main() -> None:
+        async with saying(model, TEXT) as backend:
+            answer = await collect(backend.chat(ask(3, reasoning_effort="none")))
+            with pytest.raises(RequestError, match="thinking_token_budget"):
+                await collect(backend.chat(beams))
+        assert answer.usage.reasoning_tokens == 4
+
+    run(main())
+
+
+def test_harmony_ends_its_message_of_thoughts(tmp_path: Path) -> None:
+    """gpt-oss ends the message, and begins its answer, or what it likes where it may call."""
+    template = (
+        "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}{{ 'assistant: ' }}"
+        f"{{# {' '.join(HARMONY)} #}}"
+    )
+    path = write_calling_model(tmp_path / "tiny.gguf", tags=HARMONY, is_control=True, tokenizer__chat_template=template)
+    tool = Tool(FunctionDefinition("add", "", {"type": "object"}))
+    call = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}<|call|>"
+    thought = "<|channel|>analysis<|message|>abcdef"
+
+    async def main() -> None:
+        async with saying(path, f"{thought}Two.<|return|>", thought + call) as backend:
+            said = await collect(backend.chat(ask(6)))
+            called = await collect(backend.chat(ask(8, tools=[tool])))
+        for answer in (said, called):
+            assert any(delta.reasoning for delta in answer.deltas)
+        assert (said.text[-4:], said.last.finish_reason) == ("Two.", "stop")
+        assert called.last.finish_reason in {"stop", "tool_calls"}
+
+    run(main())
+
+
 def test_form_begins_after_forced_end(model: Path) -> None:
     """A forced call, and text in a form, are held from the tag on that ends the thought, in each of several answers."""
     tool = Tool(FunctionDefinition("time", "", {"type": "object", "additionalProperties": False}))
@@ -188,46 +226,6 @@ def test_form_begins_after_forced_end(model: Path) -> None:
         assert len(two.tool_calls) == 2
         logprobs = [one for delta in one.deltas for one in delta.logprobs]
         assert all(logprob.logprob <= 0 for logprob in logprobs)
-
-    run(main())
-
-
-def test_budget_goes_with_no_beam_search(model: Path) -> None:
-    """Beams are compared by their likelihood, and forced tokens have none of their own."""
-
-    async def main() -> None:
-        async with saying(model) as backend:
-            sampling = SamplingParams(max_tokens=5, thinking_token_budget=3)
-            request = ask(3, beam=BeamSearch(width=2), sampling=sampling)
-            with pytest.raises(RequestError, match="thinking_token_budget"):
-                await collect(backend.chat(request))
-
-    run(main())
-
-
-@pytest.mark.parametrize("has_tools", [False, True])
-def test_harmony_ends_its_message_of_thoughts(tmp_path: Path, *, has_tools: bool) -> None:
-    """gpt-oss ends the message, and begins its answer, or what it likes where it may call."""
-    template = (
-        "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
-        "{% if tools %}{{ tools | tojson }}{% endif %}{{ 'assistant: ' }}"
-        f"{{# {' '.join(HARMONY)} #}}"
-    )
-    path = write_calling_model(tmp_path / "tiny.gguf", tags=HARMONY, is_control=True, tokenizer__chat_template=template)
-    tool = Tool(FunctionDefinition("add", "", {"type": "object"}))
-    rest = (
-        "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}<|call|>"
-        if has_tools
-        else "Two.<|return|>"
-    )
-
-    async def main() -> None:
-        async with saying(path, f"<|channel|>analysis<|message|>abcdef{rest}") as backend:
-            answer = await collect(backend.chat(ask(8, tools=[tool] if has_tools else [])))
-        thought = "".join(delta.reasoning for delta in answer.deltas)
-        assert thought
-        assert answer.text or answer.tool_calls
-        assert answer.last.finish_reason in {"stop", "tool_calls"}
 
     run(main())
 
@@ -259,17 +257,6 @@ def test_budget_holds_however_steps_are_scheduled(tmp_path: Path, changes: dict[
         assert (bounded.usage.reasoning_tokens, none.usage.reasoning_tokens) == (6, 1)
         assert bounded.usage.completion_tokens == 30
         assert bounded.text == same.text
-
-    run(main())
-
-
-def test_budget_bounds_thoughts_that_were_switched_off(model: Path) -> None:
-    """A model that thinks although its template says not to is bounded too."""
-
-    async def main() -> None:
-        async with saying(model, TEXT) as backend:
-            answer = await collect(backend.chat(ask(3, reasoning_effort="none")))
-        assert answer.usage.reasoning_tokens == 4
 
     run(main())
 

@@ -169,6 +169,9 @@ def _dialect_problem(dialect: object) -> str | None:
     markers = cast("object", getattr(dialect, "markers", None))
     if not isinstance(markers, Set) or not all(isinstance(one, str) and one for one in cast("Set[object]", markers)):
         return f"whose `markers` is {markers!r:.80}, expected a set of tags"
+    reasoning = cast("object", getattr(dialect, "reasoning", None))
+    if reasoning is not None and not all(isinstance(getattr(reasoning, name, None), str) for name in ("begin", "end")):
+        return f"whose `reasoning` is {reasoning!r:.80}, expected a `Reasoning`, or None"
     matches = cast("object", getattr(dialect, "matches", None))
     if not _takes(matches, 1) or not isinstance(cast("Callable[[str], object]", matches)(""), bool):
         return "whose `matches` is not `def matches(self, template)`, returning a bool"

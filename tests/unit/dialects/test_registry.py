@@ -124,6 +124,7 @@ class Failing(Vague):
         (Vague(), "`matches` is not"),
         (Failing(), "ValueError: no template"),
         (replace(HERMES, markers="<tool_call>"), "expected a set of tags"),  # type: ignore[arg-type]
+        (replace(HERMES, reasoning="<think>"), "`reasoning` is '<think>', expected a `Reasoning`"),  # type: ignore[arg-type]
         (replace(HERMES, name="two words"), "a `name` without spaces"),
     ],
 )

@@ -99,7 +99,7 @@ def test_wrong_objects_around_arguments_are_read(written: str) -> None:
 
 
 @pytest.mark.parametrize("name", dialects())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_mutated_calls_have_json_arguments(name: str, data: st.DataObject) -> None:
     """However characters are dropped, inserted or replaced, a call that ends has JSON for arguments.
@@ -124,8 +124,8 @@ UNITS = ["[", "{", '{"a":', "(", "[)", '"a" ', "a: ", "a'", "/*", "'", "1 ", '"'
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_time_is_linear_in_broken_arguments(unit: str) -> None:
-    """Ten thousand characters of anything end in JSON without recursion ."""
-    text = unit * (10_000 // len(unit))
+    """Four thousand characters of anything end in JSON without recursion ."""
+    text = unit * (4_000 // len(unit))
     heard = hear(dialects()["hermes"].parser(TOOLS), ['<tool_call>{"name": "now", "arguments": {"a": ' + text])
     assert heard.calls[0][1].startswith("{")
     assert heard.calls[0][1].endswith("}")
