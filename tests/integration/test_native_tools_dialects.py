@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 from support.calling_model import saying, write_calling_model
 from support.native import run
+from support.server import serving
 
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, FunctionDefinition, Message, SamplingParams, Tool
@@ -122,5 +124,36 @@ def test_reasoning_between_texts_of_any_kind_comes_apart(tmp_path: Path) -> None
             async with saying(write_model(tmp_path, tags, shown), text) as backend:
                 answer = await collect(backend.chat(asked(tools=[])))
             assert (answer.text, "".join(delta.reasoning for delta in answer.deltas)) == ("Two.", "hm")
+
+    run(main())
+
+
+def test_wrong_call_reaches_clients_as_json(tmp_path: Path) -> None:
+    """A call written like Python is JSON over HTTP: whole, streamed, and in Anthropic's API."""
+    path = write_calling_model(tmp_path / "tiny.gguf")
+    wrong = "<tool_call>{'name': 'add', 'arguments': {a: 1 'b': [True, None,], # two\n}"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "temperature": 0}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    theirs = [{"name": "add", "input_schema": {"type": "object"}}]
+    meant = {"a": 1, "b": [True, None]}
+
+    async def main() -> None:
+        async with (
+            saying(path, *[wrong.replace("# two", "// two")] * 4) as backend,
+            serving(backend) as url,
+            httpx.AsyncClient(timeout=60) as http,
+        ):
+            chats = f"{url}/v1/chat/completions"
+            whole = (await http.post(chats, json=body | {"tools": tools})).json()["choices"][0]
+            streamed = (await http.post(chats, json=body | {"tools": tools, "stream": True})).text
+            cut = (await http.post(chats, json=body | {"tools": tools, "max_tokens": 30})).json()["choices"][0]
+            message = (await http.post(f"{url}/v1/messages", json=body | {"tools": theirs})).json()
+        (call,) = whole["message"]["tool_calls"]
+        assert (json.loads(call["function"]["arguments"]), whole["finish_reason"]) == (meant, "tool_calls")
+        chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        pieces = [call for chunk in chunks for one in chunk["choices"] for call in one["delta"].get("tool_calls") or ()]
+        assert json.loads("".join(piece["function"].get("arguments") or "" for piece in pieces)) == meant
+        assert cut["finish_reason"] == "length"
+        assert [block["input"] for block in message["content"] if block["type"] == "tool_use"] == [meant]
 
     run(main())
