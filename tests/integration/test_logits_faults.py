@@ -92,6 +92,11 @@ def test_processor_that_hangs_ends_its_request_alone(tiny_model_path: Path, name
     ("how", "kind", "message"),
     [
         ("fails to be made", PluginError, "plugin 'tests': its logits processor 'bad' cannot be made: RuntimeError"),
+        (
+            "hangs when made",
+            PluginError,
+            "plugin 'tests': its logits processor 'bad' took longer than 0.5 s to be made",
+        ),
         ("is no function", PluginError, "`make` returned 5, expected a function or None"),
         ("refuses", RequestError, "cannot take these args: how cannot be so"),
     ],
@@ -102,7 +107,7 @@ def test_processor_that_cannot_be_made_never_reaches_the_loop(
     """What a factory raises is told before the request begins: wrong args are the caller's, the rest the plugin's."""
 
     async def work() -> None:
-        async with engine(tiny_model_path) as backend:
+        async with engine(tiny_model_path, **{"engine.logits_processor_seconds": 0.05}) as backend:
             with pytest.raises(kind, match=message):
                 await collect(backend.chat(asked("hello", "bad", {"how": how})))
 

@@ -114,7 +114,7 @@ def test_preempted_requests_keep_their_text(tiny_model_path: Path, name: str) ->
     queue = QueueOptions("mlfq", {"quantum": 3, "levels": 4})
     chosen = dataclasses.replace(
         options(),
-        logits=LogitsOptions({one.name: BroughtLogitsProcessor(one, "tests") for one in factories}),
+        logits=LogitsOptions({one.name: BroughtLogitsProcessor.of(one, "tests") for one in factories}),
         queues=lambda: make_queues({"default": queue}),
         limits=SchedulerLimits(max_num_seqs=3),
     )
@@ -255,6 +255,24 @@ def test_wrong_names_and_args_are_the_requests_fault(
     run(work())
 
 
+def test_args_are_each_requests_own(tiny_model_path: Path) -> None:
+    """A plugin that changes its args changes them for nobody else: not for settings, other answers, or another try."""
+    args = {"tokens": [70]}
+    always = {"engine.logits_processors": {"greedy-arms": {"tokens": [70]}}}
+
+    async def work() -> None:
+        async with engine(tiny_model_path, **always) as backend:
+            for _ in range(2):
+                answers = await collect_all(backend.chat(replace(asked("hello", max_tokens=3), n=2)))
+                assert len(set(answers)) == 1
+        async with engine(tiny_model_path) as backend:
+            request = asked("hello", "greedy-arms", args, max_tokens=3)
+            assert (await collect(backend.chat(request))).text == (await collect(backend.chat(request))).text
+            assert request.sampling.logits_processors[0].args == {"tokens": [70]}
+
+    run(work())
+
+
 def test_processors_of_one_name_or_too_many_are_refused() -> None:
     """A request names each processor once, and eight at most."""
     for specs, message in (
@@ -278,6 +296,10 @@ def test_runner_that_shows_no_logits_refuses_processors(tiny_model_path: Path, m
     run(work())
 
 
+DEEP: object = 1
+for _ in range(600):
+    DEEP = [DEEP]
+
 WRONG: list[tuple[object, str]] = [
     ([{"name": "wlak"}], "there is no logits processor 'wlak'; did you mean 'walk'?"),
     ([{"name": "walk", "args": {"key": "x"}}], "cannot take these args: ['key']: 'x' is not of type 'integer'"),
@@ -286,6 +308,7 @@ WRONG: list[tuple[object, str]] = [
     ([{"args": {}}], "name"),
     ([{"name": "walk", "args": [1]}], "args"),
     ("walk", "logits_processors"),
+    ([{"name": "soften", "args": {"deep": DEEP}}], "not nested as deep"),
     ([{"name": "x" * 100_000}], "there is no logits processor"),
     ([{"name": "walk", "args": {"key": [[[[1]]]] * 9}}], "cannot take these args"),
 ]

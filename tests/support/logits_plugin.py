@@ -105,6 +105,22 @@ class Only:
         return lambda prompt, output, logits: row
 
 
+class GreedyArms:
+    """Takes a token out of its args with each call: a plugin that keeps what it was given."""
+
+    name = "greedy-arms"
+    arguments: ClassVar[dict[str, Any]] = Only.arguments
+    is_argmax_invariant = False
+
+    def make(self, args: dict[str, Any], vocabulary: Vocabulary) -> Callable[..., None]:
+        token = args["tokens"].pop()
+
+        def favour(prompt: Sequence[int], output: Sequence[int], logits: memoryview) -> None:
+            logits[token] = 100.0
+
+        return favour
+
+
 class Soften:
     """Halves all logits, which changes no greedy answer."""
 
@@ -176,6 +192,8 @@ class Bad:
                 raise RuntimeError("no table")
             case "refuses":
                 raise ValueError("how cannot be so")
+            case "hangs when made":
+                threading.Event().wait(1.5)
             case "is no function":
                 return 5  # type: ignore[return-value]
             case "is nothing":
@@ -213,4 +231,4 @@ class BadBatch:
 
 @hookimpl
 def pyagent_register_logits_processors() -> list[object]:
-    return [Walk(), CrowdFactory(), Only(), Soften(), Bad(), BadBatch()]
+    return [Walk(), CrowdFactory(), Only(), GreedyArms(), Soften(), Bad(), BadBatch()]

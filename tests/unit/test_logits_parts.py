@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,12 @@ from support.waiting import wait_until
 
 from pyagent import _rust
 from pyagent.core.hooks import hookimpl
+from pyagent.core.logits_processors import BroughtLogitsProcessor
 from pyagent.infrastructure.engine.logits.batch_rows import change_rows
 from pyagent.infrastructure.engine.logits.bounded_thread import BoundedThread
+from pyagent.infrastructure.engine.logits.row_processors import BatchProcessor, RowProcessor
 from pyagent.infrastructure.engine.logits.scratch import Scratch
+from pyagent.infrastructure.engine.logits.step_logits import StepLogits
 from pyagent.infrastructure.engine.logits.token_view import TokenView
 
 
@@ -146,13 +150,14 @@ def test_rows_are_the_steps_alone() -> None:
         assert rows.segments == [1, 2]
         rows.read([2, 1], two)
         assert list(two) == [8.0, 9.0, 10.0, 11.0, 4.0, 5.0, 6.0, 7.0]
-        for segments in ([0], [3]):
+        for segments in ([0], [3, 1]):
             with pytest.raises(IndexError, match="no row of segment"):
-                rows.read(segments, one)
+                rows.read(segments, two)
         with pytest.raises(BufferError, match="slice to copy from"):
             rows.read([1], two)
-        with pytest.raises(BufferError, match=r"not compatible|readonly|writable"):
-            rows.read([1], bytes(16))
+        for unfit in (bytes(16), memoryview(bytes(16)).cast("f"), memoryview(array("d", [0.0] * 4))):
+            with pytest.raises(BufferError):
+                rows.read([1], unfit)
         two[0] = 99.0
         assert rows.write([1, 2], two) == {}
         return {2: "is not wanted"}
@@ -176,6 +181,47 @@ def test_row_that_the_model_broke_is_no_plugins_fault() -> None:
     assert seen == [1]
     assert list(errors) == [0]
     assert "the model's output is broken" in errors[0]
+
+
+def test_order_is_that_of_the_page() -> None:
+    """What can change the best token comes first, batch processors before functions, and those as they are named."""
+    called: list[tuple[str, int]] = []
+
+    def processor(name: str, *, is_batched: bool = False, is_invariant: bool = False) -> RowProcessor:
+        make = {"make_batch" if is_batched else "make": lambda *_: None}
+        factory = SimpleNamespace(name=name, arguments={}, is_argmax_invariant=is_invariant, **make)
+        brought: Any = BroughtLogitsProcessor.of(factory, "tests")  # type: ignore[arg-type]
+        vocabulary: Any = None
+        if not is_batched:
+
+            def note(prompt: object, output: Sequence[int], logits: memoryview) -> None:
+                called.append((name, output[0]))
+
+            return RowProcessor(brought, {}, vocabulary, None, note)
+        crowd = SimpleNamespace(
+            update_state=lambda update: None, apply=lambda logits: called.append((name, logits.shape[0]))
+        )
+        factory.make_batch = lambda vocabulary: crowd
+        batches.setdefault(name, BatchProcessor(brought, vocabulary))
+        return RowProcessor(brought, {}, vocabulary, batches[name])
+
+    def request(request_id: int) -> Any:
+        processors = (
+            processor("soft", is_invariant=True),
+            processor("softer", is_batched=True, is_invariant=True),
+            processor("z"),
+            processor("y", is_batched=True),
+            processor("a"),
+            processor("b", is_batched=True),
+        )
+        return SimpleNamespace(id=request_id, tokens=[0, request_id], num_prompt_tokens=1, processors=processors)
+
+    batches: dict[str, BatchProcessor] = {}
+    step = StepLogits(60)
+    assert _sampled(partial(step.process, [request(7), request(8)]), [1.0, 2.0, 3.0, 4.0] * 2)[2] == {}
+    step.close()
+    functions = [("z", 7), ("a", 7), ("z", 8), ("a", 8)]
+    assert called == [("b", 2), ("y", 2), *functions, ("softer", 2), ("soft", 7), ("soft", 8)]
 
 
 def _factory(**changes: object) -> SimpleNamespace:

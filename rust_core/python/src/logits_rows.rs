@@ -114,7 +114,10 @@ impl LogitsRows {
 fn take(row: &mut [f32], changed: &[f32]) -> Result<(), String> {
     // NaN is below nothing.
     if !changed.iter().fold(true, |all, value| all & (*value < f32::INFINITY)) {
-        let token = changed.iter().position(|value| !(*value < f32::INFINITY)).unwrap_or(0);
+        let token = changed
+            .iter()
+            .position(|value| value.is_nan() || *value == f32::INFINITY)
+            .unwrap_or(0);
         return Err(format!("made the logit of token {token} {}", changed[token]));
     }
     let is_left = |(logit, value): (&f32, &f32)| logit.min(*value) > f32::NEG_INFINITY;

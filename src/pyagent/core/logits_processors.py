@@ -7,7 +7,8 @@ Knows no engine and no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -93,7 +94,7 @@ class LogitsProcessorFactory(Protocol):
         ...
 
     @property
-    def arguments(self) -> JsonObject:
+    def arguments(self) -> Mapping[str, object]:
         """The JSON schema of its `args`, an object."""
         ...
 
@@ -119,7 +120,7 @@ class BatchLogitsProcessorFactory(Protocol):
         ...
 
     @property
-    def arguments(self) -> JsonObject:
+    def arguments(self) -> Mapping[str, object]:
         """The JSON schema of its `args`, an object."""
         ...
 
@@ -135,21 +136,34 @@ class BatchLogitsProcessorFactory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BroughtLogitsProcessor:
-    """A logits processor, and the plugin that brings it, which is named in every fault."""
+    """A logits processor, and the plugin that brings it, which is named in every fault.
+
+    What its factory says of itself is asked once: a step asks no plugin what it is called.
+    """
 
     factory: LogitsProcessorFactory | BatchLogitsProcessorFactory
     plugin: str
+    name: str
+    arguments: Mapping[str, object]
+    is_argmax_invariant: bool
+    is_batched: bool
 
-    @property
-    def name(self) -> str:
-        """What requests and settings call it."""
-        return self.factory.name
+    @classmethod
+    def of(cls, factory: LogitsProcessorFactory | BatchLogitsProcessorFactory, plugin: str) -> BroughtLogitsProcessor:
+        """Return what a plugin's factory says that it is."""
+        is_batched = hasattr(factory, "make_batch")
+        return cls(factory, plugin, factory.name, factory.arguments, factory.is_argmax_invariant, is_batched)
 
     def check_args(self, args: JsonObject, param: str) -> None:
         """Raise `RequestError` naming `param` where arguments do not follow the schema."""
         from pyagent.core.emulation.schemas import fault_of
 
-        schema = {"type": "object", **self.factory.arguments}
+        schema = {"type": "object", **self.arguments}
+        try:
+            deepcopy(args)  # as each row is given them
+        except (RecursionError, TypeError) as error:
+            text = f"the logits processor {self.name!r} takes plain JSON values that are not nested as deep"
+            raise RequestError(text, param=param) from error
         if (fault := fault_of(args, schema, param)) is not None:
             raise RequestError(f"the logits processor {self.name!r} cannot take these args: {fault}", param=param)
 

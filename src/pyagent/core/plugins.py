@@ -411,7 +411,7 @@ class PluginHost:
             from pyagent.core.logits_processors import BroughtLogitsProcessor
 
             makers = cast("dict[str, LogitsProcessorFactory]", items)
-            return {name: BroughtLogitsProcessor(factory, plugin.name) for name, factory in makers.items()}
+            return {name: BroughtLogitsProcessor.of(factory, plugin.name) for name, factory in makers.items()}
         if noun == "tokenizers":
             from pyagent.core.guarded_tokenizer import GuardedTokenizerFactory
 

@@ -14,14 +14,17 @@ computes it: alone or beside others, whole or in chunks, from nothing or from ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from pyagent.core.backends import collect
-from pyagent.core.messages import ChatDelta, ChatRequest, SamplingParams
+from pyagent.core.logits_processors import BroughtLogitsProcessor, RequestLogitsProcessor, Vocabulary
+from pyagent.core.messages import ChatDelta, ChatRequest, JsonObject, SamplingParams
 from pyagent.core.runners.factory import RunnerFactory, RunnerOptions
+from pyagent.core.sampling_params import LogitsProcessorSpec
 from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
@@ -93,6 +96,21 @@ class RunnerConformance:
 
         self._run(model_path, work)
 
+    def test_logits_processors_choose_what_is_sampled(self, model_path: Path) -> None:
+        """What a plugin's processor writes is sampled, of its request alone; a runner that cannot do so says it."""
+
+        async def work(backend: NativeBackend) -> None:
+            plain = [_asked(text) for text in _TEXTS[:2]]
+            chosen = _asked(_TEXTS[0], logits_processors=(LogitsProcessorSpec("repeat"),), top_logprobs=0)
+            alone = [(await collect(backend.chat(request))).text for request in plain]
+            if not cast("LoadedModel", await backend.load()).runner.processes_logits:
+                return
+            told, *others = await asyncio.gather(*(collect(backend.chat(request)) for request in [chosen, *plain]))
+            assert len({one.token for delta in told.deltas for one in delta.logprobs}) == 1
+            assert [answer.text for answer in others] == alone
+
+        self._run(model_path, work)
+
     def test_close_is_safe_twice(self, model_path: Path) -> None:
         """A runner that is closed twice, used or not, is closed."""
         for _ in range(2):
@@ -105,6 +123,7 @@ class RunnerConformance:
             RunnerOptions(threads=1, kv_bytes=64 << 20),
             SchedulerLimits(max_num_batched_tokens=max_num_batched_tokens),
             runners=RunnerChoice((self.factory,)),
+            logits=LogitsOptions({"repeat": BroughtLogitsProcessor.of(_Repeat(), "conformance")}),
         )
 
     def _run(self, path: Path, work: Callable[[NativeBackend], Awaitable[T]], **limits: int) -> T:
@@ -119,6 +138,22 @@ class RunnerConformance:
         return asyncio.run(main())
 
 
-def _asked(text: str, max_tokens: int = 24) -> ChatRequest:
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+class _Repeat:
+    """A logits processor that says the last token of the prompt again and again."""
+
+    name = "repeat"
+    is_argmax_invariant = False
+
+    def __init__(self) -> None:
+        self.arguments: JsonObject = {}
+
+    def make(self, args: JsonObject, vocabulary: Vocabulary) -> RequestLogitsProcessor:
+        def repeat(prompt: Sequence[int], output: Sequence[int], logits: memoryview[float]) -> None:
+            logits[prompt[-1]] = 1e4
+
+        return repeat
+
+
+def _asked(text: str, max_tokens: int = 24, **more: Any) -> ChatRequest:  # Any: further fields of sampling
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
     return ChatRequest(prompt=text, sampling=sampling)

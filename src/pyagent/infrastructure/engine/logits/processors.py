@@ -44,8 +44,8 @@ class LogitsProcessors:
         self._is_possible = is_possible
         self._options = options
         self._vocabulary = vocabulary
-        batched = {name: one for name, one in options.brought.items() if hasattr(one.factory, "make_batch")}
-        self._batches = {name: BatchProcessor(brought, vocabulary) for name, brought in batched.items()}
+        batched = [brought for brought in options.brought.values() if brought.is_batched]
+        self._batches = {brought.name: BatchProcessor(brought, vocabulary) for brought in batched}
 
     def runs_for(self, params: SamplingParams) -> bool:
         """Whether a request has any."""
@@ -65,7 +65,7 @@ class LogitsProcessors:
             raise UnsupportedError(text, backend="native", fields=[_PARAM])
         named = [self._named(spec) for spec in asked]
         found = [*map(self._one, always), *named]
-        used = [one for one in found if not (is_greedy and one.brought.factory.is_argmax_invariant)]
+        used = [one for one in found if not (is_greedy and one.brought.is_argmax_invariant)]
         for processor in used:
             self._make_ready(processor, is_setting=processor not in named)
         return tuple(one for one in used if not one.changes_nothing)

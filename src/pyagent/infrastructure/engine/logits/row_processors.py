@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -42,7 +43,10 @@ def _unchanged(prompt: Sequence[int], output: Sequence[int], logits: memoryview[
 
 @dataclass(slots=True, eq=False)
 class RowProcessor:
-    """One processor of one answer: a function of its own, or its part in a batch processor."""
+    """One processor of one answer: a function of its own, or its part in a batch processor.
+
+    The plugin gets copies of `args`: what it does to them is seen by no other answer or request.
+    """
 
     brought: BroughtLogitsProcessor
     args: JsonObject
@@ -60,14 +64,16 @@ class RowProcessor:
         if self.batch is not None:
             self.batch.ready()
         elif self.function is None:
-            made: object = cast("LogitsProcessorFactory", self.brought.factory).make(self.args, self.vocabulary)
+            made: object = cast("LogitsProcessorFactory", self.brought.factory).make(
+                deepcopy(self.args), self.vocabulary
+            )
             if made is not None and not callable(made):
                 raise TypeError(f"`make` returned {made!r:.80}, expected a function or None")
             self.function = _unchanged if made is None else made
 
     def for_another(self) -> RowProcessor:
         """Return the same for another answer to the request: its function is made when its first row is there."""
-        return self if self.batch or self.changes_nothing else replace(self, function=None)
+        return self if self.changes_nothing else replace(self, function=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +190,4 @@ class BatchProcessor:
 
 def _added(place: int, row: Row) -> AddedRow:
     log, num_prompt = row.request.tokens, row.request.num_prompt_tokens
-    return AddedRow(place, row.processor.args, TokenView(log, 0, num_prompt), TokenView(log, num_prompt))
+    return AddedRow(place, deepcopy(row.processor.args), TokenView(log, 0, num_prompt), TokenView(log, num_prompt))

@@ -87,7 +87,7 @@ def _in_order(sampled: Sequence[Request], segments: Sequence[int]) -> list[list[
     for segment in segments:
         request = sampled[segment]
         for place, processor in enumerate(request.processors):
-            is_invariant = processor.brought.factory.is_argmax_invariant
+            is_invariant = processor.brought.is_argmax_invariant
             if processor.batch is not None:
                 key = (is_invariant, False, processor.brought.name, 0, 0)
             else:
