@@ -342,3 +342,23 @@ def test_calls_told_in_words_end_the_answer(*, is_parallel: bool) -> None:
     assert num_taken(f"I look. {call}") == len(f"I look. {call}")
     assert num_taken(f"I look. {call} more") == len(f"I look. {call}")
     assert num_taken(call + call) == len(call) * (1 + is_parallel)
+
+
+class Watched(dict[str, Any]):
+    """Definitions that count how often they are looked through."""
+
+    num_walks = 0
+
+    def values(self) -> Any:
+        Watched.num_walks += 1
+        return super().values()
+
+
+@pytest.mark.parametrize("name", ["hermes", "lfm2", "gemma4", "qwen3_coder"])
+def test_definitions_that_nothing_means_are_not_walked_for_each_property(name: str) -> None:
+    """Beside 3,000 definitions 900 properties took 34 s of the interpreter's time, in which nobody else is answered."""
+    kinds = {f"p{at}": {"type": "integer" if at else "number"} for at in range(50)}
+    schema = {"type": "object", "properties": kinds, "$defs": Watched(big={"enum": ["x"]})}
+    Watched.num_walks = 0
+    dialects()[name].grammar([Tool(FunctionDefinition("go", "", schema))], is_required=True, is_parallel=True)
+    assert Watched.num_walks < 10

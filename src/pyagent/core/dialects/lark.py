@@ -67,10 +67,7 @@ class Lark:
 
     def json(self, schema: JsonObject) -> str:
         """Return the expression for JSON that follows a schema; definitions only where it may refer to them."""
-        schema = closed(schema)
-        own = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
-        text = schema_text(own)
-        return self._count(f"%json {schema_text(schema) if _REFERENCE in text else text}")
+        return self._count(f"%json {schema_text(closed(_with_definitions_needed(schema)))}")
 
     def arguments(self, schema: JsonObject, rule: str) -> str:
         """Return the expression for a call's arguments as a JSON object.
@@ -78,7 +75,7 @@ class Lark:
         Numbers are bounded in their digits, which JSON Schema cannot say without losing exponents: a small model goes
         on writing them. Properties come in the schema's order, as in `json`.
         """
-        schema = closed(schema)
+        schema = closed(_with_definitions_needed(schema))
         properties = properties_of(schema)
         is_small = len(properties) <= _MAX_MEMBERS
         if not is_small or not is_plain_object(schema) or not any(map(is_plain_number, properties.values())):
@@ -140,3 +137,9 @@ class Lark:
         """Return the grammar's text, `start` first."""
         rules = sorted(self._rules.items(), key=lambda rule: rule[0] != "start")
         return "\n".join(f"{name}: {body}" for name, body in rules)
+
+
+def _with_definitions_needed(schema: JsonObject) -> JsonObject:
+    """Return a schema without definitions that nothing in it can mean: each property of a tool is given them all."""
+    own = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
+    return schema if _REFERENCE in json.dumps(own) else own
