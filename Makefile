@@ -88,8 +88,9 @@ oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the sam
 schemas: .cache/json-schema-suite  ## The JSON-Schema-Test-Suite: each schema enforced, or refused with its place
 	@$(BIN)/python -m pytest -q -m oracle tests/oracle/test_json_schema_suite.py
 
+# Clients of other people leave sockets and event loops behind, which is told when pytest ends.
 clients: .clients/.installed  ## Other people's clients against the server, end to end
-	@PYTHONPATH=src .clients/bin/python -m pytest -q -m clients tests/integration/test_clients.py tests/integration/test_client_conversations.py
+	@PYTHONPATH=src .clients/bin/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning -m clients tests/integration/test_clients.py tests/integration/test_client_conversations.py
 
 soak: .venv/.dev  ## Half an hour of random work on the engine
 	@$(BIN)/python benchmarks/soak.py

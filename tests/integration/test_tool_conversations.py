@@ -293,7 +293,7 @@ def test_client_holds_a_conversation_with_tools(name: str, client: str, place: P
         assert num_output > len(turn.thought) / 8
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", WIRES)
 def test_tool_that_fails_is_told_to_the_model(client: str, place: Place) -> None:
     """What a tool raised reaches the model as its result, and the conversation goes on."""
     box, first = Toolbox(), len(place.scripted.prompts)
