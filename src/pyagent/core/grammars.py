@@ -118,14 +118,14 @@ class BroughtGrammarBackend:
     def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
         """Return the backend for a model."""
         try:
-            backend = self.factory.open(vocabulary)
+            opened = self.factory.open(vocabulary)
         except (PyAgentError, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise self._error(f"cannot be opened: {type(error).__name__}: {error}") from error
-        if missing := [name for name in ("compile", "fill_masks") if not callable(getattr(backend, name, None))]:
+        if missing := [name for name in ("compile", "fill_masks") if not callable(getattr(opened, name, None))]:
             raise self._error(f"has no `{missing[0]}`")
-        return backend
+        return opened
 
     def _error(self, what: str) -> PluginError:
         text = f"plugin {self.plugin!r}: its grammar backend {self.name!r} {what}"
