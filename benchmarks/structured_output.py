@@ -1,0 +1,158 @@
+"""Structured output: compiling the schemas of bfcl-eval, the masks of a step, and decoding held to a schema.
+
+Schemas are compiled and walked at random with llguidance and, where it is installed, xgrammar, over SmolLM2's 49,152
+tokens followed by pairs of them up to 131,072. Their figures are processor time, of all threads for compiling, so that
+other work on the machine adds little; xgrammar takes hundreds of times as long to compile: take few cases with it.
+Sixteen answers are then decoded with and without a schema in turns, with as many tokens each.
+
+Run: `python benchmarks/structured_output.py --bfcl FOLDER`, the folder of the installed package `bfcl_eval`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bfcl_cases import Leaderboard
+
+from pyagent import ChatRequest, Engine, JsonSchemaFormat, Message, ResponseFormat, SamplingParams, load_settings
+from pyagent.core.errors import RequestError
+from pyagent.core.grammars import GrammarBackendFactory, GrammarSource, mask_bytes
+from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
+from pyagent.infrastructure.engine.grammar.xgrammar import XGRAMMAR
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.models.store import ModelStore
+
+VOCAB_SIZE, MODEL_VOCAB = 131_072, 49_152
+MAX_TOKENS = 60
+LIST = {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 1000}
+
+
+class LargeVocabulary:
+    """A model's vocabulary, followed by pairs of its tokens."""
+
+    size = VOCAB_SIZE
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.end_ids, self.control_ids = tokenizer.end_ids, frozenset(tokenizer.control_ids())
+        own, draw = tokenizer.vocabulary(), random.Random(1)
+        words = [token for token in own if token.isascii() and 2 <= len(token) <= 6]
+        pairs = {draw.choice(words) + draw.choice(words) for _ in range(2 * VOCAB_SIZE)} - set(own)
+        self._tokens = [*own, *sorted(pairs)][:VOCAB_SIZE]
+
+    def tokens(self) -> list[bytes]:
+        return self._tokens
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode_further(text)
+
+
+def walked(factory: GrammarBackendFactory, vocabulary: LargeVocabulary, schemas: Sequence[dict[str, Any]]) -> str:
+    """Compile each schema, and walk through it at random; return a row of the table."""
+    backend = factory.open(vocabulary)
+    row = bytearray(mask_bytes(VOCAB_SIZE))
+    compiled, masks, refused = list[float](), list[float](), 0
+    for number, schema in enumerate(schemas):
+        draw, start = random.Random(number), time.process_time()
+        try:
+            matcher = backend.compile(GrammarSource("json_schema", json.dumps(schema)))
+        except RequestError:
+            refused += 1
+            continue
+        compiled.append(time.process_time() - start)
+        for _ in range(MAX_TOKENS):
+            if matcher.is_finished:
+                break
+            start = time.thread_time()
+            backend.fill_masks([(matcher, 0)], memoryview(row))
+            masks.append(time.thread_time() - start)
+            token = _drawn(row, draw)
+            if token in vocabulary.end_ids:
+                break
+            matcher.accept(token)
+    figures = [statistics.median(compiled) * 1e3, _p99(compiled) * 1e3]
+    figures += [statistics.mean(masks) * 1e6, statistics.median(masks) * 1e6, _p99(masks) * 1e6]
+    cells = " | ".join(f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in figures)
+    return f"| {factory.name} | {len(compiled)} of {len(schemas)} | {cells} | {len(masks)} |"
+
+
+def _drawn(row: bytearray, draw: random.Random) -> int:
+    """A random token of those that a mask allows."""
+    while True:
+        for _ in range(2000):
+            token = draw.randrange(VOCAB_SIZE)
+            if row[token // 8] >> token % 8 & 1:
+                return token
+        bits = int.from_bytes(row, "little")
+        places = [token for token in range(VOCAB_SIZE) if bits >> token & 1] if bits.bit_count() < 2000 else []
+        if places:
+            return draw.choice(places)
+
+
+def _p99(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) * 99 // 100]
+
+
+async def decode(num_sequences: int, num_tokens: int, repeats: int) -> None:
+    """Print tokens per second of answers at once, free and held to a schema, in turns."""
+    held = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=LIST))
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    async with Engine("smollm2:135m", threads=2) as engine:
+        await engine.load()
+        for turn in range(2 * repeats + 2):
+            is_held = turn % 2 == 1
+            params = SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=turn, ignore_eos=True)
+            requests = [
+                ChatRequest(
+                    messages=[Message("user", f"List {number + 2} kinds of fruit as JSON.")],
+                    sampling=params,
+                    response_format=held if is_held else None,
+                )
+                for number in range(num_sequences)
+            ]
+            start = time.perf_counter()
+            answers = await asyncio.gather(*map(engine.chat, requests))
+            seconds = time.perf_counter() - start
+            count = sum(answer.usage.completion_tokens for answer in answers)
+            if turn > 1:  # the first two load libraries, and compile
+                rates[is_held].append(count / seconds)
+    ratio = statistics.median(one / free for one, free in zip(rates[True], rates[False], strict=True))
+    print(f"\n{num_sequences} sequences of {num_tokens} tokens, tokens/s: free {_told(rates[False])}, ", end="")
+    print(f"held to a schema {_told(rates[True])}; ratio {ratio:.2f} (median of {repeats} turns)")
+
+
+def _told(values: list[float]) -> str:
+    return f"{statistics.median(values):.0f} [{min(values):.0f}-{max(values):.0f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bfcl", type=Path, required=True)
+    parser.add_argument("--cases", type=int, default=60, help="of each category")
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5, help="turns of decoding; 0 leaves it out")
+    chosen = parser.parse_args()
+    cases = Leaderboard(chosen.bfcl).cases(chosen.cases)
+    found = {json.dumps(schema): schema for case in cases for schema in case.schemas().values()}
+    path = ModelStore(load_settings().settings.paths.models).locate("smollm2:135m")
+    vocabulary = LargeVocabulary(ModelTokenizer.load(path, vocab_size=MODEL_VOCAB))
+    print("| backend | schemas | compile p50, ms | p99, ms | mask mean, us | p50, us | p99, us | masks |")
+    print("|---|---|---|---|---|---|---|---|")
+    for factory in (GUIDANCE, XGRAMMAR):
+        if factory.unavailable_reason() is None:
+            print(walked(factory, vocabulary, list(found.values())), flush=True)
+    if chosen.repeats:
+        asyncio.run(decode(chosen.sequences, chosen.tokens, chosen.repeats))
+
+
+if __name__ == "__main__":
+    main()
