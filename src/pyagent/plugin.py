@@ -79,6 +79,13 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.scores import Score
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.grammars import (
+        GrammarBackend,
+        GrammarBackendFactory,
+        GrammarMatcher,
+        GrammarSource,
+        GrammarVocabulary,
+    )
     from pyagent.core.hooks import Parts
     from pyagent.core.line_reader import LineReader, LineTooLongError
     from pyagent.core.logits_processors import (
@@ -115,8 +122,6 @@ if TYPE_CHECKING:
 
 _LATER = {
     "ABILITIES": "pyagent.core.abilities",
-    "FURTHER_SAMPLING": "pyagent.core.abilities",
-    "TOKEN_FIELDS": "pyagent.core.abilities",
     "Abilities": "pyagent.core.abilities",
     "AddedRow": "pyagent.core.logits_processors",
     "Agent": "pyagent.core.fleet.agent",
@@ -135,7 +140,13 @@ _LATER = {
     "EvictionPolicy": "pyagent.core.eviction",
     "EvictionPolicyFactory": "pyagent.core.eviction",
     "ExplainPrompt": "pyagent.core.prompt_cache",
+    "FURTHER_SAMPLING": "pyagent.core.abilities",
     "FleetTool": "pyagent.core.fleet.tools",
+    "GrammarBackend": "pyagent.core.grammars",
+    "GrammarBackendFactory": "pyagent.core.grammars",
+    "GrammarMatcher": "pyagent.core.grammars",
+    "GrammarSource": "pyagent.core.grammars",
+    "GrammarVocabulary": "pyagent.core.grammars",
     "HttpPool": "pyagent.http_pool",
     "JsonCalls": "pyagent.core.dialects.json_calls",
     "KvReservation": "pyagent.core.runners.factory",
@@ -168,10 +179,11 @@ _LATER = {
     "Score": "pyagent.core.fleet.scores",
     "Settings": "pyagent.core.settings",
     "StepOutput": "pyagent.core.runners.batch",
+    "TOKEN_FIELDS": "pyagent.core.abilities",
     "TagDialect": "pyagent.core.dialects.dialect",
+    "Task": "pyagent.core.fleet.agent",
     "Tokenizer": "pyagent.core.tokenizers",
     "TokenizerFactory": "pyagent.core.tokenizers",
-    "Task": "pyagent.core.fleet.agent",
     "ToolProvider": "pyagent.core.fleet.tool_providers",
     "UnpinPrompt": "pyagent.core.prompt_cache",
     "ViewCache": "pyagent.core.prompt_cache",
@@ -230,6 +242,11 @@ __all__ = [
     "FleetTool",
     "FunctionCall",
     "FunctionDefinition",
+    "GrammarBackend",
+    "GrammarBackendFactory",
+    "GrammarMatcher",
+    "GrammarSource",
+    "GrammarVocabulary",
     "Health",
     "Hint",
     "HttpPool",
