@@ -171,7 +171,15 @@ def test_other_version_is_refused_by_name(theirs: Hello) -> None:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, PyAgentError)]
-VALUES = {"num_tokens": 9, "limit": 5, "retry_after_seconds": 1.5, "retryable": False, "status": 503, "fields": ["n"]}
+VALUES = {
+    "num_tokens": 9,
+    "limit": 5,
+    "retry_after_seconds": 1.5,
+    "retryable": False,
+    "status": 503,
+    "fields": ["n"],
+    "faults": (errors.FieldFault("what went wrong", "tools", "invalid_request"),),
+}
 
 
 def made(kind: type[PyAgentError]) -> PyAgentError:

@@ -17,9 +17,6 @@ import httpx
 import lmstudio
 
 from pyagent.plugin import (
-    ABILITIES,
-    FURTHER_SAMPLING,
-    TOKEN_FIELDS,
     Abilities,
     BackendError,
     Capabilities,
@@ -55,31 +52,13 @@ REST_HOST = "127.0.0.1:1234"
 logging.getLogger("_AsyncLMStudioWebsocket").setLevel(logging.INFO)  # at debug, the SDK logs whole conversations
 logging.getLogger("AsyncWebsocketHandler").setLevel(logging.CRITICAL)  # the SDK logs what it raises; once is enough
 
-_ABILITIES: Abilities = ABILITIES - {
-    "logits_processors",
-    "tool_choice",
-    "parallel_tool_calls",
-    "reasoning_effort",
-    "strict",
-    "choice",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "prompt_token_ids",
-    "ignore_eos",
-    "stop_token_ids",
-    "min_tokens",
-    "skip_special_tokens",
-    "prompt_logprobs",
-    *TOKEN_FIELDS,
-    "echo",
-    "top_logprobs",
-    *FURTHER_SAMPLING,
-    "n",
-    "best_of",
-    "beam",
-}
+_ABILITIES: Abilities = frozenset(
+    {
+        *("prompt", "images", "tools"),
+        *("json_object", "json_schema"),
+        *("max_tokens", "stop", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    }
+)
 _HEALTH_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 

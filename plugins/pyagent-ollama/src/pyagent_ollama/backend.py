@@ -13,9 +13,6 @@ from typing import Literal
 import msgspec
 
 from pyagent.plugin import (
-    ABILITIES,
-    FURTHER_SAMPLING,
-    TOKEN_FIELDS,
     Abilities,
     BackendError,
     Capabilities,
@@ -53,26 +50,15 @@ from pyagent_ollama.wire import (
 )
 
 _HEALTH_SECONDS = 5.0
-_ABILITIES: Abilities = ABILITIES - {
-    "logits_processors",
-    "tool_choice",
-    "parallel_tool_calls",
-    "strict",
-    "choice",
-    "logit_bias",
-    "prompt_token_ids",
-    "ignore_eos",
-    "stop_token_ids",
-    "min_tokens",
-    "skip_special_tokens",
-    "prompt_logprobs",
-    *TOKEN_FIELDS,
-    "echo",
-    *(FURTHER_SAMPLING - {"typical_p", "repeat_last_n"}),
-    "n",
-    "best_of",
-    "beam",
-}
+_ABILITIES: Abilities = frozenset(
+    {
+        *("prompt", "images", "tools", "reasoning_effort"),
+        *("json_object", "json_schema"),
+        *("max_tokens", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "typical_p"),
+        *("repetition_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n"),
+        "top_logprobs",
+    }
+)
 _MODEL_ABILITIES = {"tools": "tools", "images": "vision", "reasoning_effort": "thinking"}
 
 
