@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny_model import vocabulary
+from support.waiting import wait_until
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, GrammarVocabulary
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.core.response_format import GrammarFormat
@@ -124,7 +125,7 @@ def test_counting_repetitions_ends_for_any_text(text: str) -> None:
 
 
 class Endless:
-    """A backend that never ends a compilation, until it is told."""
+    """A backend that refuses at once, but does not end with `endless` grammars until it is told."""
 
     name = "endless"
 
@@ -139,6 +140,8 @@ class Endless:
         return self
 
     def compile(self, source: GrammarSource) -> GrammarMatcher:
+        if "endless" not in source.text:
+            raise RequestError("at once")
         self.end.wait(60)
         raise RequestError("ended")
 
@@ -147,9 +150,26 @@ class Endless:
 
 
 def test_grammar_that_compiles_for_ever_is_given_up(tokenizer: ModelTokenizer) -> None:
-    """A request waits for its grammar no longer than the bound, and is told so."""
+    """A request waits for its grammar no longer than the bound; then only its own tenant's wait for it to end."""
     backend = Endless()
-    compiler = GrammarCompiler(tokenizer, factories=[backend], compile_seconds=0.05)
+    compiler = GrammarCompiler(tokenizer, factories=[backend], compile_seconds=0.2)
+    for tenant in ("anna", "ben", "cleo"):  # more than compile at once
+        with pytest.raises(RequestError, match="did not compile within"):
+            compiler.compile(schema_format({"const": "endless"}), tenant)
+    with pytest.raises(CapacityError, match="still compiles"):
+        compiler.compile(schema_format({"type": "null"}), "anna")
     with pytest.raises(RequestError, match="did not compile within"):
-        compiler.compile(schema_format({"type": "null"}))
+        compiler.compile(schema_format({"const": "endless"}), "anna")
+    wait_until(lambda: _compiles(compiler, "dora"))
     backend.end.set()
+    wait_until(lambda: _compiles(compiler, "anna"))
+
+
+def _compiles(compiler: GrammarCompiler, tenant: str) -> bool:
+    try:
+        compiler.compile(schema_format({"type": "null"}), tenant)
+    except CapacityError:
+        return False
+    except RequestError as error:
+        return "at once" in str(error)
+    return False

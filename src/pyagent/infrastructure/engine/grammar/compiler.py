@@ -7,14 +7,14 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import PluginError, RequestError
+from pyagent.core.errors import CapacityError, PluginError, RequestError
 from pyagent.core.grammars import HOOK, GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
 from pyagent.core.structured_output.lark_source import schemas_in
+from pyagent.infrastructure.engine.grammar.compilation import Compilation
 from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, GrammarError, told_briefly
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
@@ -58,7 +58,7 @@ class GrammarCompiler:
         self._opening = threading.Lock()
         self._compile_seconds = compile_seconds
         self._slots = threading.BoundedSemaphore(_MAX_COMPILING)
-        self._compiled: OrderedDict[_Key, Future[Grammar]] = OrderedDict()
+        self._compiled: OrderedDict[_Key, Compilation] = OrderedDict()
         # The process's own account has a library that was there before the model.
         self._library_bytes = 0 if "llguidance" in sys.modules else _LIBRARY_BYTES
         self._lock = threading.Lock()  # never held while something compiles
@@ -99,8 +99,9 @@ class GrammarCompiler:
             coming = self._compiled.get(key)
             is_first = coming is None
             if coming is None:
+                self._check_stuck(key[0])
                 self._make_room(key)
-                coming = self._compiled[key] = Future[Grammar]()
+                coming = self._compiled[key] = Compilation(self._slots)
             self._compiled.move_to_end(key)
         if is_first:
             # No thread can be ended from outside: one that goes on for ever takes none of those that prepare requests.
@@ -109,27 +110,38 @@ class GrammarCompiler:
         with self._lock:  # one thread at a time looks at what they all share
             return grammar.fork()
 
-    def _awaited(self, coming: Future[Grammar]) -> Grammar:
+    def _check_stuck(self, tenant: str) -> None:
+        """Raise `CapacityError` while a grammar of this tenant's goes on compiling that was given up."""
+        if any(one.is_stuck for (owner, _), one in self._compiled.items() if owner == tenant):
+            text = "a grammar asked for before still compiles, though it was given up; no other is begun until it ends"
+            raise CapacityError(text, retry_after_seconds=self._compile_seconds)
+
+    def _awaited(self, coming: Compilation) -> Grammar:
         while True:
             try:
-                return coming.result(self._compile_seconds)
+                return coming.result(0 if coming.is_stuck else self._compile_seconds)
             except TimeoutError:
-                if not self._opening.locked():  # a backend may import torch first, which is no fault of the request
+                if (
+                    coming.is_stuck or not self._opening.locked()
+                ):  # a backend may import torch first, which is no fault of the request
+                    coming.give_up()
                     text = f"{CANNOT_ENFORCE}: it did not compile within {self._compile_seconds:g} s; simplify it"
                     raise RequestError(text, param="response_format") from None
 
-    def _fulfil(self, coming: Future[Grammar], key: _Key, schemas: Sequence[JsonObject]) -> None:
+    def _fulfil(self, coming: Compilation, key: _Key, schemas: Sequence[JsonObject]) -> None:
         try:
             for schema in schemas:
                 check_schema(schema)
             if text := source_excess(key[1]):
                 raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")  # noqa: TRY301
-            with self._slots:
-                coming.set_result(self._first_that_can(key[1]))
+            coming.begin()
+            coming.set_result(self._first_that_can(key[1]))
         except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
             with self._lock:
                 self._compiled.pop(key, None)
             coming.set_exception(error)
+        finally:
+            coming.leave()
 
     def _first_that_can(self, source: GrammarSource) -> Grammar:
         """Compile by the first backend that can enforce it; raise the first one's reason where none can."""
