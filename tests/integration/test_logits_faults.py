@@ -74,6 +74,7 @@ def test_processor_that_hangs_ends_its_request_alone(tiny_model_path: Path, name
     """A processor that takes too long is left behind; it is refused while it goes on, and taken again after that."""
 
     async def work() -> None:
+        logits_plugin.WAKE.clear()
         async with engine(tiny_model_path, **{"engine.logits_processor_seconds": 0.5}) as backend:
             alone = [(await collect(backend.chat(one))).text for one in NEIGHBOURS]
             failure = await with_neighbours(backend, asked("hello", name, {"how": how}), alone)
@@ -81,6 +82,7 @@ def test_processor_that_hangs_ends_its_request_alone(tiny_model_path: Path, name
             if how == "sleeps":
                 with pytest.raises(PluginError, match="is busy still"):
                     await collect(backend.chat(asked("hello", name, {})))
+            logits_plugin.WAKE.set()
             model = await backend.load()
             await until(lambda: not model.logits.step.is_stuck(name))
             assert (await collect(backend.chat(asked("hello", name, {})))).text

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from pyagent.plugin import AddedRow, BatchUpdate, Vocabulary, hookimpl
 
 MINUS = -math.inf
+WAKE = threading.Event()
+"""Set by the test when a processor that `sleeps` may go on."""
 
 
 class Step:
@@ -152,7 +154,7 @@ def misbehave(how: str, logits: memoryview) -> object:
             while True:
                 pass
         case "sleeps":
-            threading.Event().wait(1.5)
+            WAKE.wait(60)
         case "nan":
             logits.cast("B").cast("f")[5] = math.nan
         case "infinite":

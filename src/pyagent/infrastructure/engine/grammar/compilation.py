@@ -20,7 +20,7 @@ class Compilation(Future[Grammar]):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it goes on, though nobody waits for it any more."""
+        """Whether it goes on, though it was given up."""
         return self._is_given_up and not self.done()
 
     def begin(self) -> None:
