@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from support.tiny_model import vocabulary
 from support.waiting import wait_until
 
+from pyagent import validate_partial
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, GrammarVocabulary
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structured_output.lark_depth import check_depth
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
-from pyagent.infrastructure.engine.grammar.schema_limits import repeated
+from pyagent.infrastructure.engine.grammar.schema_limits import repeated, source_excess
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
@@ -156,7 +158,9 @@ def test_grammar_that_compiles_for_ever_is_given_up(tokenizer: ModelTokenizer) -
     for tenant in ("anna", "ben", "cleo"):  # more than compile at once
         with pytest.raises(RequestError, match="did not compile within"):
             compiler.compile(schema_format({"const": "endless"}), tenant)
-    with pytest.raises(CapacityError, match="still compiles"):
+    with pytest.raises(RequestError, match="did not compile within"):
+        compiler.compile(schema_format({"const": "endless too"}), "anna")
+    with pytest.raises(CapacityError, match="still compile"):
         compiler.compile(schema_format({"type": "null"}), "anna")
     with pytest.raises(RequestError, match="did not compile within"):
         compiler.compile(schema_format({"const": "endless"}), "anna")
@@ -173,3 +177,59 @@ def _compiles(compiler: GrammarCompiler, tenant: str) -> bool:
     except RequestError as error:
         return "at once" in str(error)
     return False
+
+
+@pytest.mark.parametrize("num_references", [1200, 2900])
+def test_long_chain_of_references_does_not_end_the_process(compiler: GrammarCompiler, num_references: int) -> None:
+    """What llguidance follows by calls has a stack that is deep enough, in the engine and where answers are checked."""
+    defs: dict[str, object] = {
+        f"d{number}": {"type": "array", "items": {"$ref": f"#/$defs/d{number + 1}"}} for number in range(num_references)
+    }
+    schema: JsonObject = {"$defs": {**defs, f"d{num_references}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+    assert not compiler.compile(schema_format(schema)).is_finished
+    assert not validate_partial("[[", schema=schema)
+
+
+@pytest.mark.parametrize("rule", ["r{}: r{}", 'r{}[capture="n"]: r{} "y"?', "r{}::_ : r{}::_"])
+def test_rules_of_all_forms_lead_only_so_deep(compiler: GrammarCompiler, rule: str) -> None:
+    """Options and parameters of rules hide none of them from the bound."""
+    rules = "\n".join(rule.format(number, number + 1) for number in range(3000))
+    wanted = ResponseFormat(type="grammar", grammar=GrammarFormat(f'start: r0\n{rules}\nr3000: "z"\n'))
+    with pytest.raises(RequestError, match="deep into one another"):
+        compiler.compile(wanted)
+
+
+@pytest.mark.parametrize("text", ["a" * 300_000, "<" * 300_000, "\\/" * 150_000, '\\"' * 150_000])
+def test_what_has_no_end_is_looked_at_once(text: str) -> None:
+    """A word, a text or a regex that is not closed: looking again from each of its letters would take hours."""
+    started = time.process_time()
+    check_depth(f'start: "x"\n{text}')
+    check_depth(f'start: "x"\n/{text}')
+    source_excess(GrammarSource("lark", f"/{text}"))
+    source_excess(GrammarSource("lark", f'"{text}'))
+    assert time.process_time() - started < 10
+
+
+def test_unclosed_repetitions_are_looked_at_once(compiler: GrammarCompiler) -> None:
+    """Spaces or digits after a brace, and no end: in GBNF and in patterns."""
+    started = time.process_time()
+    for definition in ('root ::= "a"{' + " " * 50_000 + "x", 'root ::= "a"{' + "1" * 50_000 + "x"):
+        with pytest.raises(RequestError):
+            compiler.compile(ResponseFormat(type="grammar", grammar=GrammarFormat(definition, "gbnf")))
+    assert repeated("a{" + "1" * 15_000) == 1
+    assert repeated("(a{2}){" + "1" * 15_000 + "}") > 1
+    assert time.process_time() - started < 10
+
+
+def test_long_names_do_not_multiply(compiler: GrammarCompiler) -> None:
+    """The places of 2,000 schemas below a name of 50,000 letters would take 100 MB."""
+    inner: JsonObject = {"properties": {str(number): {} for number in range(2000)}}
+    with pytest.raises(RequestError, match="too long"):
+        compiler.compile(schema_format({"properties": {"a" * 50_000: inner}}))
+
+
+def test_slash_in_a_text_hides_no_pattern(compiler: GrammarCompiler) -> None:
+    """A regex is bounded also where a text before it has a slash."""
+    wanted = GrammarFormat('start: T\nT: "/" /((a{100}){100}){100}/\n')
+    with pytest.raises(RequestError, match="repetitions within repetitions"):
+        compiler.compile(ResponseFormat(type="grammar", grammar=wanted))

@@ -18,7 +18,7 @@ _MAX_CODE = 0x10FFFF
 _SPACE = re.compile(r"(?:\s+|#[^\n]*)+")
 _RULE = re.compile(r"([A-Za-z0-9_-]+)\s*::=")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_BRACES = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
+_BRACES = re.compile(r"\{\s*+(\d*+)\s*+(,?+)\s*+(\d*+)\s*+\}")
 _TOKEN = re.compile(r"(!?)<(?:\[(\d{1,9})\]|([^<>\s]{1,200}))>")
 _LOOK_AHEAD = re.compile(r"\(\s*=")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}

@@ -24,7 +24,9 @@ _PARAM = "response_format"
 _REGULAR = frozenset({"text", "choice", "regex"})
 _JSON = frozenset({"json_object", "json_schema"})
 _SCHEMA_IN_LARK = re.compile(r"%json\s*")
-_NOT_HERE = re.compile(r"^[ \t]*[\w!?-]+\[[^\]\n]*\b(temperature|stop)[ \t]*=", re.MULTILINE)
+_NOT_HERE = re.compile(
+    r'^[ \t]*[\w!?-]++[ \t]*\[(?:"(?:[^"\\\n]|\\.)*+"|[^\]"\n])*?\b(temperature|stop)[ \t]*=', re.MULTILINE
+)
 """Options of Lark rules that change how tokens are sampled, or take some of them back."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords of JSON schemas whose values are no schemas."""

@@ -12,6 +12,7 @@ from pyagent.core.emulation.patterns import bytes_as_tokens
 from pyagent.core.emulation.schemas import fault_of
 from pyagent.core.errors import RequestError
 from pyagent.core.response_format import ResponseFormat
+from pyagent.core.structured_output.deep_stack import run_deep
 from pyagent.core.structured_output.lark_source import is_json, lark_of, schema_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _matcher(grammar: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(step_max_items=_MAX_STEP_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(bytes_as_tokens(), grammar, log_level=0, limits=limits)
+    matcher = run_deep(lambda: LLMatcher(bytes_as_tokens(), grammar, log_level=0, limits=limits))
     if matcher.is_error():
         raise RequestError("response_format cannot be checked: " + matcher.get_error().partition("\n")[0], param=_PARAM)
     return matcher

@@ -10,7 +10,7 @@ from typing import cast
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest, JsonObject, ResponseFormat
-from pyagent.core.structural_tags import JsonSchemaContent, RegexContent, TagFormat, parts_of
+from pyagent.core.structural_tags import GrammarContent, JsonSchemaContent, RegexContent, TagFormat, parts_of
 
 MAX_TOOLS = 1024
 MAX_MESSAGES = 50_000
@@ -21,7 +21,7 @@ _MAX_FIELDS, _MAX_COMMAS, _MAX_ESCAPES = 200_000, 1_000_000, 2_000_000
 """Counted in the body's bytes, texts included. Reading keeps the interpreter's lock: 0.15 s for a million values."""
 _MAX_DEPTH, _MAX_NODES = 128, 20_000
 """Of a JSON schema: objects and lists within each other, and all its values."""
-MAX_PATTERN_CHARS = 1 << 16
+MAX_PATTERN_CHARS, MAX_GRAMMAR_CHARS = 20_000, 1 << 20
 _MAX_FORMATS, _MAX_FORMAT_DEPTH = 64, 8
 _MAX_TAGS, _MAX_TAG_DEPTH = 1024, 16
 """Of structural tags: parts, and parts within each other."""
@@ -67,6 +67,7 @@ def _check_format(form: ResponseFormat) -> None:
         for one in level:
             _check_count(one.choice or (), MAX_CHOICES, "response_format.choice")
             _check_chars(one.regex or "", MAX_PATTERN_CHARS, "response_format.regex")
+            _check_chars(one.grammar.definition if one.grammar else "", MAX_GRAMMAR_CHARS, "response_format.grammar")
             schemas += [one.json_schema.schema] if one.json_schema else []
             schemas += _tag_schemas(one.structural_tag) if one.structural_tag else []
         level = [member for one in level for member in one.members]
@@ -86,6 +87,8 @@ def _tag_schemas(tag: TagFormat) -> list[JsonObject]:
         for one in level:
             if isinstance(one, RegexContent):
                 _check_chars(one.pattern, MAX_PATTERN_CHARS, param)
+            if isinstance(one, GrammarContent):
+                _check_chars(one.grammar, MAX_GRAMMAR_CHARS, param)
             if isinstance(one, JsonSchemaContent) and isinstance(one.json_schema, dict):
                 schemas.append(one.json_schema)
         level = [inner for one in level for inner in parts_of(one)]

@@ -60,6 +60,8 @@ def with_all_faults(read: Callable[[], T], parts: Iterable[Callable[[], object]]
             except RequestError as error:
                 if str(error) not in {str(one) for one in errors}:
                     errors.append(error)
+        if len(errors) == 1:
+            raise
         raise together(errors) from first
 
 

@@ -26,8 +26,7 @@ class Compilation(Future[Grammar]):
     def begin(self) -> None:
         """Wait for a slot."""
         self._slots.acquire()
-        with self._lock:
-            self._has_slot = True
+        self._has_slot = True
 
     def leave(self) -> None:
         """Give the slot back."""

@@ -7,12 +7,12 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from threading import Thread
 from typing import TYPE_CHECKING
 
 from pyagent.core.errors import CapacityError, PluginError, RequestError
 from pyagent.core.grammars import HOOK, GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
+from pyagent.core.structured_output.deep_stack import start_deep
 from pyagent.core.structured_output.lark_source import schemas_in
 from pyagent.infrastructure.engine.grammar.compilation import Compilation
 from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, GrammarError, told_briefly
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_CACHED, _MAX_COMPILING = 64, 2
+_MAX_CACHED, _MAX_COMPILING, _MAX_STUCK = 64, 2, 2
 _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 390, 100
 """What llguidance takes for its code, a vocabulary and a schema, as measured: 6.6 MB of its file, 18.2 MB of heap for
 49,152 tokens, 4.5 MB for 48 kB."""
@@ -105,15 +105,17 @@ class GrammarCompiler:
             self._compiled.move_to_end(key)
         if is_first:
             # No thread can be ended from outside: one that goes on for ever takes none of those that prepare requests.
-            Thread(target=self._fulfil, args=(coming, key, schemas), name="pyagent-grammar", daemon=True).start()
+            start_deep(lambda: self._fulfil(coming, key, schemas), "pyagent-grammar")
         grammar = self._awaited(coming)
         with self._lock:  # one thread at a time looks at what they all share
             return grammar.fork()
 
     def _check_stuck(self, tenant: str) -> None:
-        """Raise `CapacityError` while a grammar of this tenant's goes on compiling that was given up."""
-        if any(one.is_stuck for (owner, _), one in self._compiled.items() if owner == tenant):
-            text = "a grammar asked for before still compiles, though it was given up; no other is begun until it ends"
+        """Raise `CapacityError` while grammars of this tenant's go on compiling that were given up."""
+        if sum(one.is_stuck for (owner, _), one in self._compiled.items() if owner == tenant) >= _MAX_STUCK:
+            text = (
+                "grammars asked for before still compile, though they were given up; no other is begun until they end"
+            )
             raise CapacityError(text, retry_after_seconds=self._compile_seconds)
 
     def _awaited(self, coming: Compilation) -> Grammar:

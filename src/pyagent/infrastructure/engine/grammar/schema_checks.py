@@ -22,6 +22,8 @@ _IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _ALONE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 _MAX_SHOWN = 200
 _MAX_OPTIONAL = 490
+_MAX_POINTER_CHARS = 10_000_000
+"""Of all schemas within one together."""
 
 
 def check_schema(schema: JsonObject) -> None:
@@ -55,8 +57,12 @@ def _num_optional(node: JsonObject) -> int:
 def nodes_of(schema: JsonObject) -> dict[str, JsonObject]:
     """Return the schemas within a schema and those that it refers to, by their JSON pointers."""
     nodes, left = dict[str, JsonObject](), [("", schema)]
+    num_chars = 0
     while left:
         pointer, node = left.pop()
+        num_chars += len(pointer)
+        if num_chars > _MAX_POINTER_CHARS:
+            raise _wrong(pointer, "the names on the way to so many schemas are too long")
         if pointer not in nodes:
             nodes[pointer] = node
             left += reversed([*_inside(pointer, node)])

@@ -35,8 +35,9 @@ _MAX_PATTERN_CHARS = 20_000
 _MAX_PATTERNS_IN_ALL = 500
 """Different patterns of a schema: with 3,000 a mask took 112 ms."""
 
-_REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
-_LARK_REGEX = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+_REPEAT = re.compile(r"\{(\d*+)(,?+)(\d*+)\}")
+_LARK_REGEX = re.compile(r'"(?:[^"\\\n]|\\.)*+(?:"|$)|/((?:[^/\\\n]|\\.)++)(?:/|$)', re.MULTILINE)
+"""A text, whose slashes are letters, or a regex. One that is not closed ends with its line."""
 
 
 def excess(nodes: Mapping[str, JsonObject], targets: Mapping[str, str]) -> tuple[str, str] | None:
@@ -64,7 +65,9 @@ def source_excess(source: GrammarSource) -> str:
         case "regex":
             return pattern_excess(source.text)
         case "lark":
-            return next(filter(None, (pattern_excess(match[1]) for match in _LARK_REGEX.finditer(source.text))), "")
+            return next(
+                filter(None, (pattern_excess(match[1] or "") for match in _LARK_REGEX.finditer(source.text))), ""
+            )
         case "json_schema":
             return ""
 
@@ -116,7 +119,7 @@ def repeated(pattern: str) -> int:
         letter = pattern[at]
         repeat = _REPEAT.match(pattern, at) if letter == "{" else None
         if repeat is not None and (repeat[1] or repeat[3]):
-            count = int(repeat[3] or repeat[1])
+            count = int((repeat[3] or repeat[1])[:9])
             most = max(most, last * count if last > 1 else 1)
             last *= max(1, count)
             groups[-1] = max(groups[-1], last)

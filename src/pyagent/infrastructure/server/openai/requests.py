@@ -350,7 +350,7 @@ def read_chat(body: bytes) -> ParsedRequest:
     parts = (
         lambda: _messages(parsed),
         lambda: _chat_sampling(parsed),
-        lambda: checked_choice(read_tools(parsed.tools or []), parsed.tool_choice),
+        lambda: checked_choice(read_tools(parsed.tools or []), _as_function(parsed.tool_choice)),
         parsed.thinking,
         *parsed.parts(),
     )

@@ -65,4 +65,7 @@ async def _complete(service: Service, request: Request, read: Callable[[bytes], 
     try:
         return await service.answer(request, asked.request, reply, is_streamed=asked.is_streamed, others=asked.others)
     except RequestError as error:
-        raise renamed(error, asked.format_name) from error
+        named = renamed(error, asked.format_name)
+        if named is error:
+            raise
+        raise named from error

@@ -46,7 +46,61 @@ class _Image(_Part, tag="input_image", kw_only=True):
     file_id: str | None = None
 
 
+_Content = str | list[TextPart | ImagePart]
 _Parts = list[_TextIn | _TextOut | _Refusal | _Image]
+
+
+class _Turns:
+    """Puts items together to messages: what an assistant thought, said and called in a row is one.
+
+    Parts of it are joined when it ends, since there may be any number of them.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._is_open = False
+        self._content: _Content | None = None
+        self._thoughts: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def add(self, message: Message) -> None:
+        """Add a message that is none of the assistant's."""
+        self.end().append(message)
+
+    def say(self, role: Literal["user", "assistant", "system", "developer"], content: _Content) -> None:
+        """Add what somebody said; the assistant says it after what it thought last."""
+        if role != "assistant":
+            self.add(Message(role, content))
+            return
+        if not self._is_bare:
+            self.end()
+        self._is_open, self._content = True, content
+
+    def call(self, call: ToolCall) -> None:
+        """Add a call of the assistant's."""
+        self._is_open = True
+        self._calls.append(call)
+
+    def think(self, thought: str) -> None:
+        """Add a thought: its next call stays beside the others."""
+        if not self._calls and not self._is_bare:
+            self.end()
+        self._is_open = True
+        self._thoughts.append(thought)
+
+    def end(self) -> list[Message]:
+        """End the message of the assistant's, if one is under way; of thoughts alone there is none. Return all."""
+        if self._is_open and not self._is_bare:
+            thoughts, calls = "\n".join(self._thoughts) or None, self._calls or None
+            message = Message("assistant", self._content, tool_calls=calls, reasoning_content=thoughts)
+            self._messages.append(message)
+        self._is_open, self._content, self._thoughts, self._calls = False, None, [], []
+        return self._messages
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether the message under way is thoughts alone."""
+        return bool(self._thoughts) and not self._content and not self._calls
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -59,9 +113,8 @@ class _Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     status: object = None
     phase: object = None
 
-    def add_to(self, messages: list[Message]) -> None:
-        thought = messages.pop().reasoning_content if self.role == "assistant" and _is_bare(messages) else None
-        messages.append(Message(self.role, _content(self.content), reasoning_content=thought))
+    def add_to(self, turns: _Turns) -> None:
+        turns.say(self.role, _content(self.content))
 
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -77,14 +130,9 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     caller: object = None
     namespace: str | None = None
 
-    def add_to(self, messages: list[Message]) -> None:
+    def add_to(self, turns: _Turns) -> None:
         function = FunctionCall(flat_name(self.namespace, self.name), self.arguments)
-        call = ToolCall(id=self.call_id, function=function)
-        if messages and messages[-1].role == "assistant":
-            last = messages.pop()
-            messages.append(msgspec.structs.replace(last, tool_calls=[*(last.tool_calls or ()), call]))
-        else:
-            messages.append(Message("assistant", None, tool_calls=[call]))
+        turns.call(ToolCall(id=self.call_id, function=function))
 
 
 class _CustomCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -98,8 +146,8 @@ class _CustomCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     status: object = None
     caller: object = None
 
-    def add_to(self, messages: list[Message]) -> None:
-        _Call(call_id=self.call_id, name=self.name, arguments=as_arguments(self.input)).add_to(messages)
+    def add_to(self, turns: _Turns) -> None:
+        _Call(call_id=self.call_id, name=self.name, arguments=as_arguments(self.input)).add_to(turns)
 
 
 class _CallOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -113,8 +161,8 @@ class _CallOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     caller: object = None
     name: object = None
 
-    def add_to(self, messages: list[Message]) -> None:
-        messages.append(Message("tool", _content(self.output), tool_call_id=self.call_id))
+    def add_to(self, turns: _Turns) -> None:
+        turns.add(Message("tool", _content(self.output), tool_call_id=self.call_id))
 
 
 class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -136,25 +184,13 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             return self.encrypted_content.removeprefix(_SEAL)
         return _texts(self.summary or (), "\n")
 
-    def add_to(self, messages: list[Message]) -> None:
-        thought = self.thought
-        if not thought:
-            return
-        if messages and messages[-1].role == "assistant" and (messages[-1].tool_calls or _is_bare(messages)):
-            last = messages.pop()  # its next call stays beside the others
-            thought = "\n".join(filter(None, (last.reasoning_content, thought)))
-            messages.append(msgspec.structs.replace(last, reasoning_content=thought))
-        else:
-            messages.append(Message("assistant", None, reasoning_content=thought))
+    def add_to(self, turns: _Turns) -> None:
+        if thought := self.thought:
+            turns.think(thought)
 
 
 def _texts(parts: Sequence[JsonObject], between: str) -> str:
     return between.join(text for part in parts if isinstance(text := part.get("text"), str))
-
-
-def _is_bare(messages: Sequence[Message]) -> bool:
-    """Return whether the last message is only what the assistant thought before it said or called anything."""
-    return bool(messages) and bool((last := messages[-1]).reasoning_content) and not (last.content or last.tool_calls)
 
 
 _KINDS: dict[object, type[_Said | _Call | _CustomCall | _CallOutput | _Reasoning]] = {
@@ -169,20 +205,20 @@ _KINDS: dict[object, type[_Said | _Call | _CustomCall | _CallOutput | _Reasoning
 
 def messages_of(items: Sequence[JsonObject]) -> list[Message]:
     """Return the messages that items stand for; raises `RequestError` naming the item at fault."""
-    messages: list[Message] = []
+    turns = _Turns()
     for number, item in enumerate(items):
         kind = item.get("type") or "message"
         if not isinstance(kind, str) or kind not in _KINDS:
             text = f"input[{number}] is {str(kind)[:40]!r}; there are {', '.join(map(str, _KINDS))}"
             raise RequestError(text, param=f"input[{number}].type", code="unsupported_parameter")
         try:
-            msgspec.convert(item, _KINDS[kind]).add_to(messages)
+            msgspec.convert(item, _KINDS[kind]).add_to(turns)
         except msgspec.ValidationError as error:
             raise field_error(error, _KINDS[kind], f"input[{number}]") from error
-    return [message for number, message in enumerate(messages) if not _is_bare(messages[number : number + 1])]
+    return turns.end()
 
 
-def _content(content: str | _Parts) -> str | list[TextPart | ImagePart]:
+def _content(content: str | _Parts) -> _Content:
     if isinstance(content, str):
         return content
     if any(isinstance(part, _Image) for part in content):
