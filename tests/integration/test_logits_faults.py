@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def test_processor_that_fails_ends_its_request_alone(tiny_model_path: Path, name
 @pytest.mark.parametrize(("name", "how"), [("bad", "spins"), ("bad-batch", "sleeps")])
 def test_processor_that_hangs_ends_its_request_alone(tiny_model_path: Path, name: str, how: str) -> None:
     """A processor that takes too long is left behind; it is refused while it goes on, and taken again after that."""
+    if how == "sleeps" and sys.gettrace() is not None:
+        pytest.skip("where lines are counted, no thread begins while the one that was left behind sleeps")
 
     async def work() -> None:
         logits_plugin.WAKE.clear()
