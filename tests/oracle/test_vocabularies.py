@@ -50,6 +50,7 @@ def tekken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load(folder), Tekkenizer.from_file(str(file))
 
 
+@pytest.mark.filterwarnings("ignore:Using the tokenizer's special token policy:FutureWarning")
 def test_tekken_is_mistrals(tekken: tuple[ModelTokenizer, Any]) -> None:
     """Every text has the tokens that mistral-common gives it, and every token its bytes."""
     ours, theirs = tekken
