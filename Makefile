@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers soak chaos hostile function-calls slow mutations check format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers cluster soak chaos hostile function-calls slow mutations check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
@@ -69,6 +69,9 @@ busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may
 
 peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's, Copilot's, Claude Code, Codex, Vercel's ai
 	@$(BIN)/python -m pytest -q -m peers tests/peers
+
+cluster: .venv/.dev  ## Nodes in network namespaces, with real multicast, loss and partitions (takes root)
+	@$(BIN)/python -m pytest -q -m cluster
 
 .peers/.bfcl: .peers/.installed
 	@$(UV) pip install --quiet --python .peers/bin/python --no-deps 'bfcl-eval==2026.3.23' && touch $@

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import BackendError as BackendError
     from pyagent.core.errors import BudgetError as BudgetError
     from pyagent.core.errors import CapacityError as CapacityError
+    from pyagent.core.errors import ClusterError as ClusterError
     from pyagent.core.errors import ConfigError as ConfigError
     from pyagent.core.errors import ContextOverflowError as ContextOverflowError
     from pyagent.core.errors import DeadlineError as DeadlineError
@@ -69,9 +70,9 @@ _NAMES = {
     "pyagent.chains": "Chain Engine",
     "pyagent.core.backends": "Answer Backend",
     "pyagent.core.config": "load_settings",
-    "pyagent.core.errors": "AgentError BackendError BudgetError CapacityError ConfigError ContextOverflowError "
-    "DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError UnsupportedError "
-    "WireError",
+    "pyagent.core.errors": "AgentError BackendError BudgetError CapacityError ClusterError ConfigError "
+    "ContextOverflowError DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError "
+    "UnsupportedError WireError",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted ModelCalled Progress "

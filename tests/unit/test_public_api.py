@@ -14,7 +14,8 @@ from pyagent import ConfigError, Engine, ModelError, RequestError
 ROOT = Path(__file__).parents[2]
 NAMES = """
 Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer Backend BackendError BudgetError
-CapacityError Chain ChatDelta ChatRequest ConfigError Context ContextOverflowError DeadlineError Decline Engine Fleet
+CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError DeadlineError Decline
+Engine Fleet
 FleetTool FunctionDefinition GrammarFormat InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError
 PluginError Progress PyAgentError RequestError ResponseFormat RouteChosen RunFailed RunFinished RunStarted
 SamplingParams Settings Step StepSkipped Task TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError

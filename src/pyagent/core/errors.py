@@ -162,6 +162,14 @@ class WireError(PyAgentError):
         self.peer = peer
 
 
+class ClusterError(PyAgentError):
+    """The cluster, or `peer`, a node of it, cannot do what was asked; empty names no node."""
+
+    def __init__(self, message: str, *, peer: str = "") -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
 class AgentError(PyAgentError):
     """An agent failed. `agent` is its name."""
 

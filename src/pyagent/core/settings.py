@@ -599,6 +599,28 @@ class Backends(Section, frozen=True):
     ] = msgspec.field(default_factory=lambda: {"api.openai.com": "env:OPENAI_API_KEY"})
 
 
+class Cluster(Section, frozen=True):
+    """The cluster that this node belongs to: where it listens, and how it finds the others."""
+
+    name: Annotated[
+        str | None, Setting(TEXT, "What other nodes show this one as; `auto` is the host's name.", none="auto")
+    ] = None
+    bind: Annotated[
+        list[str],
+        Setting(TEXTS, "Addresses that `pyagent node` listens on; the default is every interface of the machine."),
+    ] = msgspec.field(default_factory=lambda: ["0.0.0.0", "::"])  # noqa: S104 - a node is asked to be reachable
+    port: Annotated[
+        int, Setting(whole(0, 65535), "Port of the door, where nodes prove that they belong together; 0 is a free one.")
+    ] = 8322
+    seeds: Annotated[
+        list[str],
+        Setting(TEXTS, "Doors of nodes to knock at besides those that are found: `host` or `host:port`."),
+    ] = []
+    multicast: Annotated[
+        bool, Setting(TRUTH, "Whether nodes are looked for, and this one is announced, by multicast DNS.")
+    ] = True
+
+
 class Settings(Section, frozen=True):
     """All settings. `Settings()` is the defaults alone; `load_settings` reads files, environment and flags."""
 
@@ -622,6 +644,7 @@ class Settings(Section, frozen=True):
     journal: Journal = Journal()
     log: Log = Log()
     backends: Backends = Backends()
+    cluster: Cluster = Cluster()
 
     @property
     def links(self) -> list[LinkSettings]:
