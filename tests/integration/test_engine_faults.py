@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from support.waiting import until
 from pyagent import _rust
 from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import BackendError, CapacityError, ContextOverflowError
-from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.messages import ChatDelta, ChatRequest, Message, SamplingParams
 from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
@@ -116,13 +117,30 @@ def test_prompt_of_ten_megabytes_is_refused_and_others_go_on(tiny_model_path: Pa
     run(work())
 
 
-def test_ten_thousand_requests_are_answered_or_refused_with_a_time(tiny_model_path: Path) -> None:
+def test_ten_thousand_requests_are_answered_or_refused_with_a_time(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 10,000 requests at once those beyond the queue are refused with a time to try again; others are answered."""
+    is_full = threading.Event()
+    true_execute = CpuRunner.execute
+
+    def execute(runner: CpuRunner, batch: Batch) -> StepOutput:
+        is_full.wait(60)  # however slowly requests come here, the queue fills
+        return true_execute(runner, batch)
+
+    async def until_refused(stream: AsyncIterator[ChatDelta]) -> Answer:
+        try:
+            return await collect(stream)
+        except CapacityError:
+            is_full.set()
+            raise
 
     async def work() -> None:
         backend = backend_of(tiny_model_path, num_waiting=500)
         expected = (await collect(backend.chat(ask("the user", max_tokens=2)))).text
-        answers = await at_once(backend, [ask("the user", max_tokens=2)] * 10_000)
+        monkeypatch.setattr(CpuRunner, "execute", execute)
+        asked = [until_refused(backend.chat(ask("the user", max_tokens=2))) for _ in range(10_000)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         kinds = Counter(type(answer) for answer in answers)
         assert set(kinds) == {Answer, CapacityError}
         assert kinds[Answer] >= 500

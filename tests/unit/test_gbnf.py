@@ -13,9 +13,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pyagent.core.errors import RequestError
 from pyagent.core.response_format import GrammarFormat, ResponseFormat
-from pyagent.core.structured_output.gbnf import Chars, Either, Node, Ref, Repeat, Sequence, Text, Token, read_gbnf
+from pyagent.core.structured_output.gbnf import read_gbnf
 from pyagent.core.structured_output.gbnf_lark import lark_of_gbnf
 from pyagent.core.structured_output.lark_source import lark_of
+from pyagent.core.structured_output.nodes import Chars, Either, Node, Ref, Repeat, Sequence, Text, Token
 
 BYTES = LLTokenizer("byte")
 JSON = r"""

@@ -14,8 +14,8 @@ from support.tiny_model import CONTROL_TOKENS, vocabulary
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
+from pyagent.core.structured_output.schema_checks import check_schema
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler, told_briefly
-from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
 from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenizer
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer

@@ -19,8 +19,8 @@ from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource,
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output.lark_depth import check_depth
+from pyagent.core.structured_output.schema_limits import repeated, source_excess
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
-from pyagent.infrastructure.engine.grammar.schema_limits import repeated, source_excess
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 

@@ -51,9 +51,11 @@ from pyagent.testing import Fault, OllamaServer, ollama_server
 HELLO = ChatRequest(messages=[Message("user", "hi")])
 
 
-def ask(server: OllamaServer, request: ChatRequest = HELLO, model: str = "llama3.2") -> Answer:
+def ask(
+    server: OllamaServer, request: ChatRequest = HELLO, model: str = "llama3.2", read_seconds: float = 30.0
+) -> Answer:
     async def main() -> Answer:
-        backend = OllamaBackend(server.url, model=model, read_seconds=1.0)
+        backend = OllamaBackend(server.url, model=model, read_seconds=read_seconds)
         try:
             return await collect(backend.chat(request))
         finally:
@@ -180,7 +182,7 @@ def test_images_travel_as_base64() -> None:
 def test_failure_in_mid_answer_is_a_backend_error(fault: Fault, reason: str) -> None:
     """Whatever breaks a stream ends it with an error that another try or backend may help."""
     with ollama_server(fault=fault) as server, pytest.raises(BackendError, match=reason) as caught:
-        ask(server)
+        ask(server, read_seconds=1.0 if fault.kind == "stall" else 30.0)
     assert caught.value.retryable
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 
 class _Format(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="type"):
-    pass
+    """What all formats have in common: `type` says which one it is, and an unknown field is refused."""
 
 
 class ConstString(_Format, frozen=True, tag="const_string"):

@@ -11,10 +11,20 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pyagent.core.errors import RequestError
-from pyagent.core.structured_output.gbnf import Chars, Either, Node, Ref, Repeat, Sequence, Text, Token
+from pyagent.core.structured_output.nodes import (
+    Chars,
+    Either,
+    Node,
+    Ref,
+    Repeat,
+    Sequence,
+    Text,
+    Token,
+    nodes_in,
+    refs,
+)
 
 _MAX_CLASSES = 2048
-_LAST = 0x10FFFF
 
 
 class Summary(NamedTuple):
@@ -29,7 +39,13 @@ class Summary(NamedTuple):
     ext: int
 
 
-_EMPTY = Summary(is_empty=True, first=0, inner=0, ext=0)
+EMPTY = Summary(is_empty=True, first=0, inner=0, ext=0)
+"""Of the empty text."""
+
+
+def too_complex(why: str) -> RequestError:
+    """Return the error for a grammar that would take too long."""
+    return RequestError(f"response_format.grammar is too complex: {why}", param="response_format.grammar")
 
 
 class Characters:
@@ -39,8 +55,7 @@ class Characters:
         self._rules = rules
         points = {point for body in rules.values() for point in _points(body)}
         if len(points) > _MAX_CLASSES:
-            text = f"response_format.grammar is too complex: it tells more than {_MAX_CLASSES} characters apart"
-            raise RequestError(text, param="response_format.grammar")
+            raise too_complex(f"it tells more than {_MAX_CLASSES} characters apart")
         self._points = sorted(points | {0})
         self.all = (1 << len(self._points)) - 1
         self._summaries = dict[str, Summary]()
@@ -52,9 +67,8 @@ class Characters:
         """Whether one terminal can describe it."""
         found = self._regular_nodes.get(node)
         if found is None:
-            found = self._regular_nodes[node] = all(name in self.regular for name in refs(node)) and not _has_token(
-                node
-            )
+            is_known = all(name in self.regular for name in refs(node))
+            found = self._regular_nodes[node] = is_known and not _has_token(node)
         return found
 
     def summary(self, node: Node) -> Summary:
@@ -85,14 +99,14 @@ class Characters:
         match node:
             case Text(text):
                 sets = [self._set(ord(letter), ord(letter)) for letter in text]
-                return Summary(is_empty=False, first=sets[0], inner=_union(sets[1:]), ext=0) if sets else _EMPTY
+                return Summary(is_empty=False, first=sets[0], inner=_union(sets[1:]), ext=0) if sets else EMPTY
             case Chars(ranges, is_negated):
                 found = _union(self._set(low, high) for low, high in ranges)
                 return Summary(is_empty=False, first=self.all & ~found if is_negated else found, inner=0, ext=0)
             case Ref(name):
                 return self._summaries[name]
             case Sequence(items):
-                summed = _EMPTY
+                summed = EMPTY
                 for item in items:
                     summed = _joined(summed, self.summary(item))
                 return summed
@@ -109,20 +123,6 @@ class Characters:
     def _set(self, low: int, high: int) -> int:
         begin, end = bisect_right(self._points, low) - 1, bisect_right(self._points, high)
         return (1 << end) - (1 << begin)
-
-
-def refs(node: Node) -> Iterator[str]:
-    """Yield the names that a node refers to."""
-    match node:
-        case Ref(name):
-            yield name
-        case Sequence(items) | Either(items):
-            for item in items:
-                yield from refs(item)
-        case Repeat(item, _, _):
-            yield from refs(item)
-        case _:
-            pass
 
 
 def _joined(one: Summary, other: Summary) -> Summary:
@@ -149,7 +149,7 @@ def _either(one: Summary, other: Summary) -> Summary:
 
 def _repeated(one: Summary, least: int, most: int | None) -> Summary:
     if most == 0:
-        return _EMPTY
+        return EMPTY
     inner = one.inner | (one.first if most != 1 else 0)
     ext = one.ext | (one.first if most != least or one.is_empty else 0)
     if one.ext & one.first:
@@ -164,31 +164,14 @@ def _union(sets: Iterator[int] | list[int]) -> int:
     return found
 
 
-def _points(node: Node) -> Iterator[int]:
+def _points(body: Node) -> Iterator[int]:
     """Yield where the characters that a node tells apart begin."""
-    match node:
-        case Text(text):
-            for letter in set(text):
-                yield from (ord(letter), ord(letter) + 1)
-        case Chars(ranges, _):
-            for low, high in ranges:
-                yield from (low, high + 1)
-        case Sequence(items) | Either(items):
-            for item in items:
-                yield from _points(item)
-        case Repeat(item, _, _):
-            yield from _points(item)
-        case _:
-            pass
+    for node in nodes_in(body):
+        if isinstance(node, Text):
+            yield from (point for letter in set(node.text) for point in (ord(letter), ord(letter) + 1))
+        elif isinstance(node, Chars):
+            yield from (point for low, high in node.ranges for point in (low, high + 1))
 
 
 def _has_token(node: Node) -> bool:
-    match node:
-        case Token():
-            return True
-        case Sequence(items) | Either(items):
-            return any(map(_has_token, items))
-        case Repeat(item, _, _):
-            return _has_token(item)
-        case _:
-            return False
+    return any(isinstance(one, Token) for one in nodes_in(node))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pyagent.core.errors import RequestError
+from pyagent.core.structured_output.nodes import Chars, Either, Node, Ref, Repeat, Sequence, Text, Token
 
 MAX_CHARS = 1 << 17
 _MAX_RULES, _MAX_DEPTH, _MAX_STACKED, _MAX_REPETITIONS = 2000, 40, 2, 10_000
@@ -23,63 +23,6 @@ _TOKEN = re.compile(r"(!?)<(?:\[(\d{1,9})\]|([^<>\s]{1,200}))>")
 _LOOK_AHEAD = re.compile(r"\(\s*=")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 _HEX = {"x": 2, "u": 4, "U": 8}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Text:
-    """Exactly this text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chars:
-    """One character of some ranges of code points, or of all others."""
-
-    ranges: tuple[tuple[int, int], ...]
-    is_negated: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Token:
-    """A token of the model's by its id or its name, or any other token."""
-
-    id: int | None
-    name: str
-    is_negated: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ref:
-    """What a rule says."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sequence:
-    """One after another; of none, the empty text."""
-
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Either:
-    """One of several."""
-
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
-    """So many of one after another; without an end where `most` is None."""
-
-    item: Node
-    least: int
-    most: int | None
-
-
-Node = Text | Chars | Token | Ref | Sequence | Either | Repeat
 
 
 def read_gbnf(text: str) -> Mapping[str, Node]:

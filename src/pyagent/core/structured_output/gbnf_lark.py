@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pyagent.core.dialects.schema_text import quoted
 from pyagent.core.errors import RequestError
-from pyagent.core.structured_output.gbnf import Chars, Either, Node, Ref, Repeat, Sequence, Text, Token, read_gbnf
+from pyagent.core.structured_output.gbnf import read_gbnf
 from pyagent.core.structured_output.lexemes import Lexemes
+from pyagent.core.structured_output.nodes import Chars, Either, Node, Ref, Repeat, Sequence, Text, Token
 from pyagent.core.structured_output.repetitions import with_repetitions
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from pyagent.core.errors import RequestError
-from pyagent.core.structured_output.characters import Characters, Summary
-from pyagent.core.structured_output.gbnf import Either, Node, Ref, Repeat, Sequence, Text
+from pyagent.core.structured_output.characters import EMPTY, Characters, Summary, too_complex
+from pyagent.core.structured_output.nodes import Either, Node, Ref, Repeat, Sequence, Text, parts_of
 
 _MAX_LEXEMES = 1000
 _MAX_PLACES, _MAX_PAIRS = 5000, 500_000
@@ -21,13 +20,16 @@ _END = 1
 
 
 class Lexemes:
-    """The lexemes of a grammar: every regular part that was not taken apart. `spell` writes one as a terminal."""
+    """The lexemes of a grammar: every regular part that was not taken apart.
+
+    `spell` writes one as a terminal; two that are spelled alike are one.
+    """
 
     def __init__(self, rules: Mapping[str, Node], spell: Callable[[Node], str], *, is_embedded: bool) -> None:
-        self._chars = Characters(rules)
-        self._spell = spell
-        self._after_end = self._chars.all if is_embedded else 0
-        self.regular = self._chars.regular
+        self.chars = Characters(rules)
+        self.spell = spell
+        self._after_end = self.chars.all if is_embedded else 0
+        self.regular = self.chars.regular
         self.rules = {name: body if name in self.regular else self._grouped(body) for name, body in rules.items()}
         self._opened = set[Node]()
         self._letters = dict[Node, Node]()
@@ -37,7 +39,7 @@ class Lexemes:
 
     def is_lexeme(self, node: Node) -> bool:
         """Whether a node is written as a terminal."""
-        return node not in self._opened and self._chars.is_regular(node)
+        return node not in self._opened and self.chars.is_regular(node)
 
     def apart(self, node: Node) -> Node:
         """Return a node that is no lexeme; a text as its characters."""
@@ -61,16 +63,10 @@ class Lexemes:
         """Yield the rules that a node is written with."""
         if self.is_lexeme(node):
             return
-        match node:
-            case Ref(name):
-                yield name
-            case Sequence(items) | Either(items):
-                for item in items:
-                    yield from self.called(item)
-            case Repeat(item, _, _):
-                yield from self.called(item)
-            case _:
-                pass
+        if isinstance(node, Ref):
+            yield node.name
+        for part in parts_of(node):
+            yield from self.called(part)
 
     def _grouped(self, node: Node) -> Node:
         """Return a node in whose sequences what is regular in a row is one node."""
@@ -78,8 +74,8 @@ class Lexemes:
             case Sequence(items):
                 groups = list[list[Node]]()
                 for item in items:
-                    is_regular = self._chars.is_regular(item)
-                    if is_regular and groups and self._chars.is_regular(groups[-1][0]):
+                    is_regular = self.chars.is_regular(item)
+                    if is_regular and groups and self.chars.is_regular(groups[-1][0]):
                         groups[-1].append(item)
                     else:
                         groups.append([item if is_regular else self._grouped(item)])
@@ -94,7 +90,7 @@ class Lexemes:
     def _offenders(self) -> set[Node]:
         """Return the lexemes that could take what is meant for the next one."""
         places = _Places(self)
-        summaries = [_NO_SUMMARY, *(self._chars.summary(nodes[0]) for nodes in places.nodes)]
+        summaries = [EMPTY, *(self.chars.summary(nodes[0]) for nodes in places.nodes)]
         chars = {following: self._chars_of(following, summaries) for following in {*places.following}}
         follows = [chars[following] for following in places.following]
         found = {number for number, (one, after) in enumerate(zip(summaries, follows, strict=True)) if one.ext & after}
@@ -146,17 +142,6 @@ class Lexemes:
             found |= summaries[number].first
         return found
 
-    def summary(self, node: Node) -> Summary:
-        """Return the characters of a lexeme."""
-        return self._chars.summary(node)
-
-    def spelled(self, node: Node) -> str:
-        """Return a lexeme as a terminal: two that are spelled alike are one."""
-        return self._spell(node)
-
-
-_NO_SUMMARY = Summary(is_empty=True, first=0, inner=0, ext=0)
-
 
 class _Places:
     """Which lexemes may come first, and which after each; of those that are spelled alike, together."""
@@ -193,7 +178,7 @@ class _Places:
         """Return whether a node may be empty, and the lexemes that it may begin with."""
         if self._lexemes.is_lexeme(node):
             number = self._number(node)
-            return self._lexemes.summary(node).is_empty, 1 << number
+            return self._lexemes.chars.summary(node).is_empty, 1 << number
         match self._lexemes.apart(node):
             case Ref(name):
                 return self._begins[name]
@@ -222,7 +207,7 @@ class _Places:
         if number is None:
             if len(self.nodes) == _MAX_LEXEMES:
                 raise too_complex(f"more than {_MAX_LEXEMES} parts")
-            number = self._numbers.setdefault(self._lexemes.spelled(node), len(self.nodes) + 1)
+            number = self._numbers.setdefault(self._lexemes.spell(node), len(self.nodes) + 1)
             if number > len(self.nodes):
                 self.nodes.append([])
                 self.following.append(0)
@@ -261,13 +246,8 @@ class _Places:
             case Repeat(item, _, most):
                 again = 0 if most == 1 else self._beginning(item)[1]
                 yield from self._after(item, after | again)
-            case _:
-                pass
-
-
-def too_complex(why: str) -> RequestError:
-    """Return the error for a grammar that would take too long."""
-    return RequestError(f"response_format.grammar is too complex: {why}", param="response_format.grammar")
+            case _:  # a token, which no rule stands in
+                return
 
 
 def _bits(numbers: int) -> Iterator[int]:

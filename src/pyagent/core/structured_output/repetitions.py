@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyagent.core.structured_output.characters import refs
-from pyagent.core.structured_output.gbnf import Either, Node, Ref, Repeat, Sequence
+from pyagent.core.structured_output.nodes import Either, Node, Ref, Repeat, Sequence, refs
 
 _NOTHING = Sequence(())
 

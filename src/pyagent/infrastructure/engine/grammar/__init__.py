@@ -7,8 +7,8 @@ model, no request of the loop.
 
 from __future__ import annotations
 
+from pyagent.core.structured_output.errors import CANNOT_ENFORCE, GrammarError, told_briefly
 from pyagent.infrastructure.engine.grammar.compiler import GrammarCompiler
-from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, GrammarError, told_briefly
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 
 __all__ = ["CANNOT_ENFORCE", "Grammar", "GrammarCompiler", "GrammarError", "told_briefly"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from pyagent.core.messages import JsonObject
-from pyagent.infrastructure.engine.grammar.schema_checks import nodes_of
+from pyagent.core.structured_output.schema_checks import nodes_of
 
 _MAX_SECONDS = 0.05
 _DEFINITIONS = ("$schema", "$defs", "definitions")

@@ -13,14 +13,14 @@ from pyagent.core.errors import CapacityError, PluginError, RequestError
 from pyagent.core.grammars import HOOK, GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
 from pyagent.core.structured_output.deep_stack import start_deep
+from pyagent.core.structured_output.errors import CANNOT_ENFORCE, GrammarError, told_briefly
 from pyagent.core.structured_output.lark_source import schemas_in
+from pyagent.core.structured_output.schema_checks import check_schema
+from pyagent.core.structured_output.schema_limits import source_excess
+from pyagent.core.structured_output.sources import calls_source, source_of
 from pyagent.infrastructure.engine.grammar.compilation import Compilation
-from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, GrammarError, told_briefly
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
-from pyagent.infrastructure.engine.grammar.schema_checks import check_schema
-from pyagent.infrastructure.engine.grammar.schema_limits import source_excess
-from pyagent.infrastructure.engine.grammar.sources import calls_source, source_of
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from pyagent.core.grammars import (
 )
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import JsonObject
+from pyagent.core.structured_output.errors import GrammarError, told_briefly
 from pyagent.infrastructure.engine.grammar.blame import blamed
-from pyagent.infrastructure.engine.grammar.errors import GrammarError, told_briefly
 from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenizer
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from pyagent.core.grammars import (
     mask_bytes,
 )
 from pyagent.core.hooks import hookimpl
-from pyagent.infrastructure.engine.grammar.errors import CANNOT_ENFORCE, GrammarError
-from pyagent.infrastructure.engine.grammar.schema_checks import nodes_of
+from pyagent.core.structured_output.errors import CANNOT_ENFORCE, GrammarError
+from pyagent.core.structured_output.schema_checks import nodes_of
 
 if TYPE_CHECKING:
     from pyagent.core.messages import JsonObject

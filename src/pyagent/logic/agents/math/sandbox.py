@@ -1,4 +1,7 @@
-"""Runs the worker and bounds it: a time for each question, memory for the process; past either it is killed.
+"""Runs the worker and bounds it: processor time for each question, memory for the process; past either it is killed.
+
+A worker bounds its own processor time, since on a busy machine seconds pass without it; the time that passes is bounded
+here, more loosely.
 
 One worker serves one question at a time and stays for the next; questions side by side get workers of their own, up
 to a bound. A worker that had to be killed is replaced at once, so that the next question does not wait for sympy to be
@@ -11,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -19,13 +23,15 @@ import msgspec
 
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.logic.agents.math.actions import Action, Solved
-from pyagent.logic.agents.math.worker import WorkerResult
+from pyagent.logic.agents.math.worker import Question, WorkerResult
 
 _START_SECONDS = 60.0
+_WAIT_FACTOR = 6
+"""Of the processor's time: how long a worker may take on a machine that others keep busy."""
 
 
 class Sandbox:
-    """Workers that answer actions. `seconds` bounds a question, `memory_bytes` a worker's address space."""
+    """Workers that answer actions. `seconds` of the processor bound a question, `memory_bytes` a worker's memory."""
 
     def __init__(self, *, seconds: float = 5.0, memory_bytes: int = 1 << 30, max_workers: int = 4) -> None:
         self._seconds = seconds
@@ -47,7 +53,7 @@ class Sandbox:
         try:
             if worker is None or not worker.is_alive:
                 worker = _Worker(self._memory_bytes)
-            worker.wait_until_ready()
+            worker.wait_until_ready(left)
             if left.is_set():
                 raise RequestError("the caller of this calculation has left", param="text")
             reply = worker.ask(action, self._seconds, left)
@@ -105,12 +111,12 @@ class _Worker:
         self._reader.start()
         self._is_ready = False
 
-    def wait_until_ready(self) -> None:
-        """Wait for the first sign of life; raises `AgentError` when none comes."""
+    def wait_until_ready(self, left: threading.Event) -> None:
+        """Wait for the first sign of life, or until the caller left; raises `AgentError` when none comes."""
         if self._is_ready:
             return
-        self._is_ready = self._wait(_START_SECONDS, threading.Event()) == b"ready\n"
-        if not self._is_ready:
+        self._is_ready = self._wait(_START_SECONDS, left) == b"ready\n"
+        if not self._is_ready and not left.is_set():
             self.kill()
             raise AgentError("the math worker does not start; is sympy installed?", agent="math")
 
@@ -122,14 +128,14 @@ class _Worker:
         """Return the reply; None when time ran out, the caller left or the process died."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(msgspec.json.encode(action) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(Question(action, seconds)) + b"\n")
             self._process.stdin.flush()
         except OSError:
             return None
-        line = self._wait(seconds, left)
+        line = self._wait(_WAIT_FACTOR * seconds, left)
         if not line:
-            is_dead = not self.is_alive
-            return WorkerResult(failed="it needs more memory or time than a sum may use") if is_dead else None
+            is_out_of_memory = self._process.poll() not in {None, -signal.SIGPROF}
+            return WorkerResult(failed="it needs more memory than a sum may use") if is_out_of_memory else None
         return msgspec.json.decode(line, type=WorkerResult)
 
     def _wait(self, seconds: float, left: threading.Event) -> bytes:

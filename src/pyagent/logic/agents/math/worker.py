@@ -1,12 +1,13 @@
 """The process that computes: reads actions as JSON lines, answers in kind, and may be killed at any time.
 
-It bounds its own memory, writes no file, and speaks only to its parent, by pipes.
+It bounds its own memory and processor time, writes no file, and speaks only to its parent, by pipes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import resource
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,13 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.logic.agents.math.actions import Action, Solved
+
+
+class Question(msgspec.Struct, frozen=True):
+    """An action, and the seconds of the processor that it may take."""
+
+    action: Action
+    seconds: float
 
 
 class WorkerResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,18 +44,21 @@ def main() -> None:
     warnings.simplefilter("ignore")
     from pyagent.logic.agents.math import compute
 
-    decoder = msgspec.json.Decoder(Action)
+    decoder = msgspec.json.Decoder(Question)
     sys.stdout.buffer.write(b"ready\n")
     sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         reply = _answer(compute.compute, decoder, line)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
         sys.stdout.buffer.flush()
 
 
-def _answer(compute: Callable[[Action], Solved], decoder: msgspec.json.Decoder[Action], line: bytes) -> WorkerResult:
+def _answer(compute: Callable[[Action], Solved], decoder: msgspec.json.Decoder[Question], line: bytes) -> WorkerResult:
     try:
-        return WorkerResult(result=compute(decoder.decode(line)))
+        question = decoder.decode(line)
+        signal.setitimer(signal.ITIMER_PROF, question.seconds)  # SIGPROF ends the process, whatever it is at
+        return WorkerResult(result=compute(question.action))
     except RequestError as error:
         return WorkerResult(refused=str(error))
     except ZeroDivisionError:

@@ -8,8 +8,8 @@ from pyagent.core.dialects.lark import MAX_CHARS
 from pyagent.core.errors import RequestError
 from pyagent.core.grammars import GrammarKind, GrammarSource
 from pyagent.core.messages import ResponseFormat
+from pyagent.core.structured_output.errors import told_briefly
 from pyagent.core.structured_output.lark_source import choice_literal, is_json, lark_of, nested, schema_of
-from pyagent.infrastructure.engine.grammar.errors import told_briefly
 
 
 def source_of(wanted: ResponseFormat) -> GrammarSource:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
-from pyagent.infrastructure.engine.grammar.schema_limits import excess
+from pyagent.core.structured_output.schema_limits import excess
 
 PARAM = "response_format.json_schema.schema"
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas")

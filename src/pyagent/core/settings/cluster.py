@@ -1,0 +1,47 @@
+"""The settings of a node of a cluster: where it listens, how it finds the others, what it gives to them."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from pyagent.core.setting_kinds import TEXT, TEXTS, TRUTH, choice, whole
+from pyagent.core.settings.section import Section, Setting
+
+
+class Cluster(Section, frozen=True):
+    """The cluster that this node belongs to: where it listens, and how it finds the others."""
+
+    name: Annotated[
+        str | None, Setting(TEXT, "What other nodes show this one as; `auto` is the host's name.", none="auto")
+    ] = None
+    bind: Annotated[
+        list[str],
+        Setting(TEXTS, "Addresses that `pyagent node` listens on; the default is every interface of the machine."),
+    ] = msgspec.field(default_factory=lambda: ["0.0.0.0", "::"])  # noqa: S104 - a node is asked to be reachable
+    port: Annotated[
+        int, Setting(whole(0, 65535), "Port of the door, where nodes prove that they belong together; 0 is a free one.")
+    ] = 8322
+    seeds: Annotated[
+        list[str],
+        Setting(TEXTS, "Doors of nodes to knock at besides those that are found: `host` or `host:port`."),
+    ] = []
+    multicast: Annotated[
+        bool, Setting(TRUTH, "Whether nodes are looked for, and this one is announced, by multicast DNS.")
+    ] = True
+    routing: Annotated[
+        Literal["prefix", "power_of_two", "least_requests", "round_robin", "cost"],
+        Setting(
+            choice("prefix", "power_of_two", "least_requests", "round_robin", "cost"),
+            "How a request is given to this node's engine or a peer: by the estimated time to the first token, with "
+            "prompts computed before counted (`prefix`), the less busy of two drawn ones, the fewest requests, in "
+            "turns, or the lowest price.",
+        ),
+    ] = "prefix"
+    offer: Annotated[
+        list[str] | None,
+        Setting(
+            TEXTS,
+            "Links of the chain that peers may use, by scheme or name; `auto` is those that compute on this machine.",
+            none="auto",
+        ),
+    ] = None

@@ -1,0 +1,60 @@
+"""Kinds of tables among the settings of the engine; each says what it expects."""
+
+from typing import Annotated, Any, cast, get_args
+
+from pyagent.core.messages import ReasoningEffort
+from pyagent.core.setting_kinds import TABLE, TEXT, Kind, number, read_table, whole
+from pyagent.core.settings.section import Section, Setting, settings_in
+
+
+class RequestClass(Section, frozen=True):
+    """How requests of one class wait for the engine."""
+
+    policy: Annotated[str, Setting(TEXT, "Queue policy of the request class.")] = "fcfs"
+    options: Annotated[dict[str, Any], Setting(TABLE, "Options of the queue policy.")] = {}
+    share: Annotated[float, Setting(number(10**6), "Share of the engine that the request class gets.")] = 1.0
+
+
+def _read_class(name: str, value: object) -> RequestClass:
+    settings = settings_in(RequestClass)
+    fields: dict[str, Any] = {}
+    for key, entry in read_table(value).items():
+        if key not in settings:
+            raise ValueError(f"expected a table with {', '.join(settings)} for {name!r}, got {key!r}")
+        try:
+            fields[key] = settings[key].read(entry)
+        except ValueError as error:
+            raise ValueError(f"{error} as {name}.{key}") from error
+    return RequestClass(**fields)
+
+
+def _read_classes(value: object) -> dict[str, RequestClass]:
+    return {name: _read_class(name, table) for name, table in read_table(value).items()}
+
+
+def _read_budgets(value: object) -> dict[str, int]:
+    efforts = cast("tuple[str, ...]", get_args(ReasoningEffort))
+    if unknown := sorted(read_table(value).keys() - set(efforts)):
+        raise ValueError(f"expected efforts out of {', '.join(efforts)}, got {unknown[0]!r}")
+    return {effort: cast("int", whole(0).read(given)) for effort, given in read_table(value).items()}
+
+
+def _read_templates(value: object) -> dict[str, str]:
+    templates = read_table(value)
+    if not all(isinstance(template, str) for template in templates.values()):
+        raise ValueError("expected a text for each model")
+    return cast("dict[str, str]", templates)
+
+
+def _read_arguments(value: object) -> dict[str, dict[str, object]]:
+    return {name: read_table(table) for name, table in read_table(value).items()}
+
+
+CLASSES = Kind("table", _read_classes, "table")
+"""Request classes by their names."""
+BUDGETS = Kind("table", _read_budgets, "table")
+"""Tokens by `reasoning_effort`."""
+TEMPLATES = Kind("table", _read_templates, "table")
+"""Chat templates by their models."""
+ARGUMENTS = Kind("table", _read_arguments, "table")
+"""Tables of arguments by what takes them."""

@@ -1,0 +1,42 @@
+"""The settings of runs: what one may use, how much of it at once, and how long it is kept."""
+
+from typing import Annotated
+
+from pyagent.core.setting_kinds import COUNT, NUMBER
+from pyagent.core.settings.section import Section, Setting
+
+
+class RunBudget(Section, frozen=True):
+    """What one run may use; each call reserves its share first."""
+
+    tokens: Annotated[
+        int | None, Setting(COUNT, "Prompt and output tokens that one run may use, or `unlimited`.", none="unlimited")
+    ] = 1_000_000
+    seconds: Annotated[
+        float | None, Setting(NUMBER, "Seconds that one run may take, or `unlimited`.", none="unlimited")
+    ] = 3600.0
+    agents: Annotated[int, Setting(COUNT, "Agents that one run may start, spawned ones included.")] = 10_000
+
+
+class Budget(Section, frozen=True):
+    """Limits on what work may cost."""
+
+    run: RunBudget = RunBudget()
+
+
+class Fleet(Section, frozen=True):
+    """The fleet of agents."""
+
+    max_concurrency: Annotated[int, Setting(COUNT, "Steps of one run that may run at once.")] = 8
+
+
+class Journal(Section, frozen=True):
+    """How long past runs are kept (`pyagent runs list`). Private runs are not kept at all."""
+
+    max_runs: Annotated[
+        int | None,
+        Setting(COUNT, "Number of past runs kept, the oldest deleted first, or `unlimited`.", none="unlimited"),
+    ] = 1_000
+    max_age_days: Annotated[
+        float | None, Setting(NUMBER, "Days after which a run is deleted, or `unlimited`.", none="unlimited")
+    ] = 90.0

@@ -1,0 +1,45 @@
+"""The settings of the program: its plugins, folders and log."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import platformdirs
+
+from pyagent.core.setting_kinds import PATH, TEXTS, choice
+from pyagent.core.settings.section import Section, Setting
+
+
+class Plugins(Section, frozen=True):
+    """Which plugins are used."""
+
+    disable: Annotated[
+        list[str], Setting(TEXTS, "Plugins to disable, by the names that `pyagent plugins list` shows.")
+    ] = []
+    order: Annotated[
+        list[str],
+        Setting(TEXTS, "Plugins that take precedence, over built-in ones too, when several register the same name."),
+    ] = []
+
+
+class Paths(Section, frozen=True):
+    """Where files are kept."""
+
+    models: Annotated[
+        Path, Setting(PATH, "Folder of the downloaded models.", shown="the user's data folder, `pyagent/models`")
+    ] = platformdirs.user_data_path("pyagent", appauthor=False) / "models"
+    data: Annotated[
+        Path, Setting(PATH, "Folder of the journals of past runs.", shown="the user's data folder, `pyagent`")
+    ] = platformdirs.user_data_path("pyagent", appauthor=False)
+
+
+class Log(Section, frozen=True):
+    """Logging, always to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Setting(choice("debug", "info", "warning", "error"), "Lowest severity of the messages that are logged."),
+    ] = "warning"
+    format: Annotated[
+        Literal["console", "json"],
+        Setting(choice("console", "json"), "Log format: lines for people, or one JSON object a line."),
+    ] = "console"
