@@ -1,0 +1,151 @@
+"""ZMQ sockets in an asyncio loop: callbacks for what arrives, events of connections, the file descriptor of one.
+
+The loop reads a socket itself instead of through `zmq.asyncio`, whose futures cost more than the messages
+(docs/explanation/cluster.md has the figures). Knows no message of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+import socket as system_socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import zmq
+
+from pyagent.core.errors import ClusterError
+
+Part = bytes | memoryview
+_BATCH = 100
+"""Messages of one socket that are taken before the loop's other work has its turn."""
+_ENDPOINT = re.compile(r"tcp://(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-fA-F:.]{2,45}(?:%[\w.-]{1,32})?\]):(\d{1,5})")
+_EVENT = struct.Struct("=Hi")
+_numbers = itertools.count()
+
+
+class LoopSocket:
+    """A ZMQ socket whose messages an event loop hands to `receive`, and which tells when there is room to send."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        receive: Callable[[list[zmq.Frame]], None],
+        on_room: Callable[[], None] | None = None,
+    ) -> None:
+        self._socket = socket
+        self._receive = receive
+        self._on_room = on_room
+        self._lacks_room = self._is_scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        try:
+            self._loop.add_reader(self._fd, self.drain)
+        except NotImplementedError as error:  # Windows' default loop
+            socket.close(0)
+            raise ClusterError("the cluster needs an event loop that watches sockets: SelectorEventLoop") from error
+        self._drain_soon()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._socket.closed
+
+    def send(self, parts: Sequence[Part]) -> bool:
+        """Send without waiting; return False when there is no room. Raises `zmq.ZMQError` when the peer is gone."""
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._lacks_room = True
+            return False
+        finally:
+            self._drain_soon()  # sending may take the wake-up call for what has arrived (ZMQ_FD is edge-triggered)
+        return True
+
+    def _drain_soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._is_scheduled = False
+        self.drain()
+
+    def drain(self) -> None:
+        """Hand out what has arrived."""
+        for _ in range(_BATCH):
+            if self._socket.closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            self._receive(frames)
+        else:
+            self._drain_soon()
+        if self._lacks_room and self._on_room and not self._socket.closed and self._has_room():
+            self._lacks_room = False
+            self._on_room()
+
+    def _has_room(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+
+    def close(self, linger_seconds: float = 0.0) -> None:
+        """Close the socket; what is sent already may leave for so long while the context ends."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.disable_monitor()
+            self._socket.close(int(linger_seconds * 1000))
+
+
+def watch_events(socket: zmq.Socket[bytes], events: int, on_event: Callable[[zmq.Event, int], None]) -> LoopSocket:
+    """Call `on_event` with the events of a socket's connections and their values."""
+    endpoint = f"inproc://pyagent-events-{next(_numbers)}"
+    socket.monitor(endpoint, events)
+    context = cast("zmq.Context[zmq.Socket[bytes]]", socket.context)
+    pair = context.socket(zmq.PAIR)
+    pair.setsockopt(zmq.RCVHWM, 0)  # a full queue would stop ZMQ's own thread
+    pair.connect(endpoint)
+
+    def receive(frames: list[zmq.Frame]) -> None:
+        event, value = _EVENT.unpack(frames[0].bytes)
+        if event != zmq.EVENT_MONITOR_STOPPED:
+            on_event(zmq.Event(event), value)
+
+    return LoopSocket(pair, receive)
+
+
+def is_endpoint(text: str) -> bool:
+    """Return whether a text is a TCP endpoint with a numeric address, as nodes tell each other theirs.
+
+    A name would be resolved in ZMQ's own thread, and another transport would lead into this machine.
+    """
+    match = _ENDPOINT.fullmatch(text)
+    return match is not None and int(match[1]) < 1 << 16
+
+
+class Connection:
+    """A TCP connection that ZMQ holds, by its file descriptor: where it comes from, and how to end it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._address = self._peer_name()
+        self.host = str(self._address[0]) if self._address else ""
+
+    def end(self) -> None:
+        """End the connection, if the descriptor is still that connection's."""
+        with contextlib.suppress(OSError), self._duplicate() as duplicate:
+            if duplicate.getpeername() == self._address:
+                duplicate.shutdown(system_socket.SHUT_RDWR)
+
+    def _peer_name(self) -> tuple[str, int] | None:
+        with contextlib.suppress(OSError), self._duplicate() as duplicate:
+            return duplicate.getpeername()
+        return None
+
+    def _duplicate(self) -> system_socket.socket:
+        return system_socket.fromfd(self._fd, system_socket.AF_INET, system_socket.SOCK_STREAM)
