@@ -33,7 +33,7 @@ class Cluster(Section, frozen=True):
         Setting(
             choice("prefix", "power_of_two", "least_requests", "round_robin", "cost"),
             "How a request is given to this node's engine or a peer: by the estimated time to the first token, with "
-            "prompts computed before counted (`prefix`), the less busy of two drawn ones, the fewest requests, in "
+            "prompts computed before counted (`prefix`), the less busy of two random ones, the fewest requests, in "
             "turns, or the lowest price.",
         ),
     ] = "prefix"
