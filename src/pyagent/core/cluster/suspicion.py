@@ -1,0 +1,42 @@
+"""What is held against a member, and how long it has to contradict."""
+
+from __future__ import annotations
+
+from pyagent.core.cluster.timing import Timing
+
+
+class Suspicion:
+    """The accusers of one incarnation of a member. More accusers shorten its time, those without connection by most."""
+
+    def __init__(self, since: float) -> None:
+        self._since = since
+        self._accuser_to_is_cut: dict[str, bool] = {}
+        self._is_found_dead = False
+
+    def accuse(self, by: str, *, is_cut: bool) -> bool:
+        """Take an accusation; return whether it adds something."""
+        known = self._accuser_to_is_cut.get(by)
+        if known is None or (is_cut and not known):
+            self._accuser_to_is_cut[by] = is_cut
+            return True
+        return False
+
+    def found_dead(self) -> None:
+        """Note that another member has waited already: the time is the shortest."""
+        self._is_found_dead = True
+
+    @property
+    def num_accusers(self) -> int:
+        """How many members accuse."""
+        return len(self._accuser_to_is_cut)
+
+    def strongest(self) -> tuple[str, bool]:
+        """Return an accuser, and whether its connection is broken; one whose is, if there is one."""
+        return max(self._accuser_to_is_cut.items(), key=lambda item: item[1])
+
+    def deadline(self, timing: Timing, num_nodes: int) -> float:
+        """Return when the member is dead."""
+        num_cut = sum(self._accuser_to_is_cut.values())
+        if self._is_found_dead:
+            return self._since + timing.suspicion_seconds(num_nodes, num_nodes if num_cut else 0, num_nodes)
+        return self._since + timing.suspicion_seconds(self.num_accusers, num_cut, num_nodes)
