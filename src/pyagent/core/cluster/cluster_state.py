@@ -1,0 +1,150 @@
+"""What a node knows of its cluster: secrets by epoch, the keys of members, the revoked; and how two such views merge.
+
+Pure: new secrets are handed in. Merging takes the same view at every node, in whichever order it happens: a revocation
+is never undone, and of two secrets of one epoch, begun on both sides of a partition, every node takes the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from pyagent.core.errors import ClusterError
+
+SECRET_BYTES = 32
+MAX_MEMBERS = 4_096
+MAX_REVOKED = 4_096
+MAX_NAME_CHARS = 64
+_KEPT_SECRETS = 8
+_KEY_CHARS = 40
+_MAX_ID_CHARS = 32
+_MAX_EPOCH = 2**53
+
+
+class EpochSecret(msgspec.Struct, frozen=True):
+    """The secret of one epoch, and the ids that were revoked when it was made: no node of those was given it."""
+
+    epoch: int
+    secret: bytes
+    excludes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES or not 1 <= self.epoch <= _MAX_EPOCH or len(self.excludes) > MAX_REVOKED:
+            raise ValueError("expected an epoch above 0 and a secret of 32 bytes")
+
+    def __repr__(self) -> str:
+        return f"EpochSecret(epoch={self.epoch}, tag={self.tag.hex()})"
+
+    @property
+    def tag(self) -> bytes:
+        """What names the secret and tells nothing of it, so that two nodes find the newest that both have."""
+        return hmac.digest(self.secret, b"pyagent epoch", "sha256")[:8]
+
+
+class KnownMember(msgspec.Struct, frozen=True):
+    """A node that passed the door once."""
+
+    public: str
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.public) != _KEY_CHARS or len(self.name) > MAX_NAME_CHARS:
+            raise ValueError("expected a key of 40 characters and a name of at most 64")
+
+
+class ClusterState(msgspec.Struct, frozen=True):
+    """A cluster as one node knows it. `secrets` begins with the current one; `revoked` maps ids to public keys."""
+
+    cluster_id: str
+    name: str
+    secrets: tuple[EpochSecret, ...]
+    members: dict[str, KnownMember] = {}
+    revoked: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not self.secrets or len(self.secrets) > _KEPT_SECRETS or self.secrets != _newest_first(self.secrets):
+            raise ValueError("expected one to eight secrets, the newest first")
+        if not 0 < len(self.cluster_id) <= _MAX_ID_CHARS or len(self.name) > MAX_NAME_CHARS:
+            raise ValueError("expected the cluster's id and name")
+        if len(self.members) > MAX_MEMBERS or len(self.revoked) > MAX_REVOKED:
+            raise ValueError(f"expected at most {MAX_MEMBERS} members and {MAX_REVOKED} revoked ones")
+
+    @property
+    def current(self) -> EpochSecret:
+        """The secret that a node must know to be let in, unless its key is a member's."""
+        return self.secrets[0]
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current epoch."""
+        return self.current.epoch
+
+    @property
+    def tag(self) -> str:
+        """What names the cluster in public, such as in multicast DNS: a hash of its id."""
+        digest = hashlib.blake2b(self.cluster_id.encode(), digest_size=10, person=b"pyagent cluster").digest()
+        return base64.b32encode(digest).decode().lower()
+
+    @property
+    def needs_rotation(self) -> bool:
+        """Whether a revoked node may know the current secret: revocations met that were made apart."""
+        return not self.revoked.keys() <= set(self.current.excludes)
+
+    def is_revoked(self, node_id: str, public: str) -> bool:
+        """Whether a node, or its key under another id, is revoked."""
+        return node_id in self.revoked or public in self.revoked.values()
+
+    def is_member(self, node_id: str, public: str) -> bool:
+        """Whether a node passed the door before, with this key."""
+        known = self.members.get(node_id)
+        return known is not None and known.public == public
+
+    def with_member(self, node_id: str, public: str, name: str) -> ClusterState:
+        """Return it with a member more. Raises `ClusterError` for a revoked one, and where there are too many."""
+        if self.is_revoked(node_id, public):
+            raise ClusterError(f"node {node_id} is revoked", peer=node_id)
+        if node_id not in self.members and len(self.members) >= MAX_MEMBERS:
+            raise ClusterError(f"the cluster has {MAX_MEMBERS} members, which is the most", peer=node_id)
+        member = KnownMember(public, clean_name(name))
+        return self if self.members.get(node_id) == member else replace(self, members=self.members | {node_id: member})
+
+    def with_revoked(self, revoked: Mapping[str, str]) -> ClusterState:
+        """Return it with these nodes revoked, given as id and public key. Begins no epoch."""
+        if revoked.items() <= self.revoked.items():
+            return self
+        together = {**revoked, **self.revoked}
+        if len(together) > MAX_REVOKED:
+            raise ClusterError(f"{MAX_REVOKED} nodes are revoked, which is the most; make a new cluster")
+        keys = set(together.values())
+        left = {
+            node_id: member
+            for node_id, member in self.members.items()
+            if node_id not in together and member.public not in keys
+        }
+        return replace(self, revoked=together, members=left)
+
+    def with_secrets(self, secrets: Iterable[EpochSecret]) -> ClusterState:
+        """Return it with secrets that a member handed over; the newest is current."""
+        newest = _newest_first((*secrets, *self.secrets))[:_KEPT_SECRETS]
+        return self if newest == self.secrets else replace(self, secrets=newest)
+
+    def rotated(self, secret: bytes) -> ClusterState:
+        """Return it in a new epoch with this secret, which no revoked node is to get."""
+        return self.with_secrets([EpochSecret(self.epoch + 1, secret, tuple(sorted(self.revoked)))])
+
+
+def clean_name(text: str) -> str:
+    """Return a name as it may be shown: one line, no control characters, at most 64 characters."""
+    shown = "".join(char if char.isprintable() else " " for char in text[: 4 * MAX_NAME_CHARS])
+    return " ".join(shown.split())[:MAX_NAME_CHARS]
+
+
+def _newest_first(secrets: Iterable[EpochSecret]) -> tuple[EpochSecret, ...]:
+    """Order secrets by epoch, then tag: an order that every node agrees on. One secret stands once."""
+    key_to_secret = {(one.epoch, one.tag): one for one in secrets}
+    return tuple(key_to_secret[key] for key in sorted(key_to_secret, reverse=True))

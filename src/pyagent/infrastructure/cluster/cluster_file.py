@@ -1,0 +1,113 @@
+"""The cluster that a node belongs to, kept in a file: `core.cluster.cluster_state` and its writes.
+
+Several processes share it, such as a running node and `pyagent cluster revoke`: each change reads, changes and replaces
+the file under a lock, and `load` sees what another process wrote.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from pyagent.core.cluster.cluster_state import SECRET_BYTES, ClusterState, EpochSecret, clean_name
+from pyagent.core.errors import ClusterError
+from pyagent.infrastructure.cluster.private_file import locked, read_private, write_private
+
+_FILE = "cluster.json"
+_ID_BYTES = 10
+
+
+class ClusterFile:
+    """The file of a node's cluster, in the folder of the node's keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / _FILE
+        self._lock = threading.Lock()
+        self._read: tuple[object, ClusterState] | None = None
+
+    def exists(self) -> bool:
+        """Whether this node is in a cluster."""
+        return self.file.exists()
+
+    def load(self) -> ClusterState:
+        """Return the cluster; read again only when the file is another than before.
+
+        Raises `ClusterError` where there is none or the file cannot be read.
+        """
+        with self._lock:
+            version = self._version()
+            if self._read is None or self._read[0] != version:
+                self._read = (version, self._load())
+            return self._read[1]
+
+    def init(self, name: str) -> ClusterState:
+        """Make a new cluster. Raises `ClusterError` where this node is in one."""
+        secret = EpochSecret(1, secrets.token_bytes(SECRET_BYTES))
+        state = ClusterState(secrets.token_hex(_ID_BYTES), clean_name(name), (secret,))
+        self.join(state)
+        return state
+
+    def join(self, state: ClusterState) -> None:
+        """Keep a cluster that this node was let into. Raises `ClusterError` where it is in one."""
+        with locked(self.folder):
+            if self.exists():
+                raise ClusterError(f"this node is in a cluster already; remove {self.file} to leave it")
+            write_private(self.file, state)
+
+    def add_member(self, node_id: str, public: str, name: str) -> ClusterState:
+        """Remember a node that passed the door. Raises `ClusterError` for a revoked one."""
+        known = self.load()
+        unchanged = known.with_member(node_id, public, name) is known
+        return known if unchanged else self._change(lambda state: state.with_member(node_id, public, name))
+
+    def rotate(self) -> ClusterState:
+        """Begin a new epoch. The members are still to be given its secret, over their encrypted links."""
+        secret = secrets.token_bytes(SECRET_BYTES)
+        return self._change(lambda state: state.rotated(secret))
+
+    def revoke(self, node_id: str, public: str = "") -> ClusterState:
+        """Revoke a node for ever and begin a new epoch. `public` may be left out for a known member."""
+        secret = secrets.token_bytes(SECRET_BYTES)
+
+        def revoked(state: ClusterState) -> ClusterState:
+            member = state.members.get(node_id)
+            key = public or (member.public if member else "")
+            if node_id in state.revoked:
+                return state
+            if not key:
+                raise ClusterError(f"no member has the id {node_id}; `pyagent cluster peers` lists them", peer=node_id)
+            return state.with_revoked({node_id: key}).rotated(secret)
+
+        return self._change(revoked)
+
+    def merge(self, secrets: Iterable[EpochSecret] = (), revoked: Mapping[str, str] | None = None) -> ClusterState:
+        """Take over what a member told: secrets of epochs, and revoked nodes (id to public key)."""
+        given = tuple(secrets)
+        return self._change(lambda state: state.with_revoked(revoked or {}).with_secrets(given))
+
+    def _change(self, change: Callable[[ClusterState], ClusterState]) -> ClusterState:
+        with locked(self.folder):
+            state = self._load()
+            changed = change(state)
+            if changed is not state:
+                write_private(self.file, changed)
+        return changed
+
+    def _load(self) -> ClusterState:
+        advice = "restore it from a copy, or remove it and join again with `pyagent cluster join`"
+        state = read_private(self.file, ClusterState, advice)
+        if state is None:
+            first = "make one with `pyagent cluster init`, or join one with `pyagent cluster join`"
+            raise ClusterError(f"this node is in no cluster; {first}")
+        return state
+
+    def _version(self) -> object:
+        """Return what changes with each write: a file that replaces another has a new inode."""
+        try:
+            status = self.file.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size

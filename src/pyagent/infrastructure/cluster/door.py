@@ -1,0 +1,278 @@
+"""The door of a node: a small TCP listener where nodes prove to each other that they belong to one cluster.
+
+Knows no transport: it passes on where each node's transport listens, and under which key. What passed the door is a
+member; an outsider costs a bounded number of connections, each for two seconds and a few kilobytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyagent import __version__
+from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, clean_name
+from pyagent.core.errors import ClusterError, WireError
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream
+from pyagent.infrastructure.cluster.handshake import (
+    ANSWERS,
+    HELLO,
+    HELLOS,
+    PROOFS,
+    Answer,
+    Card,
+    Epoch,
+    Opening,
+    Proof,
+    Refused,
+    Role,
+    epochs_of,
+    new_nonce,
+    proof_of,
+    proves,
+    secret_for,
+    seen_endpoints,
+)
+from pyagent.infrastructure.cluster.join import JOIN_SECONDS, Inviter, JoinOpening
+from pyagent.infrastructure.cluster.keys import NodeKeys
+from pyagent.infrastructure.cluster.visitors import DoorLimits, Visitors
+from pyagent.infrastructure.wire.codec import Codec
+
+_OPENINGS: Codec[Opening | JoinOpening] = Codec(Opening | JoinOpening, "a visitor of the door", MAX_FRAME_BYTES)
+_MAX_ENDPOINTS = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A node that proved that it belongs to the cluster. `endpoints` are where its transport listens.
+
+    `door` is the address of its door as seen from here, empty when it has none. It `is_behind` when it was away while
+    the secret changed: it is to be given the current one, over the transport.
+    """
+
+    node_id: str
+    name: str
+    public: str
+    endpoints: tuple[str, ...]
+    version: str
+    door: tuple[str, int] | None = None
+    is_behind: bool = False
+
+
+class Door:
+    """A node's door: `start` lets others knock, `knock` goes to another's."""
+
+    def __init__(  # noqa: PLR0913 - its own parts, each from elsewhere
+        self,
+        keys: NodeKeys,
+        cluster: ClusterFile,
+        endpoints: Callable[[], Sequence[str]],
+        on_met: Callable[[Met], None],
+        *,
+        name: str = "",
+        inviter: Inviter | None = None,
+        limits: DoorLimits | None = None,
+    ) -> None:
+        """Make the door. `on_met` is told of nodes that knocked here; without endpoints the door lets none in."""
+        self._keys = keys
+        self._cluster = cluster
+        self._endpoints = endpoints
+        self._on_met = on_met
+        self._name = clean_name(name)
+        self._inviter = inviter
+        self._limits = limits or DoorLimits()
+        self._visitors = Visitors(self._limits)
+        self._boot = new_nonce()
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def start(self, host: str | Sequence[str], port: int) -> int:
+        """Listen on one host or several, and return the port; 0 picks a free one.
+
+        Of several, those that this machine lacks are told and left out. Raises `ClusterError` where none is left.
+        """
+        hosts = [host] if isinstance(host, str) else list(host)
+        failures: list[OSError] = []
+        for one in hosts:
+            try:
+                # The limit bounds what is read ahead of the frame that is due.
+                server = await asyncio.start_server(
+                    self._accept, one, self.port or port, limit=MAX_FRAME_BYTES, backlog=self._limits.num_open
+                )
+            except OSError as error:
+                failures.append(error)
+                logger.warning("the door does not listen on %s: %s", one, error.strerror)
+                continue
+            self._servers.append(server)
+            self.port = server.sockets[0].getsockname()[1]
+        if not self._servers:
+            taken = f"port {port} of {', '.join(hosts)} cannot be listened on: {failures[0].strerror}"
+            raise ClusterError(f"{taken}; another `pyagent node` may run here, or choose another cluster.port")
+        return self.port
+
+    async def stop(self) -> None:
+        """Stop listening and hang up; safe twice."""
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for server in servers:
+            await server.wait_closed()
+        self.port = 0
+
+    async def knock(self, host: str, port: int, timeout: float = 2.0) -> Met:  # noqa: ASYNC109 - a deadline as a whole
+        """Go to another node's door, and return the node behind it.
+
+        Raises `ClusterError` that names what is wrong: no door there, another version, another cluster, this node
+        refused, the other node without the secret. `peer` is this node's own id where the door is its own.
+        """
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            async with asyncio.timeout(timeout):
+                connection = await asyncio.open_connection(host, port, limit=MAX_FRAME_BYTES)
+                stream = FrameStream(*connection, peer=place)
+                try:
+                    return await self._knock(stream, port)
+                finally:
+                    stream.abort()
+        except TimeoutError as error:
+            raise ClusterError(f"{place} did not answer within {timeout:g} s", peer=place) from error
+        except OSError as error:
+            raise ClusterError(f"{place} cannot be reached: {error.strerror or error}", peer=place) from error
+        except WireError as error:
+            raise ClusterError(f"{place} is no door that this node understands: {error}", peer=place) from error
+
+    async def _knock(self, stream: FrameStream, port: int) -> Met:
+        state = self._cluster.load()
+        opening = Opening(state.tag, new_nonce(), self._card(), epochs_of(state))
+        await stream.send(HELLOS.encode(HELLO), _OPENINGS.encode(opening))
+        HELLO.check(await stream.receive(HELLOS), stream.peer)
+        answer = await stream.receive(ANSWERS)
+        if isinstance(answer, Refused):
+            raise self._refused(stream.peer, state, answer)
+        secret = self._secret_of(stream.peer, state, answer)
+        said = stream.transcript
+        await stream.send(PROOFS.encode(_proof("knocking", self._keys, answer.card, secret, said)))
+        proof = await stream.receive(PROOFS)
+        if isinstance(proof, Refused):
+            raise self._refused(stream.peer, state, proof)
+        if not proves(proof, _proof("door", self._keys, answer.card, secret, said)):
+            told = f"{stream.peer} does not prove that it knows the cluster's secret; it is not let in"
+            raise ClusterError(told, peer=stream.peer)
+        await self._remember(answer.card)
+        return _met(stream, answer.card, port, is_behind=secret != state.current)
+
+    def _secret_of(self, place: str, state: ClusterState, answer: Answer) -> EpochSecret:
+        """Return the secret that both know, or raise what keeps this node from going on."""
+        card = answer.card
+        if card.boot == self._boot:
+            raise ClusterError(f"{place} is this node's own door", peer=self._keys.node_id)
+        if card.public == self._keys.public:
+            told = f"{place} has this node's own keys, as a copied disk would; remove {self._cluster.folder} there"
+            raise ClusterError(f"{told} and join it to the cluster again", peer=place)
+        secret = secret_for(state, [answer.epoch], card)
+        if secret is None:
+            why = "is revoked" if state.is_revoked(card.node_id, card.public) else "knows only an older secret"
+            raise ClusterError(f"{place} is node {card.node_id}, which {why}; it is not let in", peer=card.node_id)
+        return secret
+
+    def _refused(self, place: str, state: ClusterState, refused: Refused) -> ClusterError:
+        if refused.cluster != state.tag:
+            return ClusterError(f"{place} is the door of another cluster than {state.name!r}", peer=place)
+        told = "refused this node: it is revoked there, or the secret that it knows is not the cluster's, or too old"
+        return ClusterError(f"{place} {told}; join the cluster again with a code (`pyagent cluster join`)", peer=place)
+
+    # -- the listener's side -----------------------------------------------------------------------------------------
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin a visit. In a task of our own: Python 3.11 logs each of its own that `stop` cancels as an error."""
+        task = asyncio.get_running_loop().create_task(self._visit(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = FrameStream(reader, writer, "")
+        host = stream.peer = stream.peer_host
+        visitor = self._visitors.enter(host, stream.abort, asyncio.get_running_loop().time())
+        if visitor is None:
+            stream.abort()
+            return
+        try:
+            async with asyncio.timeout(self._limits.seconds) as deadline:
+                await self._answer(stream, deadline)
+                await stream.close()
+        except (TimeoutError, OSError, WireError, ClusterError) as error:
+            logger.info("not let in: %s: %s", host, error or "too slow")
+        finally:
+            stream.abort()
+            self._visitors.leave(visitor)
+
+    async def _answer(self, stream: FrameStream, deadline: asyncio.Timeout) -> None:
+        hello = await stream.receive(HELLOS)
+        if hello != HELLO:
+            await stream.send(HELLOS.encode(HELLO))
+            HELLO.check(hello, stream.peer)
+        opening = await stream.receive(_OPENINGS)
+        if isinstance(opening, Opening):
+            await self._let_in(stream, opening)
+        elif self._inviter is not None:
+            deadline.reschedule(asyncio.get_running_loop().time() + JOIN_SECONDS)
+            await self._inviter.receive(stream, opening)
+        else:
+            await stream.send(HELLOS.encode(HELLO), ANSWERS.encode(Refused()))
+
+    async def _let_in(self, stream: FrameStream, opening: Opening) -> None:
+        state, card = self._cluster.load(), opening.card
+        refused = Refused(state.tag)
+        mine = self._card()
+        secret = secret_for(state, opening.epochs, card) if opening.cluster == state.tag and mine.endpoints else None
+        if secret is None:
+            await stream.send(HELLOS.encode(HELLO), ANSWERS.encode(refused))
+            raise ClusterError(f"{card.node_id} is of another cluster, revoked, or knows no secret that lets it in")
+        answer = Answer(new_nonce(), mine, Epoch.of(secret))
+        await stream.send(HELLOS.encode(HELLO), ANSWERS.encode(answer))
+        said = stream.transcript
+        proof = await stream.receive(PROOFS)
+        if isinstance(proof, Refused) or not proves(proof, _proof("knocking", self._keys, card, secret, said)):
+            await stream.send(PROOFS.encode(refused))
+            raise ClusterError(f"{card.node_id} does not prove that it knows the cluster's secret", peer=card.node_id)
+        await self._remember(card)
+        await stream.send(PROOFS.encode(_proof("door", self._keys, card, secret, said)))
+        self._on_met(_met(stream, card, card.door_port, is_behind=secret != state.current))
+
+    def _card(self) -> Card:
+        return Card(
+            node_id=self._keys.node_id,
+            name=self._name,
+            public=self._keys.public,
+            endpoints=tuple(self._endpoints())[:_MAX_ENDPOINTS],
+            version=__version__,
+            door_port=self.port,
+            boot=self._boot,
+        )
+
+    async def _remember(self, card: Card) -> None:
+        """Keep the node's key. In a thread: a file is written and waited for."""
+        await asyncio.to_thread(self._cluster.add_member, card.node_id, card.public, card.name)
+
+
+def _proof(role: Role, keys: NodeKeys, peer: Card, secret: EpochSecret, said: bytes) -> Proof:
+    try:
+        return proof_of(role, keys, peer, secret, said)
+    except ValueError as error:
+        raise ClusterError(f"the key of node {peer.node_id} is none", peer=peer.node_id) from error
+
+
+def _met(stream: FrameStream, card: Card, door_port: int, *, is_behind: bool) -> Met:
+    host = stream.peer_host
+    door = (host, door_port) if door_port else None
+    endpoints = seen_endpoints(card.endpoints, host)
+    return Met(card.node_id, clean_name(card.name), card.public, endpoints, card.version, door, is_behind)

@@ -1,0 +1,78 @@
+"""Frames over one TCP connection of the door, and the transcript of what was said.
+
+An outsider is at the other end until the opposite is proved: frames are short, and nothing is read ahead of the
+message that is due. The transcript is a hash of every frame in the order that both ends agree on, so that a proof over
+it covers all that was said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import struct
+from typing import TypeVar, cast
+
+from pyagent.core.errors import WireError
+from pyagent.infrastructure.wire.codec import Codec, with_length
+
+MAX_FRAME_BYTES = 4 << 10
+_LENGTH = struct.Struct("!I")
+M = TypeVar("M")
+
+
+class FrameStream:
+    """One connection; `peer` names the other end in errors."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
+        self.peer = peer
+        self._reader = reader
+        self._writer = writer
+        self._transcript = hashlib.blake2b(digest_size=32, person=b"pyagent door 1")
+
+    @property
+    def transcript(self) -> bytes:
+        """The hash of all frames so far, sent and received."""
+        return self._transcript.digest()
+
+    @property
+    def peer_host(self) -> str:
+        """The address that the other end is seen at; of a link-local IPv6 one, with the interface."""
+        address = cast("tuple[str, ...] | None", self._writer.get_extra_info("peername"))
+        return address[0] if address else ""
+
+    async def receive(self, codec: Codec[M]) -> M:
+        """Return the next message. Raises `WireError` for anything else than one within the codec's bound."""
+        try:
+            (num_bytes,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if num_bytes > codec.max_bytes:
+                told = f"{self.peer} announced a message of {num_bytes} bytes, the most is {codec.max_bytes}"
+                raise WireError(told, peer=self.peer)
+            frame = await self._reader.readexactly(num_bytes)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise WireError(f"{self.peer} hung up", peer=self.peer) from error
+        self._note(frame)
+        return codec.decode(frame)
+
+    async def send(self, *frames: bytes) -> None:
+        """Send frames, each already encoded. Raises `WireError` where the other end hung up."""
+        for frame in frames:
+            self._note(frame)
+            self._writer.write(with_length(frame))
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise WireError(f"{self.peer} hung up", peer=self.peer) from error
+
+    def abort(self) -> None:
+        """Drop the connection, whatever is still to be sent."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close the connection after what was sent."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    def _note(self, frame: bytes) -> None:
+        self._transcript.update(with_length(frame))

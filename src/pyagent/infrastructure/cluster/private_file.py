@@ -1,0 +1,87 @@
+"""Files that hold secrets: mode 0600 from their first byte, replaced as a whole, and read as hostile input.
+
+Knows nothing of what the files mean. Invariant: a reader sees the old content or the new, never half of either, and
+whatever a file holds ends in a value or in a `ClusterError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pyagent.core.errors import ClusterError
+
+MAX_FILE_BYTES = 4 << 20
+_OTHERS = 0o077
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+def read_private(file: Path, kind: type[T], advice: str) -> T | None:
+    """Return what the file holds, as `kind`; None where there is no file.
+
+    A file that others may read is closed to them, and that is told. Raises `ClusterError`, which ends in `advice`.
+    """
+    try:
+        with file.open("rb") as opened:
+            _close_to_others(file, opened.fileno())
+            content = opened.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ClusterError(f"{file} is longer than {MAX_FILE_BYTES >> 20} MiB, which it never should be; {advice}")
+        return msgspec.json.decode(content, type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ClusterError(f"{file} cannot be read: {_without_values(error)}; {advice}") from None
+
+
+def write_private(file: Path, value: object) -> None:
+    """Replace the file's content in one step. Raises `ClusterError` where that cannot be done."""
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(partial, flags, 0o600), "wb") as opened:
+            opened.write(msgspec.json.encode(value))
+            opened.flush()
+            os.fsync(opened.fileno())
+        partial.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise ClusterError(f"{file} cannot be written: {error.strerror}; make its folder writable") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Alone with a folder's files among all processes; the lock of a process that dies ends with it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ClusterError(f"{folder} cannot be written: {error.strerror}; make it writable") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _close_to_others(file: Path, descriptor: int) -> None:
+    if os.fstat(descriptor).st_mode & _OTHERS:
+        logger.warning("%s could be read by other users of this machine; it is closed to them now", file)
+        os.fchmod(descriptor, 0o600)
+
+
+def _without_values(error: Exception) -> str:
+    """Say what is wrong; the text of an error of ours or of the file's format holds no content of the file."""
+    return (error.strerror or "input/output error") if isinstance(error, OSError) else str(error)

@@ -1,0 +1,212 @@
+"""A node's keys, the file of its cluster, and the files that both lie in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, clean_name
+from pyagent.core.errors import ClusterError
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.keys import NodeKeys, decode_key, load_or_make_keys, node_id_of
+
+
+def mode_of(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def test_keys_stay_the_same_and_private(tmp_path: Path) -> None:
+    """A folder has one key pair, in a file that only its owner reads, and no text shows the secret."""
+    keys = load_or_make_keys(tmp_path / "cluster")
+    again = load_or_make_keys(tmp_path / "cluster")
+    assert keys == again
+    assert keys.node_id == node_id_of(keys.public)
+    assert len(keys.node_id) == 13
+    assert keys.secret not in repr(keys)
+    assert mode_of(tmp_path / "cluster" / "node.json") == 0o600
+    assert mode_of(tmp_path / "cluster") == 0o700
+
+
+def test_keys_are_those_of_curve(tmp_path: Path) -> None:
+    """The pair is one of ZMQ's CURVE, and two pairs share what only their holders compute."""
+    zmq = pytest.importorskip("zmq")
+    keys, other = NodeKeys.make(), NodeKeys.make()
+    assert zmq.curve_public(keys.secret.encode()) == keys.public.encode()
+    assert keys.shared_with(other.public) == other.shared_with(keys.public)
+    assert keys.shared_with(other.public) != keys.shared_with(NodeKeys.make().public)
+
+
+def test_keys_of_a_copied_folder_are_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy of a node's folder is another node: it gets its own pair, and says so once."""
+    keys = load_or_make_keys(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with caplog.at_level(logging.WARNING):
+        copied = load_or_make_keys(tmp_path / "two")
+    assert copied.node_id != keys.node_id
+    assert copied.former_id == keys.node_id
+    assert keys.node_id in caplog.text
+    assert copied.secret not in caplog.text
+    assert load_or_make_keys(tmp_path / "two").former_id == ""
+    assert load_or_make_keys(tmp_path / "one") == keys
+
+
+def test_keys_others_can_read_are_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file of keys that was opened to other users is closed again, and that is told."""
+    load_or_make_keys(tmp_path)
+    (tmp_path / "node.json").chmod(0o644)
+    load_or_make_keys(tmp_path)
+    assert mode_of(tmp_path / "node.json") == 0o600
+    assert "other users" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"public": 1}', b"\xff\xfe", b"[" * 100_000])
+def test_keys_that_cannot_be_read_are_named(tmp_path: Path, content: bytes) -> None:
+    """A damaged file of keys ends in an error that names the file and says what to do."""
+    (tmp_path / "node.json").write_bytes(content)
+    with pytest.raises(ClusterError, match=r"node\.json cannot be read.*move it away"):
+        load_or_make_keys(tmp_path)
+
+
+def test_keys_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    """A public key of another pair is noticed, and neither key is in the error."""
+    one, two = NodeKeys.make(), NodeKeys.make()
+    (tmp_path / "node.json").write_text(
+        f'{{"public": {_json(one.public)}, "secret": {_json(two.secret)}, "place": ""}}'
+    )
+    with pytest.raises(ClusterError, match="not that of its secret key") as caught:
+        load_or_make_keys(tmp_path)
+    assert two.secret not in str(caught.value)
+
+
+def _json(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@given(st.text(max_size=50))
+def test_key_texts_are_read_or_refused(text: str) -> None:
+    """Any text is a key of 32 bytes or a `ValueError`."""
+    try:
+        assert len(decode_key(text)) == 32
+    except ValueError:
+        assert len(text) != 40 or True
+
+
+def test_cluster_file_keeps_a_cluster(tmp_path: Path) -> None:
+    """A cluster that is made is there for the next process, in a private file, its secret in no text."""
+    cluster = ClusterFile(tmp_path)
+    assert not cluster.exists()
+    state = cluster.init("home")
+    assert ClusterFile(tmp_path).load() == state
+    assert mode_of(cluster.file) == 0o600
+    assert state.epoch == 1
+    assert repr(state.current.secret) not in repr(state)
+    with pytest.raises(ClusterError, match="in a cluster already"):
+        cluster.init("again")
+
+
+def test_cluster_file_that_is_absent_says_what_to_do(tmp_path: Path) -> None:
+    """Without a cluster, the error names both commands that end that."""
+    with pytest.raises(ClusterError, match=r"pyagent cluster init.*pyagent cluster join"):
+        ClusterFile(tmp_path).load()
+
+
+def test_cluster_file_sees_what_another_process_wrote(tmp_path: Path) -> None:
+    """A running node sees a revocation by the command line, and knows the old secrets still."""
+    mine, theirs = ClusterFile(tmp_path), ClusterFile(tmp_path)
+    keys = NodeKeys.make()
+    mine.init("home")
+    mine.add_member(keys.node_id, keys.public, "desk")
+    before = mine.load()
+    theirs.revoke(keys.node_id)
+    state = mine.load()
+    assert state.epoch == 2
+    assert state.secrets[1] == before.current
+    assert state.is_revoked(keys.node_id, keys.public)
+    assert not state.is_member(keys.node_id, keys.public)
+    assert not state.needs_rotation
+    with pytest.raises(ClusterError, match="is revoked"):
+        mine.add_member(keys.node_id, keys.public, "desk")
+
+
+def test_cluster_file_revokes_known_nodes_only(tmp_path: Path) -> None:
+    """Revoking an id that no member has is an error, and changes nothing."""
+    cluster = ClusterFile(tmp_path)
+    state = cluster.init("home")
+    with pytest.raises(ClusterError, match="no member has the id"):
+        cluster.revoke("nosuchnode")
+    assert cluster.load() == state
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"epoch":1', '"epoch":-1'),
+        lambda text: text.replace('"secrets":[', '"secrets":['.replace("[", "[[],")),
+        lambda text: text.replace('"secret":"', '"secret":"AAAA'),
+        lambda _: '{"cluster_id":"x","name":"y","secrets":[]}',
+    ],
+)
+def test_cluster_file_that_is_damaged_is_named(tmp_path: Path, damage: object) -> None:
+    """Half-written or hostile content is an error that says what to do, without the secret."""
+    cluster = ClusterFile(tmp_path)
+    cluster.init("home")
+    text = cluster.file.read_text()
+    assert callable(damage)
+    cluster.file.write_text(str(damage(text)))
+    with pytest.raises(ClusterError, match=r"cluster\.json cannot be read.*pyagent cluster join"):
+        cluster.load()
+
+
+def test_cluster_file_leaves_no_partial_files(tmp_path: Path) -> None:
+    """Writing leaves the file and its lock, nothing else."""
+    cluster = ClusterFile(tmp_path)
+    cluster.init("home")
+    for _ in range(3):
+        cluster.rotate()
+    assert sorted(os.listdir(tmp_path)) == [".lock", "cluster.json"]
+
+
+def _state(*secrets: EpochSecret, revoked: dict[str, str] | None = None) -> ClusterState:
+    return ClusterState("id", "home", tuple(secrets), revoked=revoked or {})
+
+
+def test_views_of_a_partition_merge_to_one() -> None:
+    """Two sides that each revoked a node and began an epoch agree on one secret, and see that it must change again."""
+    first = _state(EpochSecret(1, b"0" * 32))
+    left = first.with_revoked({"x": "key of x"}).rotated(b"1" * 32)
+    right = first.with_revoked({"y": "key of y"}).rotated(b"2" * 32)
+    one = left.with_revoked(right.revoked).with_secrets(right.secrets)
+    two = right.with_revoked(left.revoked).with_secrets(left.secrets)
+    assert one == two
+    assert one.needs_rotation
+    assert not one.rotated(b"3" * 32).needs_rotation
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.binary(min_size=32, max_size=32)), max_size=12), st.randoms())
+def test_secrets_merge_in_any_order(told: list[tuple[int, bytes]], random: object) -> None:
+    """Whatever the order in which secrets are heard, every node ends with the same ones."""
+    secrets = [EpochSecret(epoch, secret) for epoch, secret in told]
+    first = _state(EpochSecret(1, b"0" * 32))
+    forward = first
+    for one in secrets:
+        forward = forward.with_secrets([one])
+    shuffled = list(secrets)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert first.with_secrets(shuffled) == forward
+    assert forward.epoch == max([1, *(one.epoch for one in secrets)])
+
+
+@pytest.mark.parametrize(
+    ("given_name", "shown"), [("desk", "desk"), ("a\x1b[31m\nb", "a [31m b"), ("x" * 300, "x" * 64), ("\u202e", "")]
+)
+def test_names_are_shown_on_one_line(given_name: str, shown: str) -> None:
+    """A node's name cannot write to a terminal, nor fill it."""
+    assert clean_name(given_name) == shown
