@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from pyagent.cli.options import AsJson, Config
-from pyagent.cli.startup import read_settings
-from pyagent.core.errors import BackendError, RequestError
+from pyagent.cli.server_calls import call_server
+from pyagent.core.errors import RequestError
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from pyagent.core.messages import CacheReport, JsonObject
     from pyagent.core.prompt_cache import CachePages, ModelCache
-    from pyagent.core.settings import Server
 
 app = typer.Typer(
     add_completion=False, help="Look into a running server's prefix cache and response cache.", no_args_is_help=True
@@ -40,7 +39,7 @@ def show(
 
     from pyagent.core.prompt_cache import ModelCache
 
-    body = _call("GET", f"/pyagent/cache?limit={limit}", url, config)
+    body = call_server("GET", f"/pyagent/cache?limit={limit}", url, config)
     if as_json:
         sys.stdout.write(body.decode() + "\n")
         return
@@ -81,7 +80,7 @@ def explain(file: PromptFile, url: Url = None, as_json: AsJson = False, config: 
 
     from pyagent.core.messages import CacheReport
 
-    body = _call("POST", "/pyagent/cache/explain", url, config, _request(file))
+    body = call_server("POST", "/pyagent/cache/explain", url, config, _request(file))
     if as_json:
         sys.stdout.write(body.decode() + "\n")
         return
@@ -126,7 +125,7 @@ def pin(
 
     messages = _request(file)["messages"]
     asked: JsonObject = {"name": name, "messages": messages, "model": model, "shared": shared}
-    body = _call("POST", "/pyagent/cache/pin", url, config, asked)
+    body = call_server("POST", "/pyagent/cache/pin", url, config, asked)
     num_tokens = msgspec.json.decode(body, type=dict[str, object])["num_tokens"]
     sys.stdout.write(f"{name}: {num_tokens} tokens are pinned until: pyagent cache unpin {name}\n")
 
@@ -139,7 +138,7 @@ def unpin(
     config: Config = None,
 ) -> None:
     """End a pin."""
-    _call("POST", "/pyagent/cache/unpin", url, config, {"name": name, "shared": shared})
+    call_server("POST", "/pyagent/cache/unpin", url, config, {"name": name, "shared": shared})
     sys.stdout.write(f"{name} is unpinned\n")
 
 
@@ -156,8 +155,8 @@ def answers(
     from pyagent.core.response_cache.cache import ResponseCacheStats
 
     if clear:
-        _call("POST", "/pyagent/response_cache/clear", url, config, {})
-    body = _call("GET", "/pyagent/response_cache", url, config)
+        call_server("POST", "/pyagent/response_cache/clear", url, config, {})
+    body = call_server("GET", "/pyagent/response_cache", url, config)
     if as_json:
         sys.stdout.write(body.decode() + "\n")
         return
@@ -187,43 +186,6 @@ def _request(file: str) -> JsonObject:
     if isinstance(said, dict) and "messages" in said:
         return cast("JsonObject", said)
     return {"messages": said if isinstance(said, list) else [{"role": "system", "content": text}]}
-
-
-def _call(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
-    """Return what the server answers; raises `RequestError` with its own words, `BackendError` when there is none."""
-    import httpx
-    import msgspec
-
-    server = read_settings(config).server
-    base = (url or f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}").rstrip("/")
-    headers = _authorization(server) | {"content-type": "application/json"}
-    content = None if body is None else msgspec.json.encode(body)
-    try:
-        with httpx.Client(trust_env=False, timeout=600) as http:
-            answer = http.request(method, base + path, content=content, headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        what = f"no server answers at {base}: {error}; start one with `pyagent serve`, or name it with --url"
-        raise BackendError(what, backend=base) from error
-    if answer.status_code == 200:
-        return answer.content
-    try:
-        told = msgspec.json.decode(answer.content, type=dict[str, dict[str, object]])["error"]["message"]
-    except (msgspec.DecodeError, KeyError):
-        told = f"it answers with status {answer.status_code}; is it a PyAgent server of this version?"
-    raise RequestError(f"{base}: {told}")
-
-
-def _authorization(server: Server) -> dict[str, str]:
-    """Return the header with the first key of the settings' files, an administrator's if there is one."""
-    import msgspec
-
-    from pyagent.infrastructure.server.api_keys import read_keys
-
-    files = {name: file for name in ("admin_keys_file", "api_keys_file") if (file := getattr(server, name)) is not None}
-    there = {name: file if file.is_file() else None for name, file in files.items()}
-    keys = read_keys(msgspec.structs.replace(server, host="127.0.0.1", **there))
-    keys.sort(key=lambda key: not key.is_admin)
-    return {"authorization": f"Bearer {keys[0].secret.decode()}"} if keys else {}
 
 
 def _line(text: str) -> str:

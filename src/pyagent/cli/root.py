@@ -25,6 +25,8 @@ COMMANDS = {
     "chat": "Talk to the default chain.",
     "agent": "Give a task to one agent, or list the agents.",
     "serve": "Answer OpenAI clients over HTTP.",
+    "node": "Serve, and share work with the other nodes of a cluster.",
+    "cluster": "Make, join and look at a cluster of nodes.",
     "stop": "End a server that runs.",
     "demo": "Watch three agents solve a mixed task.",
     "doctor": "Say what this machine can do and what is missing.",

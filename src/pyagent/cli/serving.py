@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyagent.cli.plain_flags import whole_number
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyagent.core.chain import Chain as BackendChain
     from pyagent.core.settings import Settings
     from pyagent.fleet import Fleet
+    from pyagent.infrastructure.cluster.node import Node
     from pyagent.infrastructure.server.agents import AgentBackend
 
 FLAGS: Mapping[str, Callable[[str], object]] = {
@@ -44,12 +46,14 @@ def serve(
     host: str | None = None,
     port: int | None = None,
     config: Path | None = None,
+    is_node: bool = False,
+    cluster: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Answer OpenAI clients until a signal comes."""
+    """Answer OpenAI clients until a signal comes; as a node of a cluster too, with these settings of `[cluster]`."""
     gc.disable()  # what is imported stays: looking for garbage in it is a tenth of the time to start
     from pyagent.assembly import make_chain, make_host
 
-    flags = {"server__host": host, "server__port": port, "engine__chat_template": chat_template}
+    flags = {"server__host": host, "server__port": port, "engine__chat_template": chat_template, **cluster}
     settings, origins = read_layers(config, chain, model, **flags)
     fetch_first_model(settings)
     plugins = make_host(settings)
@@ -76,8 +80,12 @@ def serve(
     from pyagent.infrastructure.server.app import create_app
     from pyagent.infrastructure.server.uvicorn_server import serve as serve_app
 
+    node = make_node(settings, backend, agents) if is_node else None
+
     async def work() -> None:
         try:
+            if node is not None:
+                await node.start()
             server = create_app(
                 backend,
                 agents=agents,
@@ -85,6 +93,7 @@ def serve(
                 api_keys=keys,
                 emulates=settings.backends.unsupported == "emulate",
                 settings=settings.server,
+                node=node,
             )
             is_json = settings.log.format == "json"
             sys.stdout.write(start_text(address(listening), backend.names, origins, is_json=is_json))
@@ -94,10 +103,20 @@ def serve(
             with announced(settings.paths.data, *listening.getsockname()[:2]):
                 await serve_app(server, listening, settings.server)
         finally:
+            if node is not None:
+                await node.stop()
             await agents.close()
             await backend.close()
 
     run_to_end(work())
+
+
+def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> Node:
+    """Return this server's part in the cluster, not started. Raises `ClusterError` where it is in none."""
+    from pyagent.infrastructure.cluster.node import Node
+    from pyagent.infrastructure.server.bounds import check_request
+
+    return Node(settings.paths.data / "cluster", settings.cluster, chain, agents=agents, check=check_request)
 
 
 def start_text(url: str, links: Sequence[str], origins: Mapping[str, str], *, is_json: bool) -> str:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyagent.core.config import Settings
 
 
+AGENT_PREFIX = "agent:"
+"""How a model's name says that it is an agent."""
 logger = logging.getLogger(__name__)
 
 

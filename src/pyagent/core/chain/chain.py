@@ -32,6 +32,7 @@ from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
 from pyagent.core.chain.ordering import Weights, error_of_none, why_not
+from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
 from pyagent.core.chain.structured_output import wants_structured_output
@@ -74,7 +75,7 @@ class Chain:
 
     `settings` are those of the links, in their order; none means plain links. `deadline_seconds` bounds requests that
     give more time or none. `check_answers` says which structured outputs are validated: those read whole, or all.
-    `answers` holds those given before, when they are to be given again.
+    `answers` holds those given before, when they are to be given again. A `router` brings links that come and go.
     """
 
     links: Sequence[Backend]
@@ -89,11 +90,13 @@ class Chain:
     check_answers: CheckAnswers = "whole"
     deadline_seconds: float | None = None
     response_cache: ResponseCache | None = None
+    router: Router | None = None
     clock: Clock = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     draw: Callable[[float, float], float] = random.uniform
     name: str = "chain"
-    _links: list[Link] = field(init=False, default_factory=list[Link])
+    _own: list[Link] = field(init=False, default_factory=list[Link])
+    _routed: dict[int, Link] = field(init=False, default_factory=dict[int, Link])
     _weights: Weights = field(init=False, default_factory=Weights)
     _lists: ModelLists = field(init=False, default_factory=ModelLists)
 
@@ -102,8 +105,23 @@ class Chain:
         num_named = Counter[str]()
         for backend, own in zip(self.links, settings, strict=True):
             nth = num_named[backend.name]
-            self._links.append(Link(backend, own, self.breaker_policy, self.spend_limit, self.clock, nth))
+            self._own.append(self._link(backend, own, nth))
             num_named[backend.name] += 1
+
+    @property
+    def _links(self) -> list[Link]:
+        """The chain's own links, and those that its router has now."""
+        if self.router is None:
+            return self._own
+        known = self._routed
+        self._routed = {
+            id(backend): known.get(id(backend)) or self._link(backend, LinkSettings(use=backend.name))
+            for backend in self.router.backends()
+        }
+        return [*self._own, *self._routed.values()]
+
+    def _link(self, backend: Backend, settings: LinkSettings, nth: int = 0) -> Link:
+        return Link(backend, settings, self.breaker_policy, self.spend_limit, self.clock, nth)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -134,6 +152,8 @@ class Chain:
     async def _ask(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         failover = self._failover(request)
         while (attempt := await failover.start()) is not None:
+            if self.router is not None:
+                self.router.began(failover.request, attempt.name)
             async with failover.deltas(attempt) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -182,6 +202,8 @@ class Chain:
         if request.model:
             links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
         links = self._weights.order(links, request.session or request.origin.run)
+        if self.router is not None:
+            links = self._order_by(self.router, request, links)
         return Failover(
             request,
             links,
@@ -194,6 +216,13 @@ class Chain:
             self.sleep,
             is_validated=self._is_validated(request),
         )
+
+    def _order_by(self, router: Router, request: ChatRequest, links: Sequence[Link]) -> list[Link]:
+        """Return the links that the router tries, in its order; those known to lack the model stay last."""
+        places = {name: place for place, name in enumerate(router.order(request, [link.name for link in links]))}
+        ranks = {link.name: _RANKS[self._lists.has(link, request.model)] if request.model else 0 for link in links}
+        kept = [link for link in links if link.name in places]
+        return sorted(kept, key=lambda link: (ranks[link.name], places[link.name]))
 
     def _is_validated(self, request: ChatRequest) -> bool:
         if self.check_answers == "never" or not wants_structured_output(request):
@@ -310,7 +339,7 @@ class Chain:
     async def close(self) -> None:
         """Close every link, also when closing one of them fails."""
         await self._lists.close()
-        results = await asyncio.gather(*(link.backend.close() for link in self._links), return_exceptions=True)
+        results = await asyncio.gather(*(link.backend.close() for link in self._own), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -1,6 +1,6 @@
-"""What a cluster is, as values and functions: no socket, no clock, no event loop.
+"""The cluster's rules, without a socket or a clock: who is a member, what a node tells, which node answers.
 
-`membership` says which nodes there are, from events to effects; `messages` is what members say to each other, `events`
-what the node says to `membership` and what it asks of the node. The node's own code (`infrastructure/cluster`) and a
-simulator of thousands of nodes run the same lines.
+`infrastructure/cluster` carries them out: what happens to a node becomes an event, `membership` answers with effects.
+Hops of a request: the chain asks its router (`core/chain/router.py`), which orders this node's links and the peers by
+`routing`; a peer's link sends the request over the transport; the peer answers with its own links alone.
 """

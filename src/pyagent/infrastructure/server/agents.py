@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pyagent.core.backends import AGENT_PREFIX
 from pyagent.core.capabilities import PLAIN
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.file_access import FileAccess
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import Event, Totals
     from pyagent.core.fleet.orchestrator import Fleet
 
-AGENT_PREFIX = "agent:"
-"""How a model's name says that it is an agent."""
 _MAX_TASK_CHARS = 2_000_000
 """Of a task and what was said before it: agents' rules search it, and the journal has it with every event."""
 

@@ -28,6 +28,7 @@ from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.api_keys import ApiKey, check_admin, is_admin, tenant_of
+from pyagent.infrastructure.server.cluster_routes import ClusterNode, ClusterRoutes
 from pyagent.infrastructure.server.endpoints import Routed, route
 from pyagent.infrastructure.server.errors import without_folders
 from pyagent.infrastructure.server.middleware.auth import AuthMiddleware
@@ -133,15 +134,18 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
     api_keys: Sequence[ApiKey] = (),
     emulates: bool = True,
     settings: Server = Server(),  # noqa: B008 - frozen
+    node: ClusterNode | None = None,
 ) -> MetricsMiddleware:
     """Return the application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet.
 
-    `emulates` is whether backends emulate what they lack, as far as that can be (`backends.unsupported`).
+    `emulates` is whether backends emulate what they lack, as far as that can be (`backends.unsupported`). `node` is
+    this server's part in a cluster, where it has one.
     """
     service = Service(backend, agents, store, settings, emulates=emulates)
     routes = [
         *(_api_route(service, api) for api in APIS),
         *EngineRoutes(backend, settings).routes(),
+        *ClusterRoutes(node, settings).routes(),
         *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]
     app: ASGIApp = Routed(Router(routes))

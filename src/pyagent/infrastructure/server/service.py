@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent import _rust
-from pyagent.core.backends import Backend
+from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
@@ -24,7 +24,6 @@ from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerStats
 from pyagent.infrastructure.server.admin_routes import engine_links
-from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.answer import AnswerEncoder, AnswerStream
 from pyagent.infrastructure.server.api_keys import owned, tenant_of
 from pyagent.infrastructure.server.body import read_pieces
@@ -153,13 +152,23 @@ class Service:
 
     async def backend_of(self, model: str) -> Backend:
         """Return the backend to ask. Raises `RequestError` for an unknown model."""
-        if self.agents is not None and model.startswith(AGENT_PREFIX):
+        if (
+            self.agents is not None
+            and model.startswith(AGENT_PREFIX)
+            and not await self._is_of_peer(self.agents, model)
+        ):
             return self.agents
         if model and not (isinstance(self.backend, Chain) and await self.backend.has_model(model)):
             models = await self.models()
             if models and not any(model in {known.id, known.backend} for known in models):
                 raise unknown_model(model, models)
         return self.backend
+
+    async def _is_of_peer(self, agents: Backend, model: str) -> bool:
+        """Whether another node of the cluster has an agent that this one lacks."""
+        if not isinstance(self.backend, Chain) or self.backend.router is None:
+            return False
+        return all(model != own.id for own in await agents.models()) and await self.backend.has_model(model)
 
     async def embed(self, request: Request, asked: EmbedRequest) -> EmbedResult:
         """Embed with the backend that has the model."""

@@ -12,14 +12,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyagent.core.backends import abilities_of
+from pyagent.core.backends import AGENT_PREFIX, abilities_of
 from pyagent.core.chain.chain import Chain
 from pyagent.core.emulation.fulfil import EMULATED
 from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
 from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
-from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.errors import logged_error
 from pyagent.infrastructure.server.ollama.replies import timestamp

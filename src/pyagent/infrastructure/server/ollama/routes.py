@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent import __version__
-from pyagent.core.backends import collect
+from pyagent.core.backends import AGENT_PREFIX, collect
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message, ModelInfo, SamplingParams
 from pyagent.infrastructure.server.admin_routes import engine_links
-from pyagent.infrastructure.server.agents import AGENT_PREFIX
 from pyagent.infrastructure.server.api_keys import check_admin, is_admin, owned
 from pyagent.infrastructure.server.ollama.models import find_model, pull, show, show_loaded, tags
 from pyagent.infrastructure.server.ollama.replies import OllamaEncoder, loaded, nanoseconds

@@ -1,0 +1,50 @@
+"""Asking a running server over HTTP, for commands that look into one or steer it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyagent.cli.startup import read_settings
+from pyagent.core.errors import BackendError, RequestError
+
+if TYPE_CHECKING:
+    from pyagent.core.messages import JsonObject
+    from pyagent.core.settings import Server
+
+
+def call_server(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
+    """Return what the server answers; raises `RequestError` with its own words, `BackendError` when there is none."""
+    import httpx
+    import msgspec
+
+    server = read_settings(config).server
+    base = (url or f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}").rstrip("/")
+    headers = _authorization(server) | {"content-type": "application/json"}
+    content = None if body is None else msgspec.json.encode(body)
+    try:
+        with httpx.Client(trust_env=False, timeout=600) as http:
+            answer = http.request(method, base + path, content=content, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        what = f"no server answers at {base}: {error}; start one with `pyagent serve`, or name it with --url"
+        raise BackendError(what, backend=base) from error
+    if answer.status_code == 200:
+        return answer.content
+    try:
+        told = msgspec.json.decode(answer.content, type=dict[str, dict[str, object]])["error"]["message"]
+    except (msgspec.DecodeError, KeyError):
+        told = f"it answers with status {answer.status_code}; is it a PyAgent server of this version?"
+    raise RequestError(f"{base}: {told}")
+
+
+def _authorization(server: Server) -> dict[str, str]:
+    """Return the header with the first key of the settings' files, an administrator's if there is one."""
+    import msgspec
+
+    from pyagent.infrastructure.server.api_keys import read_keys
+
+    files = {name: file for name in ("admin_keys_file", "api_keys_file") if (file := getattr(server, name)) is not None}
+    there = {name: file if file.is_file() else None for name, file in files.items()}
+    keys = read_keys(msgspec.structs.replace(server, host="127.0.0.1", **there))
+    keys.sort(key=lambda key: not key.is_admin)
+    return {"authorization": f"Bearer {keys[0].secret.decode()}"} if keys else {}

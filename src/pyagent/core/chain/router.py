@@ -1,0 +1,29 @@
+"""What a chain asks about links that come and go: the nodes of a cluster.
+
+A chain with a router has the router's links besides its own, and tries eligible links in the router's order. Everything
+else is as for any link: breaker, limits, hedging, and an answer that breaks off is continued by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pyagent.core.backends import Backend
+from pyagent.core.messages import ChatRequest
+
+
+class Router(Protocol):
+    """Brings links and orders them. Its methods return at once and never raise."""
+
+    def backends(self) -> Sequence[Backend]:
+        """Return the links there are now; one that stays is the same object each time."""
+        ...
+
+    def order(self, request: ChatRequest, names: Sequence[str]) -> Sequence[str]:
+        """Return the names of eligible links in the order to try them; one that is left out is not tried."""
+        ...
+
+    def began(self, request: ChatRequest, name: str) -> None:
+        """Note that a link gave the first token of an answer: it has computed the prompt."""
+        ...

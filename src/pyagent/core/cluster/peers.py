@@ -1,0 +1,219 @@
+"""The peers as this node knows them, and the chain's router over them: which links there are, and in which order.
+
+Knows no socket: the node tells what arrived, and gives each peer a backend. `ClusterRouter` is what
+`core/chain/router.py` asks for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pyagent.core.backends import AGENT_PREFIX, Backend
+from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
+from pyagent.core.cluster.prefixes import PIECE_CHARS, WarmPrefixes, num_matching, prefix_keys, unpack
+from pyagent.core.cluster.routing import Balancer, Node
+from pyagent.core.messages import ChatRequest
+from pyagent.core.token_estimate import estimated_request_tokens
+
+_CHARS_A_TOKEN = 4
+_is_for_peer: ContextVar[bool] = ContextVar("answering a peer", default=False)
+_MAX_STICKY = 10_000
+
+
+def answer_for_peer() -> None:
+    """Have what is done now, and in tasks begun from here, answered by this node's own links: no circles."""
+    _is_for_peer.set(True)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Standing:
+    """What is known of a node: what it offers, how busy it is, what it has computed.
+
+    `num_sent` requests went to it from here since its last load; `round_trip_seconds` is measured, 0 for this node.
+    """
+
+    offer: Offer = NOTHING
+    load: Load = IDLE
+    warm: WarmPrefixes = field(default_factory=WarmPrefixes)
+    num_sent: int = 0
+    round_trip_seconds: float = 0.0
+
+    def tell(self, load: Load) -> None:
+        """Take a new load; what was sent before it is counted in it."""
+        self.load, self.num_sent = load, 0
+
+    def has(self, model: str) -> bool:
+        """Whether it offers a model, or an agent as `agent:NAME`."""
+        if model.startswith(AGENT_PREFIX):
+            return model.removeprefix(AGENT_PREFIX) in self.offer.agents
+        return any(model == one.id for one in self.offer.models)
+
+    def as_node(self, name: str, keys: Sequence[int]) -> Node:
+        """Return the node as a request sees it whose prompt has these keys."""
+        return Node(
+            id=name,
+            num_running=self.load.num_running,
+            num_waiting=self.load.num_waiting,
+            num_sent=self.num_sent,
+            num_warm_tokens=num_matching(keys, self.warm) * PIECE_CHARS // _CHARS_A_TOKEN,
+            prefill_tokens_per_second=self.load.prefill_tokens_per_second,
+            first_token_seconds=self.load.first_token_seconds,
+            round_trip_seconds=self.round_trip_seconds,
+            price=self.offer.price,
+            weight=self.offer.weight,
+        )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Peer(Standing):
+    """A peer and its link. `is_up` is whether its connection stands: else it is no link until it is up again."""
+
+    id: str
+    name: str
+    backend: Backend
+    is_up: bool = False
+    num_answered: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes requests now."""
+        return self.is_up and not self.load.is_draining and bool(self.offer.models or self.offer.agents)
+
+    def take(self, load: Load) -> bool:
+        """Take a load it told; False for one that is older than the last."""
+        if load.sequence <= self.load.sequence:
+            return False
+        self.tell(load)
+        self.warm.add(unpack(load.new_prefixes))
+        return True
+
+    def connected(self) -> None:
+        """Note that its connection stands; it may have started anew, so that what it told before is void."""
+        self.is_up = True
+        self.tell(IDLE)
+        self.warm.clear()
+
+
+@dataclass(slots=True)
+class ClusterRouter:
+    """Orders this node's engine and the peers. `engine_names` are the links of this node that compute themselves.
+
+    `own` is what is known of this node itself; `offered_names` are its links that peers may use. Links that are neither
+    peers nor the engine keep their place: what the user put before the engine stays before it. A conversation or run
+    stays with the node that has it, while that node is there.
+    """
+
+    balancer: Balancer
+    secret: bytes = b""
+    engine_names: Sequence[str] = ()
+    offered_names: Sequence[str] = ()
+    default_model: str = ""
+    own: Standing = field(default_factory=Standing)
+    new_prefixes: list[int] = field(default_factory=list[int])
+    num_routed: Counter[str] = field(default_factory=Counter[str])
+    _peers: dict[str, Peer] = field(default_factory=dict[str, Peer])
+    _sticky: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict[tuple[str, str], str])
+
+    # -- the chain's questions ------------------------------------------------------------------------------------
+
+    def backends(self) -> Sequence[Backend]:
+        """Return the links of the peers that take requests."""
+        return [peer.backend for peer in self if peer.is_usable]
+
+    def order(self, request: ChatRequest, names: Sequence[str]) -> Sequence[str]:
+        """Return links in the order to try them: the engine and the peers ranked, in the place of the engine.
+
+        A peer without the model that a request names is not asked; one without the default model is a last resort.
+        """
+        peers = {peer.backend.name: peer for peer in self}
+        if _is_for_peer.get():
+            return [name for name in names if name in self.offered_names]
+        engine = next((name for name in names if name in self.engine_names), None)
+        model = request.model or self.default_model
+        usable = {name: peers[name] for name in names if name in peers and peers[name].has(model)}
+        lacks = self.own.offer.models and not self.own.has(model)
+        ranked = self._ranked(request, None if lacks else engine, usable)
+        others = [name for name in names if name not in peers and name != engine]
+        before = others if engine is None else [name for name in others if names.index(name) < names.index(engine)]
+        after = [name for name in others if name not in before]
+        lacking = [] if request.model else [name for name in names if name in peers and name not in usable]
+        if engine is not None and lacks and not (request.model and usable):
+            lacking.append(engine)
+        return [*before, *ranked, *after, *lacking]
+
+    def began(self, request: ChatRequest, name: str) -> None:
+        """Note that a link began an answer: who has the prompt now, and whose conversation it is."""
+        self.num_routed[name] += 1
+        if key := _sticky_key(request):
+            self._sticky[key] = name
+            self._sticky.move_to_end(key)
+            if len(self._sticky) > _MAX_STICKY:
+                self._sticky.popitem(last=False)
+        if name in self.engine_names:
+            self.own.num_sent += 1
+            self.computed(request)
+        elif peer := next((peer for peer in self if peer.backend.name == name), None):
+            peer.num_sent += 1
+            peer.num_answered += 1
+            peer.warm.add(self._keys(request))
+
+    # -- what the node learns ------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._peers.values())
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def get(self, peer_id: str) -> Peer | None:
+        """Return a peer by its id."""
+        return self._peers.get(peer_id)
+
+    def add(self, peer: Peer) -> None:
+        """Add a peer; it is a link once it is up and has told what it offers."""
+        self._peers[peer.id] = peer
+
+    def remove(self, peer_id: str) -> None:
+        """Remove a peer that left, died or was revoked."""
+        self._peers.pop(peer_id, None)
+
+    def computed(self, request: ChatRequest) -> None:
+        """Note that this node computed a prompt, its own or a peer's."""
+        self.new_prefixes += self.own.warm.add(self._keys(request))
+
+    def take_new_prefixes(self, at_most: int) -> list[int]:
+        """Return the newest keys not told yet, and forget the others: they are in the whole list."""
+        new, self.new_prefixes = self.new_prefixes[-at_most:], []
+        return new
+
+    def _keys(self, request: ChatRequest) -> list[int]:
+        if not request.model and self.default_model:
+            request = msgspec.structs.replace(request, model=self.default_model)
+        return prefix_keys(request, self.secret)
+
+    # -- ranking --------------------------------------------------------------------------------------------------
+
+    def _ranked(self, request: ChatRequest, engine: str | None, peers: dict[str, Peer]) -> list[str]:
+        if not peers:
+            return [] if engine is None else [engine]
+        keys = self._keys(request)
+        nodes = [peer.as_node(name, keys) for name, peer in peers.items()]
+        if engine is not None:
+            nodes.append(self.own.as_node(engine, keys))
+        ranked = [node.id for node in self.balancer.order(nodes, estimated_request_tokens(request))]
+        home = self._sticky.get(_sticky_key(request) or ("", ""))
+        if home in ranked:
+            ranked.remove(home)
+            ranked.insert(0, home)
+        return ranked
+
+
+def _sticky_key(request: ChatRequest) -> tuple[str, str] | None:
+    """Return what a request belongs to: its conversation, else its run; never that of another tenant."""
+    belongs = request.session or request.origin.run
+    return (request.origin.tenant, belongs) if belongs else None

@@ -1,0 +1,115 @@
+"""Which node answers a request: pure functions over what the nodes told of themselves.
+
+`prefix`, the default, estimates each node's time to the first token: requests that wait there, the prompt's tokens that
+it has not computed yet, and the way. Requests sent since its last load count as waiting, so that a burst spreads. The
+others are what load balancers have: `power_of_two`, `least_requests`, `round_robin` (weighted), `cost`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from pyagent.core.chain.settings import Price
+
+Policy = Literal["prefix", "power_of_two", "least_requests", "round_robin", "cost"]
+_USUAL_PREFILL = 500.0
+"""Prompt tokens a second of a node that has not measured its own: a small model on a laptop."""
+_USUAL_FIRST_TOKEN = 0.2
+_NEAR = 1.1
+"""Estimates within a tenth of each other are equal: they are no better than that."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as a request sees it. `num_sent` requests went to it from here since it told its load.
+
+    `num_warm_tokens` of the prompt it has computed. `round_trip_seconds` is measured, 0 for this node itself.
+    """
+
+    id: str
+    num_running: int = 0
+    num_waiting: int = 0
+    num_sent: int = 0
+    num_warm_tokens: int = 0
+    prefill_tokens_per_second: float = 0.0
+    first_token_seconds: float = 0.0
+    round_trip_seconds: float = 0.0
+    price: Price | None = None
+    weight: float = 1.0
+
+    @property
+    def num_requests(self) -> int:
+        """The requests it has, as far as is known here."""
+        return self.num_running + self.num_waiting + self.num_sent
+
+
+def estimated_seconds(node: Node, num_tokens: int) -> float:
+    """Return the time to the first token of a prompt of `num_tokens`, estimated.
+
+    What waits is computed first; what runs takes its share of each step, which slows prefill down a little.
+    """
+    rate = node.prefill_tokens_per_second or _USUAL_PREFILL
+    own = max(0, num_tokens - node.num_warm_tokens) / rate
+    ahead = (node.num_waiting + node.num_sent) * (node.first_token_seconds or _USUAL_FIRST_TOKEN)
+    return (own + ahead) * (1 + 0.1 * node.num_running) / max(node.weight, 0.01) + node.round_trip_seconds
+
+
+@dataclass(slots=True)
+class Balancer:
+    """Orders nodes by a policy. What it remembers is whose turn it is (`round_robin`); `rng` decides among equals."""
+
+    policy: Policy = "prefix"
+    rng: random.Random = field(default_factory=random.Random)
+    _owed: dict[str, float] = field(default_factory=dict[str, float])
+
+    def order(self, nodes: Sequence[Node], num_tokens: int) -> list[Node]:
+        """Return the nodes in the order to ask them for an answer to a prompt of `num_tokens` tokens."""
+        if len(nodes) < 2:
+            return list(nodes)
+        match self.policy:
+            case "power_of_two":
+                return self._power_of_two(nodes)
+            case "round_robin":
+                return self._in_turns(nodes)
+            case "least_requests":
+                return self._by(nodes, {node.id: node.num_requests / node.weight for node in nodes})
+            case "cost":
+                return self._by(nodes, {node.id: _price(node.price) for node in nodes}, num_tokens)
+            case "prefix":
+                return self._by(nodes, {node.id: estimated_seconds(node, num_tokens) for node in nodes})
+
+    def _by(self, nodes: Sequence[Node], scores: Mapping[str, float], num_tokens: int | None = None) -> list[Node]:
+        """Return the nodes by score; the first is chosen at random among those as good as the best.
+
+        With `num_tokens` those as good are ordered by their estimated time.
+        """
+        ranked = sorted(nodes, key=lambda node: scores[node.id])
+        best = scores[ranked[0].id]
+        equal = [node for node in ranked if scores[node.id] <= best * _NEAR + 1e-9]
+        if num_tokens is not None:
+            return [*sorted(equal, key=lambda node: estimated_seconds(node, num_tokens)), *ranked[len(equal) :]]
+        first = self.rng.choice(equal)
+        return [first, *(node for node in ranked if node is not first)]
+
+    def _power_of_two(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return two nodes chosen at random, the less busy first, then the others (Mitzenmacher 2001)."""
+        chosen = sorted(self.rng.sample(list(nodes), 2), key=lambda node: node.num_requests / node.weight)
+        return [*chosen, *sorted((node for node in nodes if node not in chosen), key=lambda node: node.num_requests)]
+
+    def _in_turns(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes as smooth weighted round robin takes them."""
+        present = {node.id for node in nodes}
+        self._owed = {name: owed for name, owed in self._owed.items() if name in present}
+        for node in nodes:
+            self._owed[node.id] = self._owed.get(node.id, 0.0) + node.weight
+        ranked = sorted(nodes, key=lambda node: -self._owed[node.id])
+        self._owed[ranked[0].id] -= sum(node.weight for node in nodes)
+        return ranked
+
+
+def _price(price: Price | None) -> float:
+    return 0.0 if price is None else price.input + price.output

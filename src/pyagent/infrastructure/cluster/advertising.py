@@ -1,0 +1,113 @@
+"""What this node tells its peers of itself: an offer that changes seldom, and its load some times a second.
+
+Only links that compute on this machine are offered, unless `cluster.offer` names others: peers do not spend a key of
+this node's user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
+
+from pyagent.core.addresses import is_loopback
+from pyagent.core.backends import AGENT_PREFIX, Backend, LinkSpec
+from pyagent.core.cluster.adverts import MAX_NEW_PREFIXES, Load, Offer
+from pyagent.core.cluster.member import MAX_ADVERT_BYTES
+from pyagent.core.cluster.peers import ClusterRouter
+from pyagent.core.cluster.prefixes import pack
+from pyagent.core.errors import PyAgentError
+from pyagent.core.messages import ModelInfo
+from pyagent.infrastructure.cluster.answering import Answering
+from pyagent.infrastructure.cluster.protocol import offer_codec
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.client import EngineState
+    from pyagent.infrastructure.engine.stats import EngineStats
+
+_LIST_SECONDS = 5.0
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class EngineLink(Protocol):
+    """A link that computes in this process, or in one of its own."""
+
+    async def engine_state(self) -> EngineState:
+        """Return what the engine is doing."""
+        ...
+
+
+def offered_links(links: Sequence[Backend], schemes: Sequence[str] | None) -> list[Backend]:
+    """Return the links that peers may use: those of these schemes; None is those that compute on this machine."""
+    if schemes is not None:
+        return [link for link in links if LinkSpec.parse(link.name).scheme in schemes or link.name in schemes]
+    return [link for link in links if isinstance(link, EngineLink) or is_loopback(link.capabilities.url)]
+
+
+class Advertising:
+    """Measures what `links` offer and how busy their engines are."""
+
+    def __init__(
+        self, links: Sequence[Backend], agents: Backend | None, router: ClusterRouter, answering: Answering
+    ) -> None:
+        self._links = links
+        self._agents = agents
+        self._router = router
+        self._answering = answering
+        self._engines = [link for link in links if isinstance(link, EngineLink)]
+        self._sequence = 0
+
+    async def offer(self) -> Offer:
+        """Return what the links have now; one that does not say in time has nothing."""
+        lists = await asyncio.gather(*map(_models, self._links))
+        says = [link.capabilities for link in self._links]
+        agents = [] if self._agents is None else await _models(self._agents)
+        return Offer(
+            models=tuple(model for models in lists for model in models),
+            agents=tuple(model.id.removeprefix(AGENT_PREFIX) for model in agents),
+            abilities=tuple(sorted(frozenset[str]().union(*(one.abilities for one in says)))),
+            gives_several=any(one.gives_several for one in says),
+            continues=any(one.assistant_prefix == "continued" for one in says),
+        ).bounded()
+
+    async def advert(self) -> tuple[Offer, bytes]:
+        """Return the offer and how it is told; models that gossip has no room for are left out."""
+        offer = await self.offer()
+        while len(told := offer_codec.encode(offer)) > MAX_ADVERT_BYTES and (offer.models or offer.agents):
+            logger.warning("this node offers more than the others can be told of; the last models are left out")
+            half = max(len(offer.models), len(offer.agents)) // 2
+            offer = msgspec.structs.replace(offer, models=offer.models[:half], agents=offer.agents[:half])
+        return offer, told
+
+    async def load(self) -> Load:
+        """Return how busy the engines are, and which prompts they computed since it was asked last."""
+        stats: list[EngineStats] = []
+        for link in self._engines:
+            stats += (await link.engine_state()).stats.values()
+        self._sequence += 1
+        return Load(
+            sequence=self._sequence,
+            num_running=sum(one.num_running for one in stats) or self._answering.num_running,
+            num_waiting=sum(sum(one.waiting.values()) for one in stats),
+            prefill_tokens_per_second=max(map(_prefill_rate, stats), default=0.0),
+            first_token_seconds=max((one.first_token_seconds.p50 for one in stats), default=0.0),
+            free_kv_pages=sum(one.pool.free for one in stats),
+            is_draining=self._answering.is_draining,
+            new_prefixes=pack(self._router.take_new_prefixes(MAX_NEW_PREFIXES)),
+        )
+
+
+def _prefill_rate(stats: EngineStats) -> float:
+    """Return prompt tokens a second: the largest steps are those of prompts."""
+    return stats.tokens_per_step.p99 / stats.step_seconds.p99 if stats.step_seconds.p99 else 0.0
+
+
+async def _models(link: Backend) -> list[ModelInfo]:
+    try:
+        return await asyncio.wait_for(link.models(), _LIST_SECONDS)
+    except (PyAgentError, TimeoutError):
+        return []

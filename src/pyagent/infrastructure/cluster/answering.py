@@ -1,0 +1,100 @@
+"""What peers may ask of this node, and how it is answered: by its own links, within the same bounds as over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from pyagent.core.backends import AGENT_PREFIX, Backend, pass_hint
+from pyagent.core.chain import Chain
+from pyagent.core.cluster.peers import ClusterRouter, answer_for_peer
+from pyagent.core.cluster.prefixes import MAX_KEYS, pack
+from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.hops import HEADER, enter
+from pyagent.core.messages import ChatRequest
+from pyagent.core.trace_context import continue_trace
+from pyagent.infrastructure.cluster.protocol import (
+    CHAT,
+    EMBED,
+    HINT,
+    WARM,
+    ask_codec,
+    closing,
+    delta_codec,
+    embed_codec,
+    embedded_codec,
+    hint_codec,
+)
+from pyagent.infrastructure.cluster.transport import Reply, Transport
+
+_RETRY_SECONDS = 2.0
+
+
+class Answering:
+    """The handlers of peers' requests. While `is_draining`, new ones are refused with a time to come back."""
+
+    def __init__(
+        self,
+        node_id: str,
+        chain: Chain,
+        agents: Backend | None,
+        router: ClusterRouter,
+        check: Callable[[ChatRequest], None],
+    ) -> None:
+        """`check` raises `RequestError` for a request that is out of bounds."""
+        self._node_id = node_id
+        self._chain = chain
+        self._agents = agents
+        self._router = router
+        self._check = check
+        self.is_draining = False
+        self.num_running = 0
+        self.num_answered = 0
+
+    def register(self, transport: Transport) -> None:
+        """Have the transport hand peers' requests on."""
+        transport.handle(CHAT, self.chat)
+        transport.handle(EMBED, self.embed)
+        transport.handle(HINT, self.hint)
+        transport.handle(WARM, self.warm)
+
+    async def chat(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
+        """Answer a chat request as a stream of deltas."""
+        ask = ask_codec.decode(payload)
+        self._admit()
+        enter(ask.headers.get(HEADER, ""), self._node_id)
+        continue_trace(ask.headers)
+        self._check(ask.request)
+        answer_for_peer()
+        self.num_running += 1
+        self.num_answered += 1
+        try:
+            async with closing(self._backend(ask.request.model).chat(ask.request)) as deltas:
+                async for delta in deltas:
+                    yield Reply(delta_codec.encode(delta))
+        finally:
+            self.num_running -= 1
+
+    async def embed(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
+        """Embed texts."""
+        self._admit()
+        answer_for_peer()
+        return Reply(embedded_codec.encode(await self._chain.embed(embed_codec.decode(payload))))
+
+    def hint(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> None:
+        """Pass a hint on to this node's links."""
+        pass_hint(self._chain, hint_codec.decode(payload))
+
+    async def warm(self, _peer_id: str, _payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
+        """Return the keys of all prompts computed lately."""
+        return Reply(pack(list(self._router.own.warm)[-MAX_KEYS:]))
+
+    def _admit(self) -> None:
+        if self.is_draining:
+            raise CapacityError("the node is draining; ask another", retry_after_seconds=_RETRY_SECONDS)
+
+    def _backend(self, model: str) -> Backend:
+        if not model.startswith(AGENT_PREFIX):
+            return self._chain
+        if self._agents is None:
+            raise RequestError(f"this node has no {model[:200]!r}", param="model", code="model_not_found")
+        return self._agents

@@ -1,0 +1,39 @@
+"""Where this node listens, and where others reach it: the addresses of its interfaces, for sockets bound to all."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from pyagent.infrastructure.cluster.interfaces import Family, interfaces
+
+_MAX_ENDPOINTS = 16
+_LOOPBACK: dict[Family, str] = {"IPv4": "127.0.0.1", "IPv6": "::1"}
+
+
+def bind_endpoints(hosts: Sequence[str]) -> list[str]:
+    """Return where ZMQ is to listen, each at a free port."""
+    return [_endpoint(host, "0") for host in hosts]
+
+
+def reachable_endpoints(bound: Sequence[str]) -> list[str]:
+    """Return bound endpoints as others reach them: one for each address of the machine where that is all of them."""
+    found: list[str] = []
+    for endpoint in bound:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        found += [_endpoint(one, port) for one in _addresses(host.strip("[]"))]
+    return found[:_MAX_ENDPOINTS]
+
+
+def _endpoint(host: str, port: str) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _addresses(host: str) -> list[str]:
+    """Return a host, or for all of them this machine's addresses; link-local ones mean nothing elsewhere."""
+    address = ipaddress.ip_address(host)
+    if not address.is_unspecified:
+        return [host]
+    family: Family = "IPv4" if address.version == 4 else "IPv6"
+    own = [one for interface in interfaces() for one in interface.addresses(family)]
+    return [one for one in own if not ipaddress.ip_address(one).is_link_local] or [_LOOPBACK[family]]

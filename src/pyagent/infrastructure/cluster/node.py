@@ -1,0 +1,456 @@
+"""A node of a cluster: the door, the transport, membership, and the peers as links of this node's chain.
+
+Knows what each layer tells and what the others must be told; decides nothing itself. Who is a member is membership's
+to say, which peer answers is the router's. One event loop runs it all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pyagent import __version__
+from pyagent.core.backends import Backend
+from pyagent.core.chain import Chain
+from pyagent.core.cluster.adverts import NOTHING, Offer
+from pyagent.core.cluster.events import (
+    Advertise,
+    Changed,
+    Duplicate,
+    Effect,
+    Event,
+    Leave,
+    Meet,
+    Reachable,
+    Received,
+    Rejoin,
+    Revoke,
+    Revoked,
+    Send,
+    Tick,
+    Unreachable,
+    WakeAt,
+)
+from pyagent.core.cluster.events import Met as MetMember
+from pyagent.core.cluster.member import Member, MemberView
+from pyagent.core.cluster.membership import Membership
+from pyagent.core.cluster.peers import ClusterRouter, Peer
+from pyagent.core.cluster.prefixes import unpack
+from pyagent.core.cluster.routing import Balancer
+from pyagent.core.errors import ClusterError, PyAgentError, WireError
+from pyagent.core.messages import ChatRequest
+from pyagent.core.nearest import did_you_mean
+from pyagent.core.settings import Cluster
+from pyagent.infrastructure.cluster.advertising import Advertising, EngineLink, offered_links
+from pyagent.infrastructure.cluster.answering import Answering
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.discovery import Discovery
+from pyagent.infrastructure.cluster.door import Door, Met
+from pyagent.infrastructure.cluster.endpoints import bind_endpoints, reachable_endpoints
+from pyagent.infrastructure.cluster.invitation import InvitationFile
+from pyagent.infrastructure.cluster.join import Inviter
+from pyagent.infrastructure.cluster.keys import load_or_make_keys
+from pyagent.infrastructure.cluster.known_peers import KnownPeers
+from pyagent.infrastructure.cluster.peer_backend import PeerBackend
+from pyagent.infrastructure.cluster.protocol import (
+    EPOCH,
+    GOSSIP,
+    LOAD,
+    WARM,
+    Epoch,
+    epoch_codec,
+    gossip_codec,
+    load_codec,
+    offer_codec,
+)
+from pyagent.infrastructure.cluster.status import ClusterStatus, status_of
+from pyagent.infrastructure.cluster.transport import LinkChange, Reply, Transport
+
+_LOAD_SECONDS = 0.25
+_OFFER_SECONDS = 5.0
+_CALL_SECONDS = 5.0
+_EPOCH_TRIES, _EPOCH_WAIT_SECONDS = 10, 0.2
+_LOADS_A_SIGN = 8
+"""A load that says nothing new is told each eighth time."""
+_FAREWELL_SECONDS = 0.3
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """One node. `start` opens the door and joins whom it finds; `stop` says goodbye."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Cluster,
+        chain: Chain,
+        *,
+        agents: Backend | None = None,
+        check: Callable[[ChatRequest], None] = lambda _: None,
+    ) -> None:
+        """`folder` has the keys and the cluster's file; `check` raises `RequestError` for a request out of bounds."""
+        self.cluster = ClusterFile(folder)
+        self._folder = folder
+        self._settings = settings
+        self.chain = chain
+        state = self.cluster.load()
+        self.keys = load_or_make_keys(folder)
+        self.name = settings.name or socket.gethostname()
+        links = offered_links(chain.links, settings.offer)
+        engines = [link.name for link in links if isinstance(link, EngineLink)]
+        self.router = ClusterRouter(
+            Balancer(settings.routing),
+            secret=state.cluster_id.encode(),
+            engine_names=engines,
+            offered_names=[link.name for link in links],
+        )
+        self._transport = Transport(self.keys.node_id, self.keys.public, self.keys.secret)
+        self._answering = Answering(self.keys.node_id, chain, agents, self.router, check)
+        self._advertising = Advertising(links, agents, self.router, self._answering)
+        self._door = Door(
+            self.keys,
+            self.cluster,
+            lambda: self._endpoints,
+            self._met,
+            name=self.name,
+            inviter=Inviter(self.keys, self.cluster, self.name, InvitationFile(folder)),
+        )
+        self._known = KnownPeers(folder)
+        self._discovery: Discovery | None = None
+        self._behind: dict[tuple[str, int], str] = {}
+        self._endpoints: list[str] = []
+        self._membership: Membership | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._knocking: set[tuple[str, int]] = set()
+
+    @property
+    def door_port(self) -> int:
+        """Where others knock."""
+        return self._door.port
+
+    async def start(self) -> None:
+        """Listen, look for the others, and become a link of their chains. Raises `ClusterError`, nothing left open."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        transport = self._transport
+        self._answering.register(transport)
+        transport.handle(GOSSIP, self._take_gossip)
+        transport.handle(LOAD, self._take_load)
+        transport.handle(EPOCH, self._take_epoch)
+        transport.on_link(self._note_link)
+        bound = await transport.start(bind_endpoints(self._settings.bind))
+        self._endpoints = reachable_endpoints(bound)
+        me = Member(self.keys.node_id, self.name, self.keys.public, tuple(self._endpoints), version=__version__)
+        self._membership = Membership(me)
+        for node_id, member in self.cluster.load().members.items():
+            transport.allow(node_id, member.public)
+        self.router.own.offer, told = await self._advertising.advert()
+        self.router.default_model = next((model.id for model in self.router.own.offer.models), "")
+        self.chain.router = self.router
+        port = await self._door.start(self._settings.bind, self._settings.port)
+        self._happen(Advertise(told), Tick())
+        self._discovery = self._make_discovery(port)
+        await self._discovery.start()
+        for work in (self._knock_where_found(self._discovery), self._tell_load(), self._tell_offer()):
+            self._begin(work)
+
+    def _make_discovery(self, door_port: int) -> Discovery:
+        settings, state = self._settings, self.cluster.load()
+        return Discovery(
+            self.keys,
+            state.tag,
+            door_port,
+            name=self.name,
+            seeds=settings.seeds,
+            known=self._known,
+            multicast=settings.multicast,
+        )
+
+    async def stop(self) -> None:
+        """Say goodbye, close what is open. Safe twice."""
+        self.chain.router = None
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            self._perform(membership.handle(time.monotonic(), Leave()))
+            await asyncio.sleep(_FAREWELL_SECONDS if len(self.router) else 0)
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._discovery is not None:
+            await self._discovery.stop()
+        await self._door.stop()
+        await self._transport.stop()
+
+    # -- what an administrator asks -------------------------------------------------------------------------------
+
+    async def drain(self, grace_seconds: float = 30.0) -> int:
+        """Take no more requests of peers, tell them so, and let the running ones finish; return how many did not."""
+        self._answering.is_draining = True
+        await self._tell_load_once()
+        until = time.monotonic() + grace_seconds
+        while self._answering.num_running and time.monotonic() < until:  # noqa: ASYNC110 - seldom, and bounded
+            await asyncio.sleep(0.05)
+        return self._answering.num_running
+
+    async def resume(self) -> None:
+        """Take requests of peers again."""
+        self._answering.is_draining = False
+        await self._tell_load_once()
+
+    async def revoke(self, name: str) -> str:
+        """Put a node out of the cluster for ever, by its id or name; return its id. The others get a new secret."""
+        node_id = self._member_named(name)
+        if node_id == self.keys.node_id:
+            raise ClusterError("a node does not revoke itself; ask another, or stop this one")
+        await asyncio.to_thread(self.cluster.revoke, node_id)
+        self._happen(Revoke(node_id))
+        await asyncio.gather(*(self._give_epoch(peer.id) for peer in self.router))
+        return node_id
+
+    def _member_named(self, name: str) -> str:
+        members = self._members()
+        known = {node_id: member.name for node_id, member in self.cluster.load().members.items()}
+        known |= {view.member.id: view.member.name for view in members.values()}
+        if name in known:
+            return name
+        named = [node_id for node_id, called in known.items() if called == name]
+        if len(named) != 1:
+            hint = did_you_mean(name, [*known, *known.values()], f"there are {', '.join(known.values()) or 'none'}")
+            told = (
+                f"{len(named)} nodes are called {name!r}; give the id"
+                if named
+                else f"no node is called {name!r}; {hint}"
+            )
+            raise ClusterError(told)
+        return named[0]
+
+    def _members(self) -> Mapping[str, MemberView]:
+        return {} if self._membership is None else self._membership.members()
+
+    def status(self) -> ClusterStatus:
+        """Return the cluster as this node sees it."""
+        state, stats = self.cluster.load(), self._transport.stats()
+        members = self._members()
+        views = sorted(members.values(), key=lambda view: (view.member.name, view.member.id))
+        others = [view for view in views if view.member.id != self.keys.node_id]
+        return ClusterStatus(
+            cluster=state.name,
+            epoch=state.epoch,
+            id=self.keys.node_id,
+            name=self.name,
+            door_port=self.door_port,
+            endpoints=tuple(self._endpoints),
+            is_draining=self._answering.is_draining,
+            models=tuple(model.id for model in self.router.own.offer.models),
+            num_answered_for_peers=self._answering.num_answered,
+            peers=tuple(status_of(view, self.router.get(view.member.id), stats.get(view.member.id)) for view in others),
+        )
+
+    # -- meeting others -------------------------------------------------------------------------------------------
+
+    async def _knock_where_found(self, discovery: Discovery) -> None:
+        """Knock at every door that is found, unless its node is a peer already."""
+        async for found in discovery:
+            place = (found.host, found.port)
+            if place in self._knocking or self._is_peer(self._behind.get(place, found.node_id)):
+                continue
+            self._knocking.add(place)
+            self._begin(self._knock(place))
+
+    async def _knock(self, place: tuple[str, int]) -> None:
+        try:
+            met = await self._door.knock(*place)
+        except ClusterError as error:
+            if error.peer == self.keys.node_id:
+                self._behind[place] = error.peer
+            else:
+                logger.info("%s", error)
+        else:
+            self._behind[place] = met.node_id
+            self._met(met)
+        finally:
+            self._knocking.discard(place)
+
+    def _is_peer(self, node_id: str) -> bool:
+        peer = self.router.get(node_id)
+        return node_id == self.keys.node_id or (peer is not None and peer.is_up)
+
+    def _met(self, met: Met) -> None:
+        """A node proved that it belongs here, at its door or at ours."""
+        self._transport.allow(met.node_id, met.public)
+        self._happen(MetMember(Member(met.node_id, met.name, met.public, met.endpoints, version=met.version)))
+        if met.is_behind:
+            self._begin(self._give_epoch(met.node_id))
+        if met.door is not None:
+            self._begin(asyncio.to_thread(self._known.remember, met.node_id, *met.door))
+
+    async def _give_epoch(self, peer_id: str) -> None:
+        """Tell a peer the current secrets and the revoked, over its encrypted link; tried again until it is up."""
+        state = self.cluster.load()
+        told = epoch_codec.encode(Epoch(state.secrets, state.revoked))
+        for _ in range(_EPOCH_TRIES):
+            with contextlib.suppress(PyAgentError):
+                await self._transport.call(peer_id, EPOCH, told, timeout=_CALL_SECONDS)
+                return
+            await asyncio.sleep(_EPOCH_WAIT_SECONDS)
+        logger.warning("node %s was not given the new secret; it asks at the door when it is back", peer_id)
+
+    async def _take_epoch(self, _peer_id: str, payload: bytes, _buffers: object) -> Reply:
+        told = epoch_codec.decode(payload)
+        await asyncio.to_thread(self.cluster.merge, told.secrets, told.revoked)
+        return Reply()
+
+    # -- membership -----------------------------------------------------------------------------------------------
+
+    def _happen(self, *events: Event) -> None:
+        """Hand events to membership, and do what it asks."""
+        for event in events:
+            if self._membership is not None:
+                try:
+                    self._perform(self._membership.handle(time.monotonic(), event))
+                except ClusterError as error:
+                    logger.warning("membership: %s", error)
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self._transport.cast(peer, GOSSIP, gossip_codec.encode(message))
+                case WakeAt(at):
+                    self._wake_at(at)
+                case Changed(view):
+                    self._changed(view)
+                case Meet(member):
+                    self._transport.allow(member.id, member.key)
+                    self._transport.connect(member.id, member.key, member.endpoints)
+                case Revoked(node_id):
+                    self._revoked(node_id)
+                case Rejoin():
+                    logger.info("the others took this node for dead; it has contradicted")
+                case Duplicate(node_id):
+                    logger.error("two nodes run with the id %s, as copied disks do; join one of them anew", node_id)
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        seconds = max(0.0, at - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._happen, Tick())
+
+    def _take_gossip(self, peer_id: str, payload: bytes, _buffers: object) -> None:
+        self._happen(Received(peer_id, gossip_codec.decode(payload)))
+
+    def _note_link(self, peer_id: str, change: LinkChange) -> None:
+        is_up = change == "up"
+        if (peer := self.router.get(peer_id)) is not None:
+            peer.is_up = is_up
+            if is_up:
+                peer.connected()
+                self._begin(self._greet(peer_id))
+        self._happen(Reachable(peer_id) if is_up else Unreachable(peer_id))
+
+    def _changed(self, view: MemberView) -> None:
+        member = view.member
+        if member.id == self.keys.node_id:
+            return
+        if not view.is_live:
+            if self.router.get(member.id) is not None:
+                logger.info("node %s (%s) is %s", member.name, member.id, view.state)
+            self.router.remove(member.id)
+            if view.state == "left":
+                self._transport.disconnect(member.id)
+            return
+        peer = self.router.get(member.id) or self._add_peer(member)
+        try:
+            peer.offer = offer_codec.decode(view.advert).bounded() if view.advert else NOTHING
+        except WireError as error:
+            logger.warning("node %s offers what cannot be read: %s", member.name, error)
+
+    def _add_peer(self, member: Member) -> Peer:
+        taken = {peer.name for peer in self.router}
+        name = member.name or member.id
+        name = f"{name}-{member.id[:4]}" if name in taken else name
+        backend = PeerBackend(member.id, name, self._transport, lambda: self._offer_of(member.id))
+        is_up = (stats := self._transport.stats().get(member.id)) is not None and stats.is_up
+        peer = Peer(id=member.id, name=name, backend=backend, is_up=is_up)
+        self.router.add(peer)
+        logger.info("node %s (%s) joined", member.name, member.id)
+        if is_up:
+            self._begin(self._greet(member.id))
+        return peer
+
+    def _offer_of(self, peer_id: str) -> Offer:
+        peer = self.router.get(peer_id)
+        return NOTHING if peer is None else peer.offer
+
+    def _revoked(self, node_id: str) -> None:
+        if node_id == self.keys.node_id:
+            logger.error("this node was revoked: the others answer it no more")
+        self.router.remove(node_id)
+        self._transport.revoke(node_id)
+        with contextlib.suppress(ClusterError):
+            self.cluster.revoke(node_id)
+
+    # -- adverts --------------------------------------------------------------------------------------------------
+
+    async def _greet(self, peer_id: str) -> None:
+        """Learn which prompts a peer has computed, and tell it this node's load."""
+        with contextlib.suppress(PyAgentError):
+            reply = await self._transport.call(peer_id, WARM, b"", timeout=_CALL_SECONDS)
+            if (peer := self.router.get(peer_id)) is not None:
+                peer.warm.add(unpack(reply.payload))
+        self._transport.cast(peer_id, LOAD, load_codec.encode(self.router.own.load))
+
+    async def _tell_load(self) -> None:
+        while True:
+            await self._tell_load_once()
+            await asyncio.sleep(_LOAD_SECONDS)
+
+    async def _tell_load_once(self) -> None:
+        before, load = self.router.own.load, await self._advertising.load()
+        self.router.own.tell(load)
+        is_new = msgspec.structs.replace(load, sequence=before.sequence) != before
+        if is_new or load.sequence % _LOADS_A_SIGN == 0:
+            told = load_codec.encode(load)
+            for peer in self.router:
+                self._transport.cast(peer.id, LOAD, told)
+        stats = self._transport.stats()
+        for peer in self.router:
+            peer.round_trip_seconds = (stats[peer.id].round_trip_seconds if peer.id in stats else None) or 0.0
+
+    def _take_load(self, peer_id: str, payload: bytes, _buffers: object) -> None:
+        if (peer := self.router.get(peer_id)) is not None:
+            peer.take(load_codec.decode(payload))
+
+    async def _tell_offer(self) -> None:
+        """Tell the others what this node offers, when that has changed."""
+        while True:
+            await asyncio.sleep(_OFFER_SECONDS)
+            offer, told = await self._advertising.advert()
+            if offer != self.router.own.offer:
+                self.router.own.offer = offer
+                self._happen(Advertise(told))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of the node failed", exc_info=error)

@@ -1,0 +1,113 @@
+"""A peer as a backend: its models and agents answer here as if they were links of this node's chain.
+
+The peer answers with its own links alone, so that no request goes in a circle. What goes wrong on the way is the
+link's failure: the chain goes on with another node from the text already delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+
+from pyagent.core.capabilities import Capabilities
+from pyagent.core.cluster.adverts import Offer
+from pyagent.core.errors import BackendError, ClusterError, WireError
+from pyagent.core.hops import hop_headers
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo
+from pyagent.core.trace_context import trace_headers
+from pyagent.infrastructure.cluster.protocol import (
+    CHAT,
+    EMBED,
+    HINT,
+    Ask,
+    ask_codec,
+    closing,
+    delta_codec,
+    embed_codec,
+    embedded_codec,
+    hint_codec,
+)
+from pyagent.infrastructure.cluster.transport import Reply
+
+SCHEME = "peer"
+_EMBED_SECONDS = 60.0
+
+
+class Connection(Protocol):
+    """What a backend needs of the transport."""
+
+    async def call(self, peer_id: str, method: str, payload: bytes, *, timeout: float) -> Reply:  # noqa: ASYNC109 - it travels with the call
+        """Return the peer's answer to one call."""
+        ...
+
+    def stream(self, peer_id: str, method: str, payload: bytes) -> AsyncIterator[Reply]:
+        """Return the peer's answers to one call; closing the iterator cancels it."""
+        ...
+
+    def cast(self, peer_id: str, method: str, payload: bytes) -> bool:
+        """Send without an answer; False where it cannot be sent."""
+        ...
+
+
+class PeerBackend:
+    """A peer's models and agents. `offer` is what it told last; `name` is `peer:` and the node's name."""
+
+    def __init__(self, peer_id: str, name: str, connection: Connection, offer: Callable[[], Offer]) -> None:
+        self.name = f"{SCHEME}:{name}"
+        self._peer_id = peer_id
+        self._connection = connection
+        self._offer = offer
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the peer's own links can do."""
+        offer = self._offer()
+        return Capabilities(
+            abilities=frozenset(offer.abilities),
+            gives_several=offer.gives_several,
+            assistant_prefix="continued" if offer.continues else "ignored",
+            hint=self._hint,
+        )
+
+    async def models(self) -> list[ModelInfo]:
+        """Return the peer's models, and its agents as `agent:NAME`."""
+        offer = self._offer()
+        agents = [ModelInfo(id=f"agent:{name}") for name in offer.agents]
+        return [msgspec.structs.replace(model, backend=self.name) for model in (*offer.models, *agents)]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Answer on the peer; closing the iterator aborts the request there."""
+        ask = ask_codec.encode(Ask(request, {**trace_headers(), **hop_headers()}))
+        with self._own_failures():
+            async with closing(self._connection.stream(self._peer_id, CHAT, ask)) as replies:
+                async for reply in replies:
+                    yield msgspec.structs.replace(delta_codec.decode(reply.payload), backend=self.name)
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Embed on the peer."""
+        payload = embed_codec.encode(request)
+        with self._own_failures():
+            reply = await self._connection.call(self._peer_id, EMBED, payload, timeout=_EMBED_SECONDS)
+            return embedded_codec.decode(reply.payload)
+
+    async def health(self) -> Health:
+        """Ready when it offers something: a peer that does not answer is no link."""
+        models = [model.id for model in self._offer().models]
+        return Health(is_ready=bool(models), detail="" if models else "it offers no models", models=models)
+
+    async def close(self) -> None:
+        """Do nothing: the connection is the node's."""
+
+    def _hint(self, hint: Hint) -> None:
+        self._connection.cast(self._peer_id, HINT, hint_codec.encode(hint))
+
+    @contextmanager
+    def _own_failures(self) -> Generator[None]:
+        """Make what goes wrong between the nodes this link's failure; what the peer's links said stays as it is."""
+        try:
+            yield
+        except (ClusterError, WireError) as error:
+            raise BackendError(f"{self.name}: {error}", backend=self.name) from error

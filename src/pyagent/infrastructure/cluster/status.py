@@ -1,0 +1,70 @@
+"""The cluster as one node sees it, for `pyagent cluster status` and `GET /pyagent/cluster`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pyagent.core.cluster.member import MemberView
+from pyagent.core.cluster.peers import Peer
+from pyagent.infrastructure.cluster.transport import PeerStats
+
+
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer: what membership holds of it, what it told, and what went over its connection."""
+
+    id: str
+    name: str
+    state: str
+    version: str
+    endpoints: tuple[str, ...]
+    is_connected: bool = False
+    is_draining: bool = False
+    models: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    num_running: int = 0
+    num_waiting: int = 0
+    num_answered: int = 0
+    num_warm_prefixes: int = 0
+    round_trip_seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster, this node, and its peers by name."""
+
+    cluster: str
+    epoch: int
+    id: str
+    name: str
+    door_port: int
+    endpoints: tuple[str, ...]
+    is_draining: bool
+    models: tuple[str, ...]
+    num_answered_for_peers: int
+    peers: tuple[PeerStatus, ...]
+
+
+def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None) -> PeerStatus:
+    """Return the status of a member, of which there is less to say while it is no peer."""
+    member = view.member
+    status = PeerStatus(
+        id=member.id, name=member.name, state=view.state, version=member.version, endpoints=member.endpoints
+    )
+    if stats is not None:
+        status = msgspec.structs.replace(status, bytes_sent=stats.bytes_sent, bytes_received=stats.bytes_received)
+    if peer is None:
+        return status
+    return msgspec.structs.replace(
+        status,
+        name=peer.name,
+        is_connected=peer.is_up,
+        is_draining=peer.load.is_draining,
+        models=tuple(model.id for model in peer.offer.models),
+        agents=peer.offer.agents,
+        num_running=peer.load.num_running,
+        num_waiting=peer.load.num_waiting,
+        num_answered=peer.num_answered,
+        num_warm_prefixes=len(peer.warm),
+        round_trip_seconds=peer.round_trip_seconds,
+    )

@@ -1,0 +1,299 @@
+"""Nodes that share work: real doors and encrypted connections on loopback, scripted links and tiny engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.native import chat, options
+from support.nodes import cluster_of, is_connected, running_node
+from support.server import Model, words
+from support.waiting import until
+
+from pyagent.core.backends import Answer, collect
+from pyagent.core.capabilities import Capabilities
+from pyagent.core.errors import BackendError, CapacityError, ClusterError, RequestError
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Message, Origin
+from pyagent.core.response_format import ResponseFormat
+from pyagent.infrastructure.cluster.node import Node
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import EngineState
+
+
+class Own(Model):
+    """A link that computes on its node: model `name`, which says where it is."""
+
+    def __init__(self, name: str, *script: ChatDelta | float | Exception) -> None:
+        super().__init__(self._said, [name])
+        self.name = f"native:{name}"
+        self._script = list(script) or words(f"from {name}")
+
+    def _said(self, request: ChatRequest) -> list[ChatDelta | float | Exception]:
+        if request.model in {"", *self.model_ids}:
+            return self._script
+        return [RequestError(f"there is no model {request.model!r}", param="model", code="model_not_found")]
+
+    async def engine_state(self) -> EngineState:
+        return EngineState(state="running", num_running=self.num_running)
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(work)
+
+
+def ask(model: str, **more: object) -> ChatRequest:
+    return ChatRequest(model=model, messages=[Message("user", "hello")], **more)  # type: ignore[arg-type]
+
+
+async def answer(node: Node, request: ChatRequest) -> Answer:
+    return await collect(node.chain.chat(request))
+
+
+def tiny(path: Path, name: str = "tiny") -> NativeBackend:
+    return NativeBackend.of(name, lambda: path, options())
+
+
+def test_node_answers_with_the_models_of_its_peers(tmp_path: Path) -> None:
+    """Each node lists all models of the cluster, and a request for a peer's model is answered by that peer."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")], c=[Own("three")]) as (a, b, c):
+            for node in (a, b, c):
+                assert {model.id for model in await node.chain.models()} == {"one", "two", "three"}
+                for model in ("one", "two", "three"):
+                    assert (await answer(node, ask(model))).text == f"from {model}"
+            assert (await answer(a, ask("three"))).last.backend == "peer:c"
+            status = c.status()
+            assert status.num_answered_for_peers == 3
+            assert {peer.name for peer in status.peers} == {"a", "b"}
+            assert all(peer.is_connected and peer.state == "alive" and peer.bytes_sent for peer in status.peers)
+
+    run(work())
+
+
+def test_answer_of_a_peer_is_that_of_its_engine(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Tokens, log probabilities, usage and structured output are the same asked directly and over the cluster."""
+    requests = [
+        chat("the user is", max_tokens=20, temperature=0, ignore_eos=True),
+        chat("the user is", max_tokens=20, temperature=1.0, seed=7, top_logprobs=3, ignore_eos=True),
+        msgspec.structs.replace(
+            chat("the", max_tokens=40, seed=1), response_format=ResponseFormat("regex", regex="[a-z]{3,9}")
+        ),
+    ]
+
+    async def work() -> None:
+        own = tiny(tiny_model_path)
+        async with cluster_of(tmp_path, a=[Own("none")], b=[own]) as (a, _b):
+            for request in requests:
+                near = await collect(own.chat(request))
+                far = await answer(a, msgspec.structs.replace(request, model="tiny"))
+                assert far.text == near.text
+                assert [d.logprobs for d in far.deltas if d.logprobs] == [d.logprobs for d in near.deltas if d.logprobs]
+                assert far.usage.completion_tokens == near.usage.completion_tokens
+                assert far.last.finish_reason == near.last.finish_reason
+        await own.close()
+
+    run(work())
+
+
+def test_cancelled_request_ends_at_the_peer(tmp_path: Path) -> None:
+    """A caller that leaves in mid-answer ends the work on the node that does it."""
+
+    async def work() -> None:
+        far = Own("far", ChatDelta(content="on "), 60.0)
+        async with cluster_of(tmp_path, a=[Own("near")], b=[far]) as (a, _b):
+            async with aclosing(a.chain.chat(ask("far"))) as stream:
+                assert (await anext(stream)).content == "on "
+                assert far.num_running == 1
+            await until(lambda: far.num_running == 0)
+
+    run(work())
+
+
+def test_faults_of_a_peer_cross_as_what_they_are(tmp_path: Path) -> None:
+    """A request at fault is told so; a peer without room is passed by, and the next node answers."""
+
+    async def work() -> None:
+        async with cluster_of(
+            tmp_path,
+            a=[Own("x")],
+            b=[Own("wrong", RequestError("no such field", param="top_k"))],
+            c=[Own("full", CapacityError("full", retry_after_seconds=9.0))],
+        ) as (a, _b, _c):
+            with pytest.raises(RequestError, match="no such field") as caught:
+                await answer(a, ask("wrong"))
+            assert caught.value.param == "top_k"
+            with pytest.raises(CapacityError) as refused:
+                await answer(a, ask("full"))
+            assert refused.value.retry_after_seconds
+
+    run(work())
+
+
+def test_peer_that_dies_in_mid_answer_is_replaced_from_the_text_sent(tmp_path: Path) -> None:
+    """The connection is lost after two words: another node goes on, and the caller reads one answer."""
+
+    async def work() -> None:
+        dying = Own("m", *words("one ", "two ")[:2], 60.0)
+        heir = Own("m", *words("three ", "four "))
+        for link in (dying, heir):
+            link.capabilities = Capabilities(assistant_prefix="continued")
+        async with cluster_of(tmp_path, a=[Own("none")], b=[dying], c=[heir]) as (a, b, _c):
+            a.router.get(_id_of(a, "c")).load = msgspec.structs.replace(a.router.own.load, num_waiting=9)  # type: ignore[union-attr]
+            stream = a.chain.chat(ask("m"))
+            texts = [(await anext(stream)).content, (await anext(stream)).content]
+            await b._transport.stop()  # pyright: ignore[reportPrivateUsage] - as a power cut does, without a word
+            texts += [delta.content async for delta in stream]
+            assert "".join(texts) == "one two three four "
+            assert heir.requests[0].answer_prefix == "one two "
+
+    run(work())
+
+
+def _id_of(node: Node, name: str) -> str:
+    return next(peer.id for peer in node.router if peer.name == name)
+
+
+def test_private_text_stays_here_and_tenants_cross(tmp_path: Path) -> None:
+    """A private request is answered by this node though it is busier; a tenant's name goes along with others."""
+
+    async def work() -> None:
+        near, far = Own("m"), Own("m")
+        async with cluster_of(tmp_path, a=[near], b=[far]) as (a, _b):
+            a.chain.private = ["native"]
+            for _ in range(5):
+                await answer(a, ask("m", private=True))
+            assert (len(near.requests), len(far.requests)) == (5, 0)
+            await answer(a, ask("m", origin=Origin(tenant="key 1", client="key 1")))
+            [crossed] = near.requests[5:] + far.requests
+            assert crossed.origin.tenant == "key 1"
+
+    run(work())
+
+
+def test_draining_node_is_asked_no_more_and_takes_part_again(tmp_path: Path) -> None:
+    """While a node drains others answer; what it was asked before ends; afterwards it is asked again."""
+
+    async def work() -> None:
+        far = Own("far", 0.3, *words("late"))
+        async with cluster_of(tmp_path, a=[Own("near")], b=[far]) as (a, b):
+            running = asyncio.create_task(answer(a, ask("far")))
+            await until(lambda: far.num_running == 1)
+            assert await b.drain(30.0) == 0
+            assert (await running).text == "late"
+            await until(lambda: is_connected(a, 0))
+            assert a.status().peers[0].is_draining
+            assert (await answer(a, ask(""))).text == "from near"
+            await b.resume()
+            await until(lambda: is_connected(a, 1))
+            assert (await answer(a, ask("far"))).text == "late"
+
+    run(work())
+
+
+def test_revoked_node_is_out_at_once_and_for_ever(tmp_path: Path) -> None:
+    """After `revoke` the node has no connection to any member, is let in at no door, and knows an old secret."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")], c=[Own("three")]) as (a, b, c):
+            with pytest.raises(ClusterError, match="no node is called 'd'"):
+                await a.revoke("d")
+            before = a.cluster.load().current.secret
+            started = time.monotonic()
+            assert await a.revoke("c") == c.keys.node_id
+            await until(lambda: is_connected(a, 1) and is_connected(b, 1) and is_connected(c, 0))
+            assert time.monotonic() - started < 30
+            assert {model.id for model in await b.chain.models()} == {"one", "two"}
+            await until(lambda: b.cluster.load().current.secret == a.cluster.load().current.secret != before)
+            assert c.cluster.load().current.secret == before
+        async with (
+            running_node(tmp_path / "a", [Own("one")]) as a,
+            running_node(tmp_path / "c", [Own("three")], seeds=[f"127.0.0.1:{a.door_port}"]) as c,
+        ):
+            await asyncio.sleep(0.3)
+            assert is_connected(a, 0)
+            assert is_connected(c, 0)
+
+    run(work())
+
+
+def test_node_that_was_away_while_the_secret_changed_is_given_the_new_one(tmp_path: Path) -> None:
+    """A member that missed a new epoch is let in by its own key, and then knows the secret."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")], c=[Own("three")]) as (a, _b, c):
+            await c.stop()
+            await until(lambda: is_connected(a, 1))
+            await a.revoke("b")
+            seeds = [f"127.0.0.1:{a.door_port}"]
+            async with running_node(tmp_path / "c", [Own("three")], seeds=seeds) as back:
+                await until(lambda: is_connected(a, 1) and is_connected(back, 1))
+                await until(lambda: back.cluster.load().current.secret == a.cluster.load().current.secret)
+
+    run(work())
+
+
+def test_node_that_left_is_gone_at_once_and_comes_back(tmp_path: Path) -> None:
+    """A goodbye removes the links of a node; started anew, with other models, it is a peer again."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")]) as (a, b):
+            await b.stop()
+            await until(lambda: is_connected(a, 0))
+            assert a.status().peers[0].state == "left"
+            with pytest.raises((RequestError, BackendError)):
+                await collect(a.chain.chat(ask("peer:b")))
+            seeds = [f"127.0.0.1:{a.door_port}"]
+            async with running_node(tmp_path / "b", [Own("new")], seeds=seeds):
+                await until(lambda: is_connected(a, 1))
+                assert (await answer(a, ask("new"))).text == "from new"
+
+    run(work())
+
+
+def test_copied_folder_gets_keys_of_its_own(tmp_path: Path) -> None:
+    """A folder that was copied to another place is another node of the same cluster."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")]) as (a,):
+            copied = tmp_path / "copy"
+            copied.mkdir()
+            for file in a.cluster.folder.iterdir():
+                if file.is_file():
+                    (copied / file.name).write_bytes(file.read_bytes())
+            async with running_node(copied, [Own("two")], seeds=[f"127.0.0.1:{a.door_port}"]) as b:
+                assert b.keys.node_id != a.keys.node_id
+                await until(lambda: is_connected(a, 1) and is_connected(b, 1))
+
+    run(work())
+
+
+def test_texts_are_embedded_by_a_peer(tmp_path: Path) -> None:
+    """Embedding goes to the node that can."""
+
+    async def work() -> None:
+        class Embedding(Own):
+            async def embed(self, request: EmbedRequest) -> EmbedResult:
+                return EmbedResult(vectors=[[1.0] for _ in request.input])
+
+        async with cluster_of(tmp_path, a=[Own("a")], b=[Embedding("b")]) as (a, _b):
+            result = await a.chain.embed(EmbedRequest(model="b", input=["x", "y"]))
+            assert len(result.vectors) == 2
+
+    run(work())
+
+
+def test_folder_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
+    """A node of no cluster does not start, and names the commands that make or join one."""
+    with pytest.raises(ClusterError, match="pyagent cluster init"):
+        run(_started(tmp_path))
+
+
+async def _started(folder: Path) -> None:
+    async with running_node(folder, [Own("one")]):
+        pass

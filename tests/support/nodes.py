@@ -1,0 +1,60 @@
+"""Nodes of a cluster on loopback, in one event loop: real doors, real CURVE, no multicast."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from support.waiting import until
+
+from pyagent.core.backends import Backend
+from pyagent.core.chain import Chain
+from pyagent.core.settings import Cluster
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.node import Node
+
+
+def is_connected(node: Node, others: int) -> bool:
+    """Whether a node has so many peers, each connected and known by its offer."""
+    return sum(peer.is_usable for peer in node.router) == others
+
+
+@asynccontextmanager
+async def running_node(
+    folder: Path, links: Sequence[Backend], *, seeds: Sequence[str] = (), agents: Backend | None = None, **more: object
+) -> AsyncIterator[Node]:
+    """Start a node of the cluster whose file is in the folder; the chain is `node.chain`."""
+    fields = {"bind": ["127.0.0.1"], "port": 0, "seeds": list(seeds), "multicast": False, "name": folder.name, **more}
+    node = Node(folder, Cluster(**fields), Chain(list(links), name=folder.name), agents=agents)  # type: ignore[arg-type]
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+@asynccontextmanager
+async def cluster_of(folder: Path, **name_to_links: Sequence[Backend]) -> AsyncIterator[list[Node]]:
+    """Start a node for each name and its links; all are connected with all."""
+    first: Node | None = None
+    async with AsyncExitStack() as stack:
+        nodes: list[Node] = []
+        for name, links in name_to_links.items():
+            own = folder / name
+            join(own, first)
+            seeds = [] if first is None else [f"127.0.0.1:{first.door_port}"]
+            nodes.append(await stack.enter_async_context(running_node(own, links, seeds=seeds)))
+            first = first or nodes[0]
+        await until(lambda: all(is_connected(node, len(nodes) - 1) for node in nodes))
+        yield nodes
+
+
+def join(folder: Path, member: Node | None) -> None:
+    """Give a folder the cluster of a member, or a new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if member is None:
+        ClusterFile(folder).init("test")
+    else:
+        state = member.cluster.load()
+        ClusterFile(folder).join(type(state)(state.cluster_id, state.name, state.secrets[:1]))

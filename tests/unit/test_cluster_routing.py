@@ -1,0 +1,342 @@
+"""Which node answers: policies over what nodes told, prefixes by key, and the chain's links that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyagent.core.backends import Backend, collect
+from pyagent.core.capabilities import Capabilities
+from pyagent.core.chain import Chain
+from pyagent.core.chain.settings import Price
+from pyagent.core.cluster.adverts import Load, Offer
+from pyagent.core.cluster.peers import ClusterRouter, Peer, answer_for_peer
+from pyagent.core.cluster.prefixes import (
+    MAX_KEYS,
+    MAX_PIECES,
+    PIECE_CHARS,
+    WarmPrefixes,
+    num_matching,
+    pack,
+    prefix_keys,
+    unpack,
+)
+from pyagent.core.cluster.routing import Balancer, Node, Policy, estimated_seconds
+from pyagent.core.errors import BackendError
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    Message,
+    ModelInfo,
+    Origin,
+)
+
+SYSTEM = "You are a careful reviewer of contracts. " * 50
+
+
+class Saying:
+    """A link that says its name word by word; it breaks off after `num_words` where that is given."""
+
+    def __init__(self, name: str, model: str = "m", num_words: int | None = None) -> None:
+        self.name = name
+        self.capabilities = Capabilities(assistant_prefix="continued")
+        self.model = model
+        self.num_words = num_words
+        self.asked: list[ChatRequest] = []
+
+    async def models(self) -> list[ModelInfo]:
+        return [ModelInfo(id=self.model)]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        self.asked.append(request)
+        words = ["one ", "two ", "three ", "four "]
+        begun = request.answer_prefix.count(" ")
+        for number, word in enumerate(words[begun:]):
+            if number == self.num_words:
+                raise BackendError("gone", backend=self.name)
+            yield ChatDelta(content=word, backend=self.name)
+        yield ChatDelta(finish_reason="stop", backend=self.name)
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        return EmbedResult(vectors=[[1.0] for _ in request.input])
+
+    async def health(self) -> Health:
+        return Health(is_ready=True)
+
+    async def close(self) -> None:
+        return None
+
+
+def ask(text: str = "hello", **more: object) -> ChatRequest:
+    return ChatRequest(messages=[Message("system", SYSTEM), Message("user", text)], **more)  # type: ignore[arg-type]
+
+
+def peer_of(backend: Backend, model: str = "m", **load: object) -> Peer:
+    peer = Peer(id=backend.name.removeprefix("peer:"), name=backend.name.removeprefix("peer:"), backend=backend)
+    peer.connected()
+    peer.offer = Offer(models=(ModelInfo(id=model),), continues=True)
+    peer.take(Load(sequence=1, **load))  # type: ignore[arg-type]
+    return peer
+
+
+def router_of(*peers: Peer, policy: Policy = "prefix") -> ClusterRouter:
+    router = ClusterRouter(
+        Balancer(policy, random.Random(1)), engine_names=["native:m"], offered_names=["native:m"], default_model="m"
+    )
+    for peer in peers:
+        router.add(peer)
+    return router
+
+
+# -- prefixes ----------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_share_the_keys_of_their_common_beginning() -> None:
+    """Two prompts that differ in the last message share the keys of all pieces before it, and no more."""
+    one, two = prefix_keys(ask("first " * 100)), prefix_keys(ask("second " * 100))
+    assert num_matching(one, set(two)) == (len(SYSTEM) + 8) // PIECE_CHARS
+    assert len(one) > num_matching(one, set(two))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [ask(origin=Origin(tenant="b")), ask(model="other"), ChatRequest(messages=[Message("user", SYSTEM)])],
+    ids=["tenant", "model", "role"],
+)
+def test_prompts_of_others_share_no_key(other: ChatRequest) -> None:
+    """Another tenant, model or role gives other keys for the same text."""
+    assert num_matching(prefix_keys(ask()), set(prefix_keys(other))) == 0
+    assert num_matching(prefix_keys(ask()), set(prefix_keys(ask(), b"another cluster"))) == 0
+
+
+def test_endless_prompts_have_a_bounded_number_of_keys() -> None:
+    """A prompt of ten megabytes has as many keys as the bound says, and keys cross whole."""
+    keys = prefix_keys(ChatRequest(prompt="x\ud800" * 5_000_000))
+    assert len(keys) == MAX_PIECES
+    assert unpack(pack(keys)) == keys
+    assert unpack(pack(keys) + b"rest") == keys
+    assert len(unpack(bytes(8 * MAX_KEYS + 8))) == MAX_KEYS
+
+
+def test_warm_prefixes_forget_the_least_recently_used() -> None:
+    """A node remembers so many keys; those asked for again stay."""
+    warm = WarmPrefixes(max_keys=3)
+    assert warm.add([1, 2, 3]) == [1, 2, 3]
+    assert warm.add([1, 4]) == [4]
+    assert list(warm) == [3, 1, 4]
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+def test_prefix_policy_weighs_saved_prefill_against_the_queue() -> None:
+    """The node that has the prompt is asked, until its queue costs more than computing the prompt elsewhere."""
+    cold = Node(id="cold", prefill_tokens_per_second=1000.0, first_token_seconds=0.5)
+    for num_waiting, first in ((0, "warm"), (3, "warm"), (5, "cold")):
+        warm = Node(
+            id="warm",
+            prefill_tokens_per_second=1000.0,
+            first_token_seconds=0.5,
+            num_warm_tokens=2000,
+            num_waiting=num_waiting,
+        )
+        ordered = Balancer("prefix", random.Random(0)).order([cold, warm], 2000)
+        assert ordered[0].id == first, num_waiting
+
+
+def test_estimate_is_the_formula() -> None:
+    """Tokens left over the prefill rate, plus the queue, stretched by what runs, plus the way."""
+    node = Node(
+        id="n",
+        num_running=5,
+        num_waiting=2,
+        num_sent=1,
+        num_warm_tokens=300,
+        prefill_tokens_per_second=200.0,
+        first_token_seconds=0.4,
+        round_trip_seconds=0.01,
+        weight=2.0,
+    )
+    assert estimated_seconds(node, 1000) == pytest.approx((700 / 200 + 3 * 0.4) * 1.5 / 2 + 0.01)
+
+
+def test_weighted_round_robin_gives_exact_shares() -> None:
+    """Weights of 3, 2 and 1 are met exactly over each round, without runs."""
+    nodes = [Node(id="a", weight=3.0), Node(id="b", weight=2.0), Node(id="c", weight=1.0)]
+    balancer = Balancer("round_robin")
+    drawn = [balancer.order(nodes, 1)[0].id for _ in range(12)]
+    assert Counter(drawn) == {"a": 6, "b": 4, "c": 2}
+    assert drawn[:6] == drawn[6:]
+    assert "".join(drawn[:6]) not in {"aaabbc", "aabbca"}
+
+
+def test_power_of_two_spreads_far_better_than_chance() -> None:
+    """The longest of 100 queues after 10,000 requests is within 3 of the mean; drawn by chance it is 20 above."""
+    rng, queues = random.Random(3), dict.fromkeys(map(str, range(100)), 0)
+    balancer = Balancer("power_of_two", rng)
+    for _ in range(10_000):
+        nodes = [Node(id=name, num_running=count) for name, count in queues.items()]
+        queues[balancer.order(nodes, 1)[0].id] += 1
+    assert max(queues.values()) <= 103
+
+
+@given(
+    st.lists(
+        st.builds(
+            Node,
+            id=st.uuids().map(str),
+            num_running=st.integers(0, 50),
+            num_waiting=st.integers(0, 50),
+            weight=st.floats(0.1, 10),
+            price=st.none() | st.builds(Price, input=st.floats(0, 10), output=st.floats(0, 10)),
+        ),
+        max_size=8,
+        unique_by=lambda node: node.id,
+    ),
+    st.sampled_from(["prefix", "power_of_two", "least_requests", "round_robin", "cost"]),
+)
+def test_every_policy_orders_every_node_once(nodes: list[Node], policy: Policy) -> None:
+    """No policy loses a node or asks one twice; the cheapest is first by cost, the least busy by requests."""
+    ordered = Balancer(policy, random.Random(0)).order(nodes, 100)
+    assert sorted(node.id for node in ordered) == sorted(node.id for node in nodes)
+    if nodes and policy == "least_requests":
+        loads = [node.num_requests / node.weight for node in nodes]
+        assert ordered[0].num_requests / ordered[0].weight <= min(loads) * 1.1 + 1e-6
+
+
+# -- the chain's router ------------------------------------------------------------------------------------------------
+
+
+def chain_of(router: ClusterRouter, *links: Backend) -> Chain:
+    return Chain(list(links) or [Saying("native:m")], router=router)
+
+
+def answered_by(chain: Chain, request: ChatRequest) -> str:
+    return asyncio.run(collect(chain.chat(request))).last.backend
+
+
+def test_peers_come_and_go_as_links() -> None:
+    """A peer is a link while it is connected, offers something and does not drain; its counters stay with it."""
+    desk = peer_of(Saying("peer:desk"))
+    router = router_of(desk)
+    chain = chain_of(router)
+    assert chain.names == ["native:m", "peer:desk"]
+    desk.is_up = False
+    assert chain.names == ["native:m"]
+    desk.connected()
+    desk.take(Load(sequence=1, is_draining=True))
+    assert chain.names == ["native:m"]
+    desk.take(Load(sequence=2))
+    assert chain.names == ["native:m", "peer:desk"]
+    router.remove("desk")
+    assert chain.names == ["native:m"]
+
+
+def test_request_goes_where_its_prompt_is_warm() -> None:
+    """The second question about one system prompt goes to the node that computed the first."""
+    desk, box = peer_of(Saying("peer:desk"), num_running=1), peer_of(Saying("peer:box"))
+    router = router_of(desk, box)
+    desk.warm.add(prefix_keys(ask("another question", model="m")))
+    assert answered_by(chain_of(router), ask()) == "peer:desk"
+    assert answered_by(chain_of(router), ask(origin=Origin(tenant="other"))) != "peer:desk"
+
+
+def test_burst_spreads_before_any_load_is_told() -> None:
+    """Requests that were just sent count, so that twelve at once do not all go to the least busy node."""
+    peers = [peer_of(Saying(f"peer:{number}")) for number in range(3)]
+    router = router_of(*peers)
+    chain = chain_of(router)
+    names = [answered_by(chain, ChatRequest(messages=[Message("user", str(number))])) for number in range(12)]
+    assert max(Counter(names).values()) <= 4
+
+
+def test_peer_without_the_model_is_tried_last() -> None:
+    """A request that names a model goes to nodes that have it, however busy they are."""
+    busy, idle = peer_of(Saying("peer:busy", "big"), "big", num_waiting=50), peer_of(Saying("peer:idle"))
+    router = router_of(busy, idle)
+    router.own.offer = Offer(models=(ModelInfo(id="m"),))
+    chain = chain_of(router)
+    assert answered_by(chain, ask(model="big")) == "peer:busy"
+
+
+def test_answer_of_a_dying_peer_is_continued_by_another() -> None:
+    """A peer that breaks off in mid-answer is replaced from the text already sent; the caller reads one answer."""
+    dying, other = Saying("peer:dying", num_words=2), Saying("peer:other")
+    router = router_of(peer_of(dying), peer_of(other, num_waiting=5))
+    answer = asyncio.run(collect(chain_of(router, Saying("native:m", num_words=0)).chat(ask())))
+    assert answer.text == "one two three four "
+    assert other.asked[0].answer_prefix == "one two "
+
+
+def test_conversation_stays_with_its_node_and_moves_when_it_is_gone() -> None:
+    """Requests of one session go to one node, though others are idle; a node that left is replaced."""
+    desk, box = peer_of(Saying("peer:desk")), peer_of(Saying("peer:box"))
+    router = router_of(desk, box)
+    chain = chain_of(router)
+    first = answered_by(chain, ask("1", session="s"))
+    home = router.get(first.removeprefix("peer:"))
+    if home is not None:
+        home.take(Load(sequence=9, num_waiting=9))
+    assert {answered_by(chain, ask(str(number), session="s")) for number in range(5)} == {first}
+    assert answered_by(chain, ask("1", session="s", origin=Origin(tenant="b"))) != first or home is None
+    if home is not None:
+        router.remove(home.id)
+        assert answered_by(chain, ask("6", session="s")) != first
+
+
+def test_private_requests_stay_on_this_machine() -> None:
+    """A private request is never sent to a peer, unless the rules name peers."""
+    desk = Saying("peer:desk")
+    router = router_of(peer_of(desk))
+    own = Saying("native:m")
+    router.own.tell(Load(sequence=1, num_waiting=100))
+    chain = Chain([own], router=router, private=["native"])
+    assert answered_by(chain, ask(private=True)) == "native:m"
+    chain = Chain([own], router=router, private=["native", "peer"])
+    assert answered_by(chain, ask(private=True)) == "peer:desk"
+
+
+def test_requests_of_peers_are_answered_by_own_offered_links() -> None:
+    """What a peer asks goes to no third node, and to no link that peers may not use."""
+    paid, own, desk = Saying("openai:http://far/v1"), Saying("native:m"), Saying("peer:desk")
+    chain = Chain([paid, own], router=router_of(peer_of(desk)))
+
+    async def work() -> str:
+        answer_for_peer()
+        return (await collect(chain.chat(ask()))).last.backend
+
+    assert asyncio.run(work()) == "native:m"
+    assert not paid.asked
+    assert not desk.asked
+
+
+def test_links_that_the_user_put_first_stay_first() -> None:
+    """A server before the engine is asked before any peer; one behind it is what is left when all fail."""
+    names = _order([Saying("openai:http://gpu/v1"), Saying("native:m"), Saying("ollama")], peer_of(Saying("peer:desk")))
+    assert names[0] == "openai:http://gpu/v1"
+    assert set(names[1:3]) == {"native:m", "peer:desk"}
+    assert names[3] == "ollama"
+
+
+def _order(links: Sequence[Backend], *peers: Peer) -> Sequence[str]:
+    router = router_of(*peers)
+    return router.order(ask(), Chain(links, router=router).names)
+
+
+def test_old_loads_are_dropped_and_a_new_connection_begins_anew() -> None:
+    """Loads that arrive out of order do not undo newer ones; after a restart the first load counts again."""
+    desk = peer_of(Saying("peer:desk"))
+    assert desk.take(Load(sequence=5, num_running=5))
+    assert not desk.take(Load(sequence=4, num_running=4))
+    assert desk.load.num_running == 5
+    desk.connected()
+    assert desk.take(Load(sequence=1, num_running=1))
