@@ -13,7 +13,7 @@ import zmq
 
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.frames import Channel, Limits, Message, codec_for
-from pyagent.infrastructure.cluster.sockets import Part
+from pyagent.infrastructure.cluster.sockets import Connection, Part
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.cluster.dialer import Dialer
@@ -124,10 +124,25 @@ class Path:
         self.serving: dict[int, asyncio.Task[None]] = {}
         self.last_call_id = 0
         self.ping: tuple[int, float] | None = None
+        self.connection: Connection | None = None
+        self.num_messages = 0
+        self._watched = 0, 0
         self._send = send
         self._on_closed = on_closed
         self._queue = deque[Sequence[Part]]()
         self._room: asyncio.Future[None] | None = None
+
+    def is_endless(self, max_bytes: int) -> bool:
+        """Whether more has arrived since the last whole message than a message can have.
+
+        ZMQ keeps the frames of a message until its last one, whatever their number.
+        """
+        num_bytes = self.connection.num_received() if self.connection else None
+        num_messages, num_before = self._watched
+        if num_bytes is None or num_messages != self.num_messages:
+            self._watched = self.num_messages, num_bytes or 0
+            return False
+        return num_bytes - num_before > max_bytes
 
     def push(self, message: Message, buffers: Sequence[Part] = ()) -> None:
         """Send a message, or queue it. One for a closed connection is dropped."""

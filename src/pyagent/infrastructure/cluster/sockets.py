@@ -24,6 +24,8 @@ _BATCH = 100
 """Messages of one socket that are taken before the loop's other work has its turn."""
 _ENDPOINT = re.compile(r"tcp://(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-fA-F:.]{2,45}(?:%[\w.-]{1,32})?\]):(\d{1,5})")
 _EVENT = struct.Struct("=Hi")
+_TCP_INFO_BYTES, _BYTES_RECEIVED_AT, _BYTES_RECEIVED = 136, 128, struct.Struct("=Q")
+"""Of Linux' `struct tcp_info`."""
 _numbers = itertools.count()
 
 
@@ -39,7 +41,7 @@ class LoopSocket:
         self._socket = socket
         self._receive = receive
         self._on_room = on_room
-        self._lacks_room = self._is_scheduled = False
+        self._lacks_room = self._is_scheduled = self._is_draining = False
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         try:
@@ -74,18 +76,30 @@ class LoopSocket:
         self._is_scheduled = False
         self.drain()
 
-    def drain(self) -> None:
-        """Hand out what has arrived."""
+    def drain(self) -> bool:
+        """Hand out what has arrived; return whether that was all. Harmless while it is doing so."""
+        if self._is_draining:
+            return False
+        self._is_draining = True
+        try:
+            return self._drain()
+        finally:
+            self._is_draining = False
+
+    def _drain(self) -> bool:
         for _ in range(_BATCH):
             if self._socket.closed:
-                return
+                return True
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                break
+                self._tell_room()
+                return True
             self._receive(frames)
-        else:
-            self._drain_soon()
+        self._drain_soon()
+        return False
+
+    def _tell_room(self) -> None:
         if self._lacks_room and self._on_room and not self._socket.closed and self._has_room():
             self._lacks_room = False
             self._on_room()
@@ -135,6 +149,14 @@ class Connection:
         self._fd = fd
         self._address = self._peer_name()
         self.host = str(self._address[0]) if self._address else ""
+
+    def num_received(self) -> int | None:
+        """Return how many bytes have arrived on the connection, where the system (Linux) tells."""
+        with contextlib.suppress(OSError, AttributeError, struct.error), self._duplicate() as duplicate:
+            info = duplicate.getsockopt(system_socket.IPPROTO_TCP, system_socket.TCP_INFO, _TCP_INFO_BYTES)
+            if duplicate.getpeername() == self._address:
+                return _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0]
+        return None
 
     def end(self) -> None:
         """End the connection, if the descriptor is still that connection's."""

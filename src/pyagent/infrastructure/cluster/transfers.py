@@ -240,6 +240,11 @@ class Transfers:
         """Whether long messages are on their way to a peer."""
         return any(peer_id == peer.id for peer_id, _ in self._outgoing)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no long message is on its way, or held."""
+        return not (self._outgoing or self._incoming or self._peer_to_held)
+
     def stuck(self) -> list[Path]:
         """Return the connections of senders that have leave to send and do not."""
         since = time.monotonic() - _STUCK_SECONDS

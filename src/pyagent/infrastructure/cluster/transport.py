@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -52,6 +53,10 @@ _BULK_QUEUE = 8
 """Chunks that wait in ZMQ."""
 _LAST_WORDS_SECONDS = 0.2
 _BULK_IDLE_SECONDS = 30.0
+_SHUT_OUT_SECONDS = 2.0
+_WATCHES_PER_PING = 8
+_MESSAGES_UNSEEN = 4
+"""So many of the longest frames may arrive before a message is whole."""
 _IO_THREADS = 2
 _MAX_SOCKETS = 1 << 15
 _FRAME_SLACK_BYTES = 1 << 10
@@ -64,6 +69,9 @@ class Transport:
         """`public` and `secret` are the node's CURVE keys as Z85 text."""
         self.node_id = node_id
         self.limits = limits or Limits()
+        self._max_frame_bytes = (
+            max(self.limits.chunk_bytes, self.limits.inline_bytes, MAX_HEADER_BYTES) + _FRAME_SLACK_BYTES
+        )
         self._public, self._secret = public, secret
         self._peers: dict[str, Peer] = {}
         self._allowed = AllowList()
@@ -74,7 +82,7 @@ class Transport:
         self._router_events: LoopSocket | None = None
         self._guests = Guests(self.limits)
         self._routes: dict[bytes, Path] = {}
-        self._fd_to_route: dict[int, tuple[bytes, Connection]] = {}
+        self._fd_to_route: dict[int, bytes] = {}
         self._upkeep: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -116,9 +124,8 @@ class Transport:
     def _configured(self, socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
         """Return a socket with the bounds that all of them have."""
         limits = self.limits
-        longest = max(limits.chunk_bytes, limits.inline_bytes, MAX_HEADER_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, longest + _FRAME_SLACK_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame_bytes)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(limits.handshake_seconds * 1000))
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(limits.heartbeat_seconds * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(limits.silence_seconds * 1000))
@@ -184,7 +191,7 @@ class Transport:
         peer.calls = peer.bulk = None
         for path in list(peer.incoming):
             path.close("this node hung up")
-            self._end_connection(path)
+            _end_connection(path)
         self._note_link(peer)
 
     async def call(
@@ -311,8 +318,9 @@ class Transport:
         peer = self._peer(peer_id)
         router = self._router
         path = Path(peer, lambda parts: router.send([route, *parts]), self._incoming_closed, is_incoming=True)
+        path.connection = connection
         self._routes[route] = path
-        self._fd_to_route[fd] = route, connection
+        self._fd_to_route[fd] = route
         peer.incoming.append(path)
         if len(peer.incoming) > _MAX_INCOMING:
             self._give_up(peer.incoming[0], "it has newer connections")
@@ -327,8 +335,7 @@ class Transport:
         if fd in self._fd_to_route:
             if self._router:
                 self._router.drain()  # the peer's last words
-            route, _ = self._fd_to_route.pop(fd)
-            self._routes.pop(route).close("it hung up")
+            self._routes.pop(self._fd_to_route.pop(fd)).close("it hung up")
 
     def _incoming_closed(self, path: Path, reason: str) -> None:
         path.peer.incoming.remove(path)
@@ -336,24 +343,18 @@ class Transport:
         self._rpc.path_closed(path)
         self._note_link(path.peer)
         if self._context:
-            asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, self._end_connection, path)
-
-    def _end_connection(self, path: Path) -> None:
-        """End the TCP connection of a path that the peer made, if it still stands."""
-        for fd, (route, connection) in self._fd_to_route.items():
-            if self._routes[route] is path:
-                logger.debug("ends the connection %d of node %s", fd, path.peer.id)
-                connection.end()
+            asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, _end_connection, path)
 
     def _receive(self, path: Path, frames: list[zmq.Frame]) -> None:
         """Take a message of a peer's; one that breaks the protocol ends the connection."""
         peer = path.peer
         peer.messages_received += 1
+        path.num_messages += 1
         peer.bytes_received += sum(map(len, frames))
         try:
             self._dispatch(path, _message(peer, frames), [frame.buffer for frame in frames[1:]])
         except WireError as error:
-            self._give_up(path, str(error))
+            (self._give_up if path.version is None else self._shut_out)(path, str(error))
 
     def _dispatch(self, path: Path, message: Message, buffers: list[memoryview]) -> None:
         match message:
@@ -383,8 +384,8 @@ class Transport:
             path.push(HELLO)
         path.version = version
         for dialer in (peer.calls, peer.bulk):
-            if dialer and dialer.path is path:
-                dialer.welcomed()
+            if dialer:
+                dialer.welcomed(path)
         if path.channel == "calls":
             self._ping(path)
             self._note_link(peer)
@@ -408,14 +409,30 @@ class Transport:
 
     async def _keep_up(self) -> None:
         """Measure round trips, and give up senders that hold room and send nothing."""
-        while True:
-            await asyncio.sleep(self.limits.ping_seconds)
-            for peer in list(self._peers.values()):
-                if path := peer.path:
-                    self._ping(path)
-                self._close_unused(peer)
-            for path in self._rpc.transfers.stuck():
-                self._give_up(path, "it does not send what it announced")
+        for number in itertools.count(1):
+            await asyncio.sleep(self.limits.ping_seconds / _WATCHES_PER_PING)
+            self._watch()
+            if number % _WATCHES_PER_PING == 0:
+                for peer in list(self._peers.values()):
+                    if path := peer.path:
+                        self._ping(path)
+                    self._close_unused(peer)
+
+    def _watch(self) -> None:
+        """Give up connections that fill memory, or hold room for what they do not send."""
+        max_bytes = _MESSAGES_UNSEEN * self._max_frame_bytes
+        is_read = self._router is not None and self._router.drain()
+        for path in list(self._routes.values()) if is_read else []:
+            if path.is_open and path.is_endless(max_bytes):
+                self._shut_out(path, "it sends a message that has no end")
+        for path in self._rpc.transfers.stuck():
+            self._shut_out(path, "it does not send what it announced")
+
+    def _shut_out(self, path: Path, reason: str) -> None:
+        """Close a connection of a peer that breaks the protocol, and take no other from it for a while."""
+        if path.is_incoming:
+            self._allowed.shut_out(path.peer.id, _SHUT_OUT_SECONDS)
+        self._give_up(path, reason)
 
     def _close_unused(self, peer: Peer) -> None:
         """Close the connection for long messages when none was sent for a while."""
@@ -423,6 +440,12 @@ class Transport:
         if peer.bulk and is_unused and not self._rpc.transfers.are_outgoing(peer):
             peer.bulk.close()
             peer.bulk = None
+
+
+def _end_connection(path: Path) -> None:
+    """End the TCP connection of a path that the peer made, if it still stands."""
+    if path.connection:
+        path.connection.end()
 
 
 def _message(peer: Peer, frames: list[zmq.Frame]) -> Message:

@@ -6,6 +6,7 @@ about its sender is never looked at.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 
 import zmq
@@ -25,6 +26,7 @@ class AllowList:
     def __init__(self) -> None:
         self._key_to_peer: dict[bytes, str] = {}
         self._peer_to_key: dict[str, bytes] = {}
+        self._peer_to_return: dict[str, float] = {}
         self._socket: LoopSocket | None = None
 
     def start(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -54,6 +56,11 @@ class AllowList:
         """Let a peer no longer connect."""
         if (key := self._peer_to_key.pop(peer_id, None)) is not None:
             del self._key_to_peer[key]
+            self._peer_to_return.pop(peer_id, None)
+
+    def shut_out(self, peer_id: str, seconds: float) -> None:
+        """Refuse a peer for some time: one that breaks the protocol would do it again at once."""
+        self._peer_to_return[peer_id] = asyncio.get_running_loop().time() + seconds
 
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self._peer_to_key
@@ -63,7 +70,7 @@ class AllowList:
         _, request_id, domain, _, _, mechanism, *credentials = (frame.bytes for frame in frames)
         is_curve = mechanism == b"CURVE" and domain == _DOMAIN and len(credentials) == 1
         peer_id = self._key_to_peer.get(credentials[0]) if is_curve else None
-        if peer_id is None:
+        if peer_id is None or self._peer_to_return.get(peer_id, 0.0) > asyncio.get_running_loop().time():
             self._socket.send([b"1.0", request_id, b"400", b"refused", b"", b""])
         else:
             self._socket.send([b"1.0", request_id, b"200", b"", peer_id.encode(), b""])
