@@ -159,12 +159,13 @@ class Simulation:
             self.join(node, first)
 
     def introduce_all(self) -> None:
-        """Let all know each other at once, as a large cluster that has run for long."""
+        """Let all know each other at once, connected and with nothing to pass on, as if for long."""
         known = Push(tuple(Alive(node.membership.me) for node in self.nodes.values()))
+        linked = set(self.nodes)
         for node in self.nodes.values():
-            self.give(node, Received("introducer", known))
-        self.run(0.0)
-        for node in self.nodes.values():
+            node.linked = linked
+            node.membership._claims.linked = linked - {node.id}
+            node.membership.handle(self.now * node.rate + node.offset, Received("introducer", known))
             node.membership._claims.dissemination._waiting.clear()
 
     def kill(self, node: SimNode, *, power: bool = False) -> None:
@@ -172,10 +173,9 @@ class Simulation:
         node.is_running = False
         if power or not self.links:
             return
-        for peer in self.running():
-            if node.id in peer.linked and self._is_joined(peer.id, node.id):
-                peer.linked.discard(node.id)
-                self._later(peer, Unreachable(node.id))
+        for peer in [peer for peer in self.running() if node.id in peer.linked and self._is_joined(peer.id, node.id)]:
+            peer.linked.discard(node.id)
+            self._later(peer, Unreachable(node.id))
 
     def leave(self, node: SimNode) -> None:
         self.give(node, Leave())

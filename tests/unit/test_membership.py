@@ -25,7 +25,7 @@ from pyagent.core.cluster.events import (
     Unreachable,
     WakeAt,
 )
-from pyagent.core.cluster.member import MAX_ADVERT_BYTES, Member
+from pyagent.core.cluster.member import MAX_ADVERT_BYTES, MAX_INCARNATION, Member
 from pyagent.core.cluster.membership import Membership
 from pyagent.core.cluster.messages import Ack, Advert, Alive, Dead, Gossip, Left, Ping, Push, Suspect, Sync
 from pyagent.core.cluster.timing import Timing
@@ -384,3 +384,60 @@ def test_equal_tables_are_not_exchanged() -> None:
     now = sim.now + sim.nodes["node0001"].offset
     effects = other.handle(now, Received("node0000", Sync(one._claims.roster.checksum)))
     assert not [e for e in effects if isinstance(e, Send) and e.peer == "node0000"]
+
+
+def test_connection_that_never_stood_is_not_held_against_a_member() -> None:
+    """A refused first connection, to a node that has not let this one in yet, makes no member suspect."""
+    one = membership()
+    one.handle(0.0, Met(member("peer")))
+    one.handle(0.01, Unreachable("peer"))
+    assert one.members()["peer"].state == "alive"
+    one.handle(0.02, Reachable("peer"))
+    one.handle(0.03, Unreachable("peer"))
+    assert one.members()["peer"].state == "suspect"
+
+
+def test_member_whose_key_is_not_its_own_is_not_taken() -> None:
+    """What is told of an id with a key that does not belong to it is neither believed nor a duplicate."""
+    one = Membership(member("me"), is_genuine=lambda told: told.key == f"key of {told.id}")
+    one.handle(0.0, Tick())
+    forged = member("peer", key="forged")
+    assert not [e for e in one.handle(0.1, Received("liar", Gossip((Alive(forged),)))) if isinstance(e, Changed)]
+    one.handle(0.2, Met(member("peer")))
+    assert Duplicate("peer") not in one.handle(0.3, Received("liar", Gossip((Alive(forged),))))
+    assert one.members()["peer"].member.key == "key of peer"
+
+
+def test_revocations_outlast_a_restart() -> None:
+    """A node that starts with the list of the revoked takes none of them, and tells others that ask."""
+    one = Membership(member("me"), revoked=["outcast"])
+    one.handle(0.0, Tick())
+    one.handle(0.1, Met(member("outcast")))
+    assert set(one.members()) == {"me"}
+    effects = one.handle(0.2, Received("peer", Sync(1)))
+    assert any(isinstance(e, Send) and "outcast" in getattr(e.message, "revoked", ()) for e in effects)
+
+
+def test_lies_cost_bounded_memory_and_no_message() -> None:
+    """Endless accusers are cut off; a claim at the end of all incarnations makes no message that others refuse."""
+    one = membership()
+    one.handle(0.0, Met(member("peer")))
+    for n in range(1000):
+        one.handle(0.1, Received("liar", Gossip((Suspect("peer", 0, f"forged{n}"),))))
+    assert one._claims.suspicions["peer"].num_accusers <= 64
+    assert len(one._claims.dissemination) < 10
+    one.handle(
+        0.2,
+        Received(
+            "liar", Gossip((Dead("me", MAX_INCARNATION), Alive(member("me", boot=9, incarnation=MAX_INCARNATION))))
+        ),
+    )
+    assert one.me.incarnation <= MAX_INCARNATION
+
+
+def test_slow_node_knows_it() -> None:
+    """Standing still, and probes that helpers would have answered, raise a node's own score."""
+    one = membership()
+    assert one.health == 0
+    one.handle(60.0, Tick())
+    assert one.health == 1

@@ -7,13 +7,14 @@ Only a member itself contradicts what is said of it, by a higher incarnation. No
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from pyagent.core.cluster.dissemination import Dissemination
 from pyagent.core.cluster.events import Changed, Duplicate, Meet, Rejoin, Revoked
 from pyagent.core.cluster.local_health import LocalHealth
-from pyagent.core.cluster.member import MAX_ADVERT_BYTES, Member, MemberView
+from pyagent.core.cluster.member import MAX_ADVERT_BYTES, MAX_INCARNATION, Member, MemberView
 from pyagent.core.cluster.messages import Advert, Alive, Dead, Gossip, Left, Revocation, Suspect, Update
 from pyagent.core.cluster.outbox import Outbox
 from pyagent.core.cluster.probe_order import ProbeOrder
@@ -28,7 +29,8 @@ _MAX_TRIES = 3
 class Claims:
     """Judges claims; `now` is the time of the event, `time` the node's own."""
 
-    def __init__(self, me: Member, timing: Timing, rng: random.Random) -> None:
+    def __init__(self, me: Member, timing: Timing, rng: random.Random, is_genuine: Callable[[Member], bool]) -> None:
+        self._is_genuine = is_genuine
         self._timing = timing
         self._rng = rng
         self.roster = Roster(me.id, timing.max_members)
@@ -38,6 +40,7 @@ class Claims:
         self.outbox = Outbox(self.roster, self.suspicions, self.dissemination, timing)
         self.order = ProbeOrder(rng)
         self.health = LocalHealth(timing.max_health)
+        self.linked: set[str] = set()
         self.cut: set[str] = set()
         self.to_check: list[str] = []
         self.now = 0.0
@@ -75,7 +78,8 @@ class Claims:
         if view is None:
             self._take_in(member)
         elif member.key != view.member.key:
-            self.outbox.effects.append(Duplicate(member.id))
+            if self._is_genuine(member):
+                self.outbox.effects.append(Duplicate(member.id))
         elif member.id == self.me.id:
             self.outbid(member.incarnation, member.boot)
         elif member.incarnation > view.member.incarnation:
@@ -109,6 +113,7 @@ class Claims:
         self.roster.forget(self.now - self._timing.forget_seconds)
         known = self.roster.id_to_view
         self.cut.intersection_update(known)
+        self.linked.intersection_update(known)
         self._id_to_past_boot = {one: boot for one, boot in self._id_to_past_boot.items() if one in known}
 
     def restate(self, member: Member) -> None:
@@ -122,7 +127,7 @@ class Claims:
         self._take_advert(view, Advert(self.me.id, self.me.boot, view.advert_version + 1, data))
 
     def _take_in(self, member: Member) -> None:
-        if not self.roster.has_room():
+        if not self._is_genuine(member) or not self.roster.has_room():
             return
         self.order.add(member.id)
         self._put(MemberView(member, "alive", self.now), None)
@@ -164,7 +169,7 @@ class Claims:
 
         What an earlier start said stays below one bid or two: where it rises further, a second node runs.
         """
-        if incarnation < self.me.incarnation or boot == self.me.boot:
+        if not self.me.incarnation <= incarnation < MAX_INCARNATION or boot == self.me.boot:
             return
         tries = self._boot_to_tries.get(boot, 0)
         if tries >= _MAX_TRIES - 1:
@@ -236,7 +241,7 @@ class Claims:
 
     def _contradict(self, incarnation: int, sender: str, *, is_dead: bool) -> None:
         """Answer what is held against this node; an old claim gets the present incarnation again."""
-        if self.is_out:
+        if self.is_out or incarnation >= MAX_INCARNATION:
             return
         if incarnation >= self.me.incarnation:
             self.health.note(1)

@@ -10,7 +10,8 @@ from msgspec import Meta
 MAX_ADVERT_BYTES: Final = 8 << 10
 
 NodeId = Annotated[str, Meta(min_length=1, max_length=64)]
-Incarnation = Annotated[int, Meta(ge=0, lt=1 << 62)]
+MAX_INCARNATION: Final = (1 << 62) - 1
+Incarnation = Annotated[int, Meta(ge=0, le=MAX_INCARNATION)]
 Counter = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Endpoint = Annotated[str, Meta(max_length=256, pattern=r"^tcp://[^\s/]+:[0-9]{1,5}$")]
 

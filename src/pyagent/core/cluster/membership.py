@@ -9,7 +9,7 @@ made good and the halves of a healed partition find each other again.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -59,14 +59,28 @@ _MOMENT = 1e-6
 
 
 class Membership:
-    """One node's part. Use it from one thread; `rng` decides whom it asks, and `me.boot` where it is 0."""
+    """One node's part, for one thread.
 
-    def __init__(self, me: Member, timing: Timing | None = None, rng: random.Random | None = None) -> None:
+    `rng` decides whom it asks, and `me.boot` where it is 0. `is_genuine` says whether an id belongs to its key: what is
+    told of others is not believed. The ids `revoked` were so before this start.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        timing: Timing | None = None,
+        rng: random.Random | None = None,
+        *,
+        is_genuine: Callable[[Member], bool] = lambda _: True,
+        revoked: Iterable[str] = (),
+    ) -> None:
         self._timing = timing = timing or Timing()
         self._rng = rng = rng or random.Random()  # noqa: S311 - whom to ask is no secret
-        self._claims = Claims(me if me.boot else replace(me, boot=rng.getrandbits(48) + 1), timing, rng)
+        self._claims = Claims(me if me.boot else replace(me, boot=rng.getrandbits(48) + 1), timing, rng, is_genuine)
+        for one in revoked:
+            self._claims.roster.revoke(one)
         self._outbox = self._claims.outbox
-        self._prober = Prober(self._claims, timing)
+        self._prober = Prober(self._claims, timing, rng.getrandbits(16))
         self._clock = OwnClock(timing)
         self._period_at = rng.random() * timing.period
         self._sync_at = rng.random() * timing.sync_seconds
@@ -87,6 +101,11 @@ class Membership:
     def revoked(self) -> frozenset[str]:
         """Return the ids that never come back."""
         return frozenset(self._claims.roster.revoked)
+
+    @property
+    def health(self) -> int:
+        """How slow this node finds itself: 0 is healthy, each point stretches its probes by one."""
+        return self._claims.health.score
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take an event at a time of a clock that never goes back; return what is to be done, in order."""
@@ -116,6 +135,7 @@ class Membership:
             case Unreachable(peer):
                 self._lose(peer)
             case Reachable(peer):
+                claims.linked.add(peer)
                 claims.cut.discard(peer)
                 self._greet(peer)
             case Advertise(advert):
@@ -171,8 +191,9 @@ class Membership:
             self._outbox.send(peer, Sync(self._claims.roster.checksum), Alive(self.me))
 
     def _lose(self, peer: str) -> None:
-        view = self._claims.roster.id_to_view.get(peer)
-        if view is not None and peer != self.me.id:
+        """Ask at once about a member that was connected; one that never was may not have let this node in yet."""
+        if peer in self._claims.linked:
+            self._claims.linked.discard(peer)
             self._claims.cut.add(peer)
             self._prober.take_cut(peer)
 
@@ -210,7 +231,7 @@ class Membership:
             self._run_exchange(time)
         if claims.dissemination and time >= self._gossip_at():
             self._gossiped_at = claims.time
-            for peer in claims.order.sample(self._timing.fanout, claims.cut):
+            for peer in claims.order.some(self._timing.fanout, claims.cut | claims.suspicions.keys()):
                 self._outbox.send(peer, Gossip())
 
     def _run_probes(self, time: float) -> None:

@@ -33,10 +33,11 @@ class Outbox:
     def send(self, peer: str, message: Carrier, *first: Update) -> None:
         """Send a message with updates: `first`, then what is held against the peer, so that it can contradict."""
         accusation = self._accusation_of(peer)
-        if accusation is not None:
-            first = (*first, accusation)
-        max_bytes = _GOSSIP_BYTES if isinstance(message, Gossip | Sync) else _PROBE_BYTES
-        updates = first + self._dissemination.take(max_bytes, self._timing.num_sends(self._roster.num_live))
+        if accusation is None:
+            max_bytes = _GOSSIP_BYTES if isinstance(message, Gossip | Sync) else _PROBE_BYTES
+            updates = first + self._dissemination.take(max_bytes, self._timing.num_sends(self._roster.num_live))
+        else:  # what waits is for those who will hear it
+            updates = (*first, accusation)
         if updates:
             message = msgspec.structs.replace(message, updates=updates)
         self.effects.append(Send(peer, message))

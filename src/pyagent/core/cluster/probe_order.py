@@ -13,6 +13,7 @@ class ProbeOrder:
         self._rng = rng
         self._ids: list[str] = []
         self._next = 0
+        self._told = 0
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -40,6 +41,17 @@ class ProbeOrder:
             return None
         self._next += 1
         return self._ids[self._next - 1]
+
+    def some(self, most: int, without: Collection[str] = ()) -> list[str]:
+        """Return up to so many members, other ones each time until all had their turn."""
+        found: list[str] = []
+        for _ in range(len(self._ids)):
+            if len(found) == most:
+                break
+            self._told = (self._told + 1) % len(self._ids)
+            if self._ids[self._told] not in without:
+                found.append(self._ids[self._told])
+        return found
 
     def sample(self, most: int, without: Collection[str] = ()) -> list[str]:
         """Return up to so many members at random."""

@@ -48,10 +48,10 @@ class Relay:
 class Prober:
     """All probes that are out, for this node and for others."""
 
-    def __init__(self, claims: Claims, timing: Timing) -> None:
+    def __init__(self, claims: Claims, timing: Timing, first_seq: int) -> None:
         self._claims = claims
         self._timing = timing
-        self._seq = 0
+        self._seq = first_seq
         self._seq_to_probe: dict[int, Probe] = {}
         self._seq_to_relay: dict[int, Relay] = {}
         self._target_to_probe: dict[str, Probe] = {}
@@ -70,7 +70,7 @@ class Prober:
         self._seq += 1
         is_cut = target in self._claims.cut
         now, factor = self._claims.time, self._claims.health.factor
-        ends_at = now + (self._timing.timeout if is_cut else self._timing.period * factor)
+        ends_at = now + (self._timing.timeout if is_cut else self._timing.probe_seconds * factor)
         probe = Probe(self._seq, target, now + self._timing.timeout * factor, ends_at)
         self._seq_to_probe[probe.seq] = self._target_to_probe[target] = probe
         if is_cut:

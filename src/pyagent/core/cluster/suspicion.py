@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pyagent.core.cluster.timing import Timing
 
+_MAX_ACCUSERS = 64
+
 
 class Suspicion:
     """The accusers of one incarnation of a member. More accusers shorten its time, those without connection by most."""
@@ -16,7 +18,8 @@ class Suspicion:
     def accuse(self, by: str, *, is_cut: bool) -> bool:
         """Take an accusation; return whether it adds something."""
         known = self._accuser_to_is_cut.get(by)
-        if known is None or (is_cut and not known):
+        has_room = len(self._accuser_to_is_cut) < _MAX_ACCUSERS
+        if (known is None and has_room) or (known is False and is_cut):
             self._accuser_to_is_cut[by] = is_cut
             return True
         return False

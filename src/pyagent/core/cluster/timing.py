@@ -19,6 +19,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Each period one member is probed."""
     timeout: float = 0.25
     """How long a direct answer is waited for before others are asked to probe."""
+    probe_seconds: float = 0.75
+    """How long a probe takes before the member is suspected; answers by way of others take longest."""
     num_helpers: int = 3
     """How many members are asked to probe for this one."""
     silence_periods: float = 6.0
