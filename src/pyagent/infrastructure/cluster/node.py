@@ -56,7 +56,7 @@ from pyagent.infrastructure.cluster.door import Door, Met
 from pyagent.infrastructure.cluster.endpoints import bind_endpoints, reachable_endpoints
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.join import Inviter
-from pyagent.infrastructure.cluster.keys import load_or_make_keys
+from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of
 from pyagent.infrastructure.cluster.known_peers import KnownPeers
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
 from pyagent.infrastructure.cluster.protocol import (
@@ -154,8 +154,9 @@ class Node:
         bound = await transport.start(bind_endpoints(self._settings.bind))
         self._endpoints = reachable_endpoints(bound)
         me = Member(self.keys.node_id, self.name, self.keys.public, tuple(self._endpoints), version=__version__)
-        self._membership = Membership(me)
-        for node_id, member in self.cluster.load().members.items():
+        state = self.cluster.load()
+        self._membership = Membership(me, is_genuine=_owns_its_id, revoked=state.revoked)
+        for node_id, member in state.members.items():
             transport.allow(node_id, member.public)
         self.router.own.offer, told = await self._advertising.advert()
         self.router.default_model = next((model.id for model in self.router.own.offer.models), "")
@@ -454,3 +455,8 @@ class Node:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a task of the node failed", exc_info=error)
+
+
+def _owns_its_id(member: Member) -> bool:
+    """Return whether a member that others tell of has the id that follows from its key."""
+    return member.id == node_id_of(member.key)
