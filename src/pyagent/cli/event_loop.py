@@ -26,8 +26,11 @@ _LEFT_BEHIND = "pyagent-left-behind"
 logger = logging.getLogger(__name__)
 
 
-def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """Run it as `asyncio.run` does; threads that go on after it for more than a moment are named and not waited for."""
+def run_to_end(main: Coroutine[Any, Any, T], *, watches_sockets: bool = False) -> T:
+    """Run it as `asyncio.run` does; threads that go on after it for more than a moment are named and not waited for.
+
+    `watches_sockets` takes a loop that can do what ZMQ needs; on Windows such a loop can start no subprocess.
+    """
 
     async def bounded() -> T:
         loop, executor = asyncio.get_running_loop(), ThreadPoolExecutor(thread_name_prefix=_PREFIX)
@@ -39,7 +42,8 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
             executor.shutdown(wait=False, cancel_futures=True)
             await _end_threads()
 
-    return asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if watches_sockets else None) as runner:
+        return runner.run(bounded())
 
 
 async def _end_threads() -> None:

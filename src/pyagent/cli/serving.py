@@ -108,7 +108,7 @@ def serve(
             await agents.close()
             await backend.close()
 
-    run_to_end(work())
+    run_to_end(work(), watches_sockets=is_node)
 
 
 def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> Node:

@@ -1,7 +1,7 @@
 """ZMQ sockets in an asyncio loop: callbacks for what arrives, events of connections, the file descriptor of one.
 
-The loop reads a socket itself instead of through `zmq.asyncio`, whose futures cost more than the messages
-(docs/explanation/cluster.md has the figures). Knows no message of ours.
+The loop reads a socket itself instead of through `zmq.asyncio`, which takes 1.7 times the processor time for each
+message (a round trip of two sockets in one process: 109 to 141 against 64 to 75 us). Knows no message of ours.
 """
 
 from __future__ import annotations
@@ -83,6 +83,9 @@ class LoopSocket:
         self._is_draining = True
         try:
             return self._drain()
+        except BaseException:
+            self._drain_soon()  # what is left would wait for the next arrival
+            raise
         finally:
             self._is_draining = False
 
@@ -90,22 +93,20 @@ class LoopSocket:
         for _ in range(_BATCH):
             if self._socket.closed:
                 return True
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not self._events() & zmq.POLLIN:  # asking costs a fifth of the exception that receiving would end in
                 self._tell_room()
                 return True
-            self._receive(frames)
+            self._receive(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
         self._drain_soon()
         return False
 
+    def _events(self) -> int:
+        return int(self._socket.getsockopt(zmq.EVENTS))
+
     def _tell_room(self) -> None:
-        if self._lacks_room and self._on_room and not self._socket.closed and self._has_room():
+        if self._lacks_room and self._on_room and self._events() & zmq.POLLOUT:
             self._lacks_room = False
             self._on_room()
-
-    def _has_room(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def close(self, linger_seconds: float = 0.0) -> None:
         """Close the socket; what is sent already may leave for so long while the context ends."""

@@ -49,6 +49,8 @@ LinkChange = Literal["up", "down", "refused"]
 
 _MAX_INCOMING = 8
 """Connections of one peer; one more closes the oldest."""
+_RECEIVE_QUEUE = 128
+"""Messages of a connection that ZMQ reads ahead; the longest of them are chunks."""
 _BULK_QUEUE = 8
 """Chunks that wait in ZMQ."""
 _LAST_WORDS_SECONDS = 0.2
@@ -130,7 +132,7 @@ class Transport:
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(limits.heartbeat_seconds * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(limits.silence_seconds * 1000))
         socket.setsockopt(zmq.SNDHWM, limits.max_queued)
-        socket.setsockopt(zmq.RCVHWM, limits.max_queued)
+        socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
         return socket
 
     async def stop(self) -> None:
@@ -150,7 +152,7 @@ class Transport:
                     socket.close(self.limits.linger_seconds)
             self._allowed.stop()
             # In a thread: it waits until what was sent has left, or the time for that is over.
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, context.term))
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, context.destroy, 0))
 
     def allow(self, peer_id: str, public_key: str) -> None:
         """Let a peer in that has this key. Connections under another key that it had are closed."""
@@ -167,8 +169,10 @@ class Transport:
     def connect(self, peer_id: str, public_key: str, endpoints: Sequence[str]) -> None:
         """Keep a connection with a peer, at the first of these endpoints that answers as the owner of the key.
 
-        Endpoints with a host name or another transport than TCP are passed over.
+        Endpoints with a host name or another transport than TCP are passed over. Does nothing once stopped.
         """
+        if self._context is None:
+            return
         peer = self._peer(peer_id)
         if peer.key not in (None, public_key):
             self.disconnect(peer_id)
@@ -264,7 +268,7 @@ class Transport:
 
     async def _bulk_path(self, peer: Peer, path: Path) -> Path:
         """Return the connection for chunks to a peer; `path` where it cannot be reached from here."""
-        if peer.calls is None:
+        if peer.calls is None or peer.calls.path is None:
             return path
         if peer.bulk is None:
             peer.bulk = self._dialer(peer, "bulk")
@@ -290,7 +294,10 @@ class Transport:
 
     def _tell(self, peer_id: str, change: LinkChange) -> None:
         for callback in self._link_callbacks:
-            callback(peer_id, change)
+            try:
+                callback(peer_id, change)
+            except Exception:
+                logger.exception("a callback failed that was told of a link")
 
     def _receive_incoming(self, frames: list[zmq.Frame]) -> None:
         """Take a message at the ROUTER, where the first frame is the connection's name."""
