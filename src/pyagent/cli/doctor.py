@@ -32,6 +32,7 @@ _NEIGHBOURS = (
     ("Ollama", "http://127.0.0.1:11434/v1", "ollama"),
 )
 """Programs that often run on the same machine, at the addresses they use by default."""
+_MAX_DOORS = 8
 _MIN_MEMORY_BYTES = 2_000_000_000
 
 
@@ -71,6 +72,7 @@ def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, co
     options = _look_at_runners(report, settings, host)
     _look_at_models(report, settings, options)
     asyncio.run(_look_at_backends(report, settings, host))
+    asyncio.run(_look_at_cluster(report, settings))
     if as_json:
         write_json(report.findings)
     else:
@@ -258,3 +260,29 @@ async def _look_at_neighbours(report: _Report, host: PluginHost) -> None:
             report.add("nearby", program, f"runs here ({models}); add {entry!r} to `chain` to use it")
         else:
             report.note("nearby", program, f"not running at {url}")
+
+
+async def _look_at_cluster(report: _Report, settings: Settings) -> None:
+    """Whether this node's files can be read, and which leg of the network works; nothing where it is in no cluster."""
+    import asyncio
+
+    from pyagent.core.errors import ClusterError
+    from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+    from pyagent.infrastructure.cluster.interface_check import check_door, check_interfaces
+    from pyagent.infrastructure.cluster.known_peers import KnownPeers
+
+    folder = cluster_folder(settings.paths.data)
+    cluster = ClusterFile(folder)
+    if not cluster.exists():
+        return
+    try:
+        state = cluster.load()
+    except ClusterError as error:
+        report.add("cluster", "cluster.json", str(error), is_well=False, advice="see the line above")
+        return
+    report.add("cluster", state.name, f"{len(state.members)} other nodes are known; epoch {state.epoch}")
+    doors = [check_door("this node", "127.0.0.1", settings.cluster.port)] if settings.cluster.port else []
+    doors += [check_door(door.node_id, door.host, door.port) for door in KnownPeers(folder).doors()[:_MAX_DOORS]]
+    legs = await check_interfaces() if settings.cluster.multicast else []
+    for check in [*legs, *await asyncio.gather(*doors)]:
+        report.add("cluster", check.name, check.found, is_well=not check.advice, advice=check.advice)

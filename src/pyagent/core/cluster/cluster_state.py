@@ -18,7 +18,7 @@ from pyagent.core.errors import ClusterError
 
 SECRET_BYTES = 32
 MAX_MEMBERS = 4_096
-MAX_REVOKED = 4_096
+MAX_REVOKED = 1_024
 MAX_NAME_CHARS = 64
 _KEPT_SECRETS = 8
 _KEY_CHARS = 40
@@ -96,8 +96,8 @@ class ClusterState(msgspec.Struct, frozen=True):
         return not self.revoked.keys() <= set(self.current.excludes)
 
     def is_revoked(self, node_id: str, public: str) -> bool:
-        """Whether a node, or its key under another id, is revoked."""
-        return node_id in self.revoked or public in self.revoked.values()
+        """Whether a node is revoked, or its key, should two ids ever be of one."""
+        return node_id in self.revoked or (public != "" and public in self.revoked.values())
 
     def is_member(self, node_id: str, public: str) -> bool:
         """Whether a node passed the door before, with this key."""
@@ -114,8 +114,8 @@ class ClusterState(msgspec.Struct, frozen=True):
         return self if self.members.get(node_id) == member else replace(self, members=self.members | {node_id: member})
 
     def with_revoked(self, revoked: Mapping[str, str]) -> ClusterState:
-        """Return it with these nodes revoked, given as id and public key. Begins no epoch."""
-        if revoked.items() <= self.revoked.items():
+        """Return it with these nodes revoked, given as id and public key, which may be empty. Begins no epoch."""
+        if revoked.keys() <= self.revoked.keys():
             return self
         together = {**revoked, **self.revoked}
         if len(together) > MAX_REVOKED:

@@ -84,7 +84,10 @@ class ClusterFile:
         return self._change(revoked)
 
     def merge(self, secrets: Iterable[EpochSecret] = (), revoked: Mapping[str, str] | None = None) -> ClusterState:
-        """Take over what a member told: secrets of epochs, and revoked nodes (id to public key)."""
+        """Take over what a member told: secrets of epochs, and revoked nodes (id to public key, or to nothing).
+
+        Begins no epoch: the node that revokes does. Where two did so apart, the state `needs_rotation`.
+        """
         given = tuple(secrets)
         return self._change(lambda state: state.with_revoked(revoked or {}).with_secrets(given))
 
@@ -111,3 +114,8 @@ class ClusterFile:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def cluster_folder(data: Path) -> Path:
+    """Return where a node keeps its keys and its cluster, in the data folder of the settings."""
+    return data / "cluster"

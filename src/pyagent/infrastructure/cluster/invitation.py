@@ -73,9 +73,19 @@ class InvitationFile:
         found = self.find()
         return "none" if found is None else found.outcome(self._clock())
 
+    def withdraw(self) -> None:
+        """End the invitation unused."""
+        with locked(self._folder):
+            self._file.unlink(missing_ok=True)
+
     def note_try(self, code: str) -> bool:
         """Write down a try of a code, before it is judged; False where the invitation is no longer open."""
-        return self._change(code, lambda one: msgspec.structs.replace(one, num_tries=one.num_tries + 1))
+        with locked(self._folder):
+            found = self.find_open()
+            if found is None or found.code != code:
+                return False
+            write_private(self._file, msgspec.structs.replace(found, num_tries=found.num_tries + 1))
+        return True
 
     def use(self, code: str, node_id: str) -> bool:
         """Use it up for a node whose try was right; False where another node did, or it is too old."""
@@ -86,12 +96,4 @@ class InvitationFile:
             if not 0 <= self._clock() - found.made_at < VALID_SECONDS:
                 return False
             write_private(self._file, msgspec.structs.replace(found, used_by=node_id))
-        return True
-
-    def _change(self, code: str, change: Callable[[Invitation], Invitation]) -> bool:
-        with locked(self._folder):
-            found = self.find_open()
-            if found is None or found.code != code:
-                return False
-            write_private(self._file, change(found))
         return True

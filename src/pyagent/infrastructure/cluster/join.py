@@ -42,6 +42,10 @@ _NONCE = bytes(12)  # each key seals one message
 logger = logging.getLogger(__name__)
 
 
+class WrongCodeError(ClusterError):
+    """The two ends do not have one code: asking again would cost the invitation another try."""
+
+
 class JoinOpening(msgspec.Struct, frozen=True, tag=True):
     """A visitor with a code: the part of it that is no secret, and its SPAKE2 message."""
 
@@ -179,9 +183,9 @@ async def _ask(stream: FrameStream, code: str, me: Newcomer) -> Handover | None:
     await stream.send(PROOFS.encode(Proof(keys.joining_proof)))
     proof = await stream.receive(PROOFS)
     if isinstance(proof, Refused):
-        raise ClusterError(f"{stream.peer} says that the join code is wrong; read it again", peer=stream.peer)
+        raise WrongCodeError(f"{stream.peer} says that the join code is wrong; read it again", peer=stream.peer)
     if not hmac.compare_digest(proof.mac, keys.inviting_proof):
-        raise ClusterError(f"{stream.peer} does not know the join code itself; it is not joined", peer=stream.peer)
+        raise WrongCodeError(f"{stream.peer} does not know the join code itself; it is not joined", peer=stream.peer)
     await stream.send(_SEALED.encode(keys.seal_joining(_NEWCOMERS.encode(me))))
     return _HANDOVERS.decode(keys.open_inviting(await stream.receive(_HANDED)))
 

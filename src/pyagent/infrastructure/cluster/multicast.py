@@ -31,6 +31,7 @@ _LONGEST_RETRY_SECONDS = 30.0
 _RESOLVE_MILLIS = 3_000
 _GOODBYE_SECONDS = 1.0
 _MAX_RESOLVING = 64
+_TOLD_FAILURE = 3
 _MAX_ADDRESSES = 8
 
 logger = logging.getLogger(__name__)
@@ -193,7 +194,8 @@ class _Leg:
             await self._open()
             self._num_failures = 0
         except Exception as error:  # noqa: BLE001 - whatever this interface does to the library, the others go on
-            told = logger.warning if self._num_failures == 0 else logger.info
+            # An address of IPv6 takes a second or two until it may be used.
+            told = logger.warning if self._num_failures == _TOLD_FAILURE else logger.info
             told("no multicast DNS on %s over %s: %s", self.interface.name, self.family, error)
             await self.close()
             self._num_failures += 1

@@ -404,7 +404,7 @@ class Node:
         self.router.remove(node_id)
         self._transport.revoke(node_id)
         with contextlib.suppress(ClusterError):
-            self.cluster.revoke(node_id)
+            self.cluster.merge(revoked={node_id: ""})  # the node that revoked it begins the new epoch
 
     # -- adverts --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,86 @@
+"""`pyagent cluster`: two machines become a cluster by two commands and a code."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from support.command_line import fresh_environment, pyagent, started
+
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+
+
+def machine(folder: Path) -> dict[str, str]:
+    """The environment of a user on a machine of its own, whose door is on loopback."""
+    folder.mkdir()
+    ours = {"PYAGENT_CLUSTER__PORT": "0", "PYAGENT_CLUSTER__MULTICAST": "false", "PYAGENT_CLUSTER__NAME": folder.name}
+    return fresh_environment(folder) | ours | {"PYAGENT_CLUSTER__BIND": "127.0.0.1"}
+
+
+def test_cluster_is_joined_by_a_code(tmp_path: Path) -> None:
+    """`init` on one machine, `invite` there, and `join` with the code on the other: both know one secret."""
+    desk, laptop = machine(tmp_path / "desk"), machine(tmp_path / "laptop")
+    made = pyagent("cluster", "init", "--name", "home", env=desk)
+    assert made.returncode == 0, made.stderr
+    assert "the cluster 'home' is made" in made.stdout
+    inviting = started("cluster", "invite", env=desk)
+    assert inviting.stdout is not None
+    shown = ""
+    while not (code := re.search(r"cluster join (\S+)", shown)):
+        shown += inviting.stdout.readline()
+    port = door_port(inviting.pid)
+    joined = pyagent("cluster", "join", "--at", f"127.0.0.1:{port}", env=laptop, text=f"{code[1].lower()}\n")
+    assert joined.returncode == 0, joined.stderr
+    assert "joined the cluster 'home' by desk" in joined.stdout
+    rest, errors = inviting.communicate(timeout=60)
+    assert inviting.returncode == 0, errors
+    assert "has joined" in rest
+    desks, laptops = (ClusterFile(cluster_folder(tmp_path / name / "data")) for name in ("desk", "laptop"))
+    assert desks.load().current == laptops.load().current
+    again = pyagent("cluster", "join", code[1], env=laptop)
+    assert (again.returncode, "in a cluster already" in again.stderr) == (1, True)
+    for file in laptops.folder.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def door_port(pid: int) -> str:
+    """The port on which a process listens."""
+    inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if "socket" in str(link.readlink())}
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+            return str(int(fields[1].split(":")[1], 16))
+    raise AssertionError("it does not listen")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["invite"], "this node is in no cluster; make one with `pyagent cluster init`"),
+        (["join", "hello"], "expected a join code such as K7Q-F92-4XNM"),
+        (["join", "K7Q-F92-4XNM", "--at", "127.0.0.1:1"], "cannot be reached"),
+        (["join", "K7Q-F92-4XNM"], "say where the node is with --at HOST"),
+        (["join", "K7Q-F92-4XNM", "--at", "http://desk"], "expected HOST or HOST:PORT"),
+    ],
+)
+def test_cluster_command_says_what_is_missing(
+    tmp_path: Path,
+    arguments: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A command that cannot do what was asked says what to do, in one line."""
+    from pyagent.cli.main import fail
+    from pyagent.cli.root import run
+    from pyagent.core.errors import PyAgentError
+
+    for name, value in machine(tmp_path / "desk").items():
+        if name.startswith("PYAGENT_"):
+            monkeypatch.setenv(name, value)
+    with pytest.raises(PyAgentError) as caught:
+        run(["cluster", *arguments])
+    fail(caught.value)
+    assert told in capsys.readouterr().err
