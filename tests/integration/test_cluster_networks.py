@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from support.command_line import COMMAND, fresh_environment
 from support.doors import Node, copy_cluster
 from support.networks import Machine, network, why_not
 
@@ -174,6 +176,52 @@ def test_interface_that_fails_stops_no_other_and_is_used_again(tmp_path: Path, s
         third = start(joined.machines[2], nodes[2])
         first.wait_for("met", node=third.node_id)
         third.wait_for("met", node=first.node_id)
+
+
+def test_machine_joins_by_code_and_multicast(tmp_path: Path) -> None:
+    """`pyagent cluster join CODE` finds the node that invites on the network, without being told where it is."""
+    with network(2) as joined:
+        desk, laptop = (user_of(tmp_path / name) for name in ("desk", "laptop"))
+        assert run_in(joined.machines[0], desk, "cluster", "init", "--name", "home").returncode == 0
+        inviting = joined.machines[0].popen(*COMMAND, "cluster", "invite", env=desk)
+        assert inviting.stdout is not None
+        shown = ""
+        while not (code := re.search(r"cluster join (\S+)", shown)):
+            shown += inviting.stdout.readline()
+        began = time.monotonic()
+        done = run_in(joined.machines[1], laptop, "cluster", "join", code[1])
+        print(f"joined after {time.monotonic() - began:.3f} s, the program's start included")
+        assert (done.returncode, "joined the cluster 'home'" in done.stdout) == (0, True), done.stderr
+        inviting.communicate(timeout=LIMIT_SECONDS)
+        assert inviting.returncode == 0
+
+
+def test_doctor_names_the_leg_that_fails(tmp_path: Path) -> None:
+    """`pyagent doctor` says of each interface what works, and what is to be done about the one that is down."""
+    with network(1) as joined:
+        machine, desk = joined.machines[0], user_of(tmp_path / "desk")
+        machine.run("ip", "link", "add", "broken", "type", "bridge")
+        machine.run("ip", "address", "add", "10.99.0.1/24", "dev", "broken")
+        run_in(machine, desk, "cluster", "init")
+        findings = json.loads(run_in(machine, desk, "doctor", "--json").stdout)
+        named = {one["name"]: one for one in findings if one["area"] == "cluster"}
+        assert named["eth0 IPv4"]["is_well"]
+        assert "multicast is sent and received" in named["eth0 IPv4"]["found"]
+        assert not named["broken IPv4"]["is_well"]
+        assert "cannot send multicast" in named["broken IPv4"]["found"]
+        assert "cluster.seeds" in named["broken IPv4"]["advice"]
+        assert not named["this node"]["is_well"]
+
+
+def user_of(home: Path) -> dict[str, str]:
+    home.mkdir()
+    return fresh_environment(home) | {"PYAGENT_CLUSTER__NAME": home.name}
+
+
+def run_in(machine: Machine, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    process = machine.popen(*COMMAND, *arguments, env=env)
+    output, errors = process.communicate(timeout=LIMIT_SECONDS)
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
 def test_namespaces_are_gone_after_the_tests() -> None:

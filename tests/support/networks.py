@@ -45,11 +45,11 @@ class Machine:
         entered = ["nsenter", "--net", f"--target={self.pid}", *command]
         return subprocess.run(entered, check=True, capture_output=True, text=True).stdout
 
-    def popen(self, *command: str) -> subprocess.Popen[str]:
+    def popen(self, *command: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a program, such as a node, with pipes to its input and output."""
         entered = ["nsenter", "--net", f"--target={self.pid}", *command]
         paths = os.pathsep.join([_SOURCES, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+        environment = {**(os.environ if env is None else env), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
         return subprocess.Popen(
             entered, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment
         )

@@ -22,6 +22,7 @@ DEFAULT_PORT = 8322
 _MAX_ADDRESSES = 1_024
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
+_RENEW_SECONDS = 0.1
 
 _BRACKETED = re.compile(r"\[([^\s/@\[\]]+)\](?::([0-9]{1,5}))?")
 _PLAIN = re.compile(r"((?:[^\s/@\[\]:]+)|(?:[^\s/@\[\]]*:[^\s/@\[\]]*:[^\s/@\[\]]*))(?::([0-9]{1,5}))?")
@@ -100,7 +101,7 @@ class Discovery:
         """Offer every address again now: the network changed, or the node is alone."""
         now = asyncio.get_running_loop().time()
         for offer in self._offers.values():
-            offer.due, offer.wait_seconds = min(offer.due, now + _FIRST_WAIT_SECONDS), _FIRST_WAIT_SECONDS
+            offer.due, offer.wait_seconds = min(offer.due, now + _RENEW_SECONDS), _FIRST_WAIT_SECONDS
         self._changed.set()
 
     def __aiter__(self) -> AsyncIterator[DoorAddress]:
