@@ -176,9 +176,21 @@ def test_announcement_is_read_as_it_was_made() -> None:
     mine = Announcement(keys.node_id, keys.public, "desk", "tag", 8322)
     info = Multicast(mine, lambda _: None, lambda _: None).info(HERE[0])
     assert info is not None
-    heard = read_announcement(info, HERE)
+    heard = read_announcement(info, HERE, HERE[0])
     assert heard == Heard(keys.node_id, "desk", "tag", ("192.0.2.7", "2001:db8::7"), 8322)
     assert keys.secret not in repr(info)
+
+
+def test_link_local_address_is_one_of_the_interface_it_was_heard_on() -> None:
+    """A link-local address of IPv6 is connected to through the interface on which it was announced."""
+    keys = NodeKeys.make()
+    there = Interface("eth0", 9, ("192.0.2.8/24", "fe80::8/64"))
+    mine = Announcement(keys.node_id, keys.public, "desk", "tag", 8322)
+    info = Multicast(mine, lambda _: None, lambda _: None).info(there)
+    assert info is not None
+    heard = read_announcement(info, HERE, HERE[0])
+    assert heard is not None
+    assert heard.addresses == ("192.0.2.8", "fe80::8%2")
 
 
 @given(
@@ -198,7 +210,7 @@ def test_hostile_announcements_are_bounded(properties: dict[str, str], port: int
         properties={"id": node_id, **properties},
         parsed_addresses=[str(address) for address in addresses] + ["192.0.2.9"],
     )
-    heard = read_announcement(info, HERE)
+    heard = read_announcement(info, HERE, HERE[0])
     if heard is not None:
         assert heard.node_id == node_id
         assert len(heard.addresses) <= 8

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import random
 import re
@@ -141,9 +142,9 @@ class Multicast:
             parsed_addresses=[*interface.addresses("IPv4"), *interface.addresses("IPv6")][:_MAX_ADDRESSES],
         )
 
-    def heard(self, info: ServiceInfo) -> None:
-        """Pass on what was announced, where it is an announcement of another node."""
-        heard = read_announcement(info, self._interfaces)
+    def heard(self, info: ServiceInfo, interface: Interface) -> None:
+        """Pass on what was announced on an interface, where it is an announcement of another node."""
+        heard = read_announcement(info, self._interfaces, interface)
         if heard is not None and (self._announcement is None or heard.node_id != self._announcement.node_id):
             self._on_heard(heard)
 
@@ -154,21 +155,28 @@ class Multicast:
             self._on_gone(node_id)
 
 
-def read_announcement(info: ServiceInfo, known: Iterable[Interface]) -> Heard | None:
+def read_announcement(info: ServiceInfo, known: Iterable[Interface], heard_on: Interface) -> Heard | None:
     """Return what a service record claims, as far as it may be acted on; None where it is no announcement of a node.
 
-    Addresses beyond this machine's networks are left out: a record is no means to have strangers connected to.
+    Addresses beyond this machine's networks are left out: a record is no means to have strangers connected to. A
+    link-local address of IPv6 is one of the interface that it was heard on.
     """
     texts = {key: value or "" for key, value in info.decoded_properties.items() if len(value or "") <= 128}
     node_id = info.name.removesuffix(f".{SERVICE_TYPE}")
     if not _NODE_ID.fullmatch(node_id) or texts.get("id") != node_id or not info.port:
         return None
     here = list(known)
-    addresses = [address for address in info.parsed_scoped_addresses() if is_on_link(address, here)]
+    found = (_scoped(address, heard_on) for address in info.parsed_scoped_addresses())
+    addresses = [address for address in dict.fromkeys(found) if is_on_link(address, here)]
     if not addresses:
         return None
     name, tag = clean_name(texts.get("name", "")), texts.get("tag", "")[:32]
     return Heard(node_id, name, tag, tuple(addresses[:_MAX_ADDRESSES]), info.port)
+
+
+def _scoped(address: str, interface: Interface) -> str:
+    is_bare = "%" not in address and ":" in address and ipaddress.ip_address(address).is_link_local
+    return f"{address}%{interface.index}" if is_bare else address
 
 
 @dataclass
@@ -253,7 +261,7 @@ class _Leg:
 
         info = AsyncServiceInfo(SERVICE_TYPE, name)
         if await info.async_request(zeroconf, _RESOLVE_MILLIS):
-            self.owner.heard(info)
+            self.owner.heard(info, self.interface)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
