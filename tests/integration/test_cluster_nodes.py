@@ -20,6 +20,8 @@ from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import BackendError, CapacityError, ClusterError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Message, Origin
 from pyagent.core.response_format import ResponseFormat
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.keys import NodeKeys
 from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import EngineState
@@ -234,6 +236,26 @@ def test_node_that_was_away_while_the_secret_changed_is_given_the_new_one(tmp_pa
             async with running_node(tmp_path / "c", [Own("three")], seeds=seeds) as back:
                 await until(lambda: is_connected(a, 1) and is_connected(back, 1))
                 await until(lambda: back.cluster.load().current.secret == a.cluster.load().current.secret)
+
+    run(work())
+
+
+def test_nodes_that_revoked_apart_agree_on_a_secret_that_neither_told(tmp_path: Path) -> None:
+    """Two nodes that each put out another one while apart know both when they meet, and begin an epoch together."""
+
+    async def work() -> None:
+        folders = [tmp_path / "a", tmp_path / "b"]
+        async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")]) as (a, b):
+            files = [ClusterFile(node.cluster.folder) for node in (a, b)]
+        apart = [file.revoke(NodeKeys.make().node_id, f"key {number:036}").current for number, file in enumerate(files)]
+        assert apart[0] != apart[1]
+        async with (
+            running_node(folders[0], [Own("one")]) as a,
+            running_node(folders[1], [Own("two")], seeds=[f"127.0.0.1:{a.door_port}"]) as b,
+        ):
+            await until(lambda: a.cluster.load().current == b.cluster.load().current not in apart)
+            assert len(a.cluster.load().revoked) == 2
+            assert not a.cluster.load().needs_rotation
 
     run(work())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -76,6 +77,7 @@ from pyagent.infrastructure.cluster.transport import LinkChange, Reply, Transpor
 _LOAD_SECONDS = 0.25
 _OFFER_SECONDS = 5.0
 _CALL_SECONDS = 5.0
+_RENEW_SECONDS = 1.0
 _EPOCH_TRIES, _EPOCH_WAIT_SECONDS = 10, 0.2
 _LOADS_A_SIGN = 8
 """A load that says nothing new is told each eighth time."""
@@ -314,7 +316,19 @@ class Node:
     async def _take_epoch(self, _peer_id: str, payload: bytes, _buffers: object) -> Reply:
         told = epoch_codec.decode(payload)
         await asyncio.to_thread(self.cluster.merge, told.secrets, told.revoked)
+        self._begin(self._renew_secret())
         return Reply()
+
+    async def _renew_secret(self) -> None:
+        """Begin a new epoch where a revoked node may know the current secret.
+
+        That is so when two revoked apart, each giving its secret to the node that the other put out, or when the node
+        that revoked is gone before it gave the others a new one. It mostly has: it is waited for.
+        """
+        await asyncio.sleep(_RENEW_SECONDS * random.uniform(1, 2))  # noqa: S311 - so that few begin one at once
+        if self.cluster.load().needs_rotation:
+            await asyncio.to_thread(self.cluster.rotate)
+            await asyncio.gather(*(self._give_epoch(peer.id) for peer in self.router))
 
     # -- membership -----------------------------------------------------------------------------------------------
 
@@ -405,6 +419,7 @@ class Node:
         self._transport.revoke(node_id)
         with contextlib.suppress(ClusterError):
             self.cluster.merge(revoked={node_id: ""})  # the node that revoked it begins the new epoch
+            self._begin(self._renew_secret())
 
     # -- adverts --------------------------------------------------------------------------------------------------
 
