@@ -1,4 +1,4 @@
-"""`pyagent cluster`: make a cluster, invite a machine into it, join one with a code."""
+"""`pyagent cluster`: make a cluster, invite a machine into it, join one with a code; `cluster_members` has the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pyagent.cli.cluster_members import add_commands
 from pyagent.cli.options import Config
 from pyagent.cli.startup import read_settings
 from pyagent.core.errors import ClusterError
@@ -187,3 +188,6 @@ def _name_of(settings: Settings) -> str:
     from pyagent.core.cluster.cluster_state import clean_name
 
     return clean_name(settings.cluster.name or socket.gethostname())
+
+
+add_commands(app)

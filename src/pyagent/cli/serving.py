@@ -97,6 +97,8 @@ def serve(
             )
             is_json = settings.log.format == "json"
             sys.stdout.write(start_text(address(listening), backend.names, origins, is_json=is_json))
+            if node is not None and not is_json:
+                sys.stdout.write(f"{node.told()}\n")
             sys.stdout.flush()
             gc.freeze()
             gc.enable()
@@ -113,10 +115,11 @@ def serve(
 
 def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> Node:
     """Return this server's part in the cluster, not started. Raises `ClusterError` where it is in none."""
+    from pyagent.infrastructure.cluster.cluster_file import cluster_folder
     from pyagent.infrastructure.cluster.node import Node
     from pyagent.infrastructure.server.bounds import check_request
 
-    return Node(settings.paths.data / "cluster", settings.cluster, chain, agents=agents, check=check_request)
+    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents, check=check_request)
 
 
 def start_text(url: str, links: Sequence[str], origins: Mapping[str, str], *, is_json: bool) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pyagent.infrastructure.cluster.interfaces import Family, interfaces
 
 _MAX_ENDPOINTS = 16
-_LOOPBACK: dict[Family, str] = {"IPv4": "127.0.0.1", "IPv6": "::1"}
 
 
 def bind_endpoints(hosts: Sequence[str]) -> list[str]:
@@ -22,7 +21,12 @@ def reachable_endpoints(bound: Sequence[str]) -> list[str]:
     for endpoint in bound:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         found += [_endpoint(one, port) for one in _addresses(host.strip("[]"))]
-    return found[:_MAX_ENDPOINTS]
+    return found[:_MAX_ENDPOINTS] or [_on_loopback(endpoint) for endpoint in bound]
+
+
+def _on_loopback(endpoint: str) -> str:
+    """Return where a machine without a network reaches itself."""
+    return endpoint.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - compared, not bound
 
 
 def _endpoint(host: str, port: str) -> str:
@@ -36,4 +40,4 @@ def _addresses(host: str) -> list[str]:
         return [host]
     family: Family = "IPv4" if address.version == 4 else "IPv6"
     own = [one for interface in interfaces() for one in interface.addresses(family)]
-    return [one for one in own if not ipaddress.ip_address(one).is_link_local] or [_LOOPBACK[family]]
+    return [one for one in own if not ipaddress.ip_address(one).is_link_local]

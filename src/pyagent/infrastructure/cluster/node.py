@@ -138,6 +138,13 @@ class Node:
         """Where others knock."""
         return self._door.port
 
+    def told(self) -> str:
+        """Return in a line which node this is, and where others knock."""
+        cluster = self.cluster.load().name
+        return (
+            f"node {self.name} ({self.keys.node_id}) of cluster {cluster}; other nodes knock at port {self.door_port}"
+        )
+
     async def start(self) -> None:
         """Listen, look for the others, and become a link of their chains. Raises `ClusterError`, nothing left open."""
         try:

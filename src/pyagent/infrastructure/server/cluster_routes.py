@@ -40,7 +40,7 @@ class ClusterNode(Protocol):
         ...
 
 
-class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
+class ClusterDrainBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /pyagent/cluster/drain; `resume` ends draining."""
 
     grace_seconds: float = 30.0
@@ -76,7 +76,7 @@ class ClusterRoutes:
     async def drain(self, request: Request) -> Response:
         """POST /pyagent/cluster/drain: take no more requests of peers, and wait for those that run."""
         node = self._node(request)
-        body = decode(await read_body(request, self.settings) or b"{}", DrainBody, {})
+        body = decode(await read_body(request, self.settings) or b"{}", ClusterDrainBody, {})
         if not 0 <= body.grace_seconds <= _MAX_GRACE_SECONDS:
             raise RequestError(f"grace_seconds is from 0 to 3600, got {body.grace_seconds}", param="grace_seconds")
         if body.resume:

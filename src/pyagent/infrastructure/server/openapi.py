@@ -15,6 +15,7 @@ from pyagent import __version__
 from pyagent.core.messages import JsonObject
 from pyagent.infrastructure.server.admin_routes import DrainBody, EngineRoutes, NameBody, PinBody, SleepBody
 from pyagent.infrastructure.server.anthropic.requests import CountBody, MessagesBody
+from pyagent.infrastructure.server.cluster_routes import ClusterDrainBody, ClusterRoutes, RevokeBody
 from pyagent.infrastructure.server.ollama.requests import ChatBody as OllamaChatBody
 from pyagent.infrastructure.server.ollama.requests import EmbedBody, EmbeddingsBody, GenerateBody, ModelBody
 from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as OpenAiEmbeddingsBody
@@ -41,6 +42,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pyagent/cache/unpin": NameBody,
     "/pyagent/engine/sleep": SleepBody,
     "/pyagent/engine/drain": DrainBody,
+    "/pyagent/cluster/drain": ClusterDrainBody,
+    "/pyagent/cluster/revoke": RevokeBody,
 }
 """What is sent to each path that takes something."""
 _OWN = {
@@ -54,14 +57,15 @@ _OWN = {
 
 async def show(service: Service, _request: Request) -> Response:
     """GET /openapi.json: this description."""
-    engine = tuple(
-        (method, route.path, (route.endpoint.__doc__ or "")) for route in _engine(service) for method in _methods(route)
+    own = tuple(
+        (method, route.path, (route.endpoint.__doc__ or "")) for route in _own(service) for method in _methods(route)
     )
-    return json_response(_described(engine))
+    return json_response(_described(own))
 
 
-def _engine(service: Service) -> list[Route]:
-    return EngineRoutes(service.backend, service.settings).routes()
+def _own(service: Service) -> list[Route]:
+    """Return PyAgent's own routes."""
+    return [*EngineRoutes(service.backend, service.settings).routes(), *ClusterRoutes(None, service.settings).routes()]
 
 
 def _methods(route: Route) -> list[str]:
@@ -69,13 +73,13 @@ def _methods(route: Route) -> list[str]:
 
 
 @cache
-def _described(engine: tuple[tuple[str, str, str], ...]) -> bytes:
+def _described(own: tuple[tuple[str, str, str], ...]) -> bytes:
     references, components = msgspec.json.schema_components(
         list(BODIES.values()), schema_hook=_anything, ref_template="#/components/schemas/{name}"
     )
     path_to_schema = dict(zip(BODIES, references, strict=True))
     documented = [(api.method, api.path, _words(api.module, api.function)) for api in APIS]
-    documented += [*engine, *(("GET", path, text) for path, text in _OWN.items())]
+    documented += [*own, *(("GET", path, text) for path, text in _OWN.items())]
     paths: dict[str, JsonObject] = {}
     for method, path, text in documented:
         plain = path.replace(":path", "")

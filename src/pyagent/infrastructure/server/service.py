@@ -191,10 +191,12 @@ class Service:
 
     async def models(self) -> list[ModelInfo]:
         """Return the models of the chain, as far as its links say in time, and the agents."""
-        own = [model for link in engine_links(self.backend) for model in await link.models()]  # they know it now
-        now = {(model.id, model.backend): model for model in own}
+        known = [model for link in engine_links(self.backend) for model in await link.models()]  # they know it now
+        now = {(model.id, model.backend): model for model in known}
         models = [now.get((model.id, model.backend), model) for model in await self.backend.models()]
-        return [*models, *(await self.agents.models() if self.agents else ())]
+        agents = await self.agents.models() if self.agents else []
+        own = {agent.id for agent in agents}
+        return [*(model for model in models if model.id not in own), *agents]
 
 
 def _give_back() -> None:

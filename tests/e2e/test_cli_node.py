@@ -1,0 +1,89 @@
+"""`pyagent node`: two servers of one cluster, looked at and steered from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.command_line import fresh_environment, pyagent, started
+
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+
+LIMIT_SECONDS = 90.0
+
+
+@contextmanager
+def node(home: Path, model: Path, *options: str) -> Generator[tuple[dict[str, str], str, str]]:
+    """Run a node; gives the environment of its user, its URL, and its door's port. It ends by SIGTERM, with code 0."""
+    own = {"PYAGENT_CLUSTER__MULTICAST": "false", "PYAGENT_ENGINE__THREADS": "1"}
+    env = fresh_environment(home) | own
+    flags = ["--port", "0", "--door", "0", "--bind", "127.0.0.1", "--name", home.name, "--model", str(model)]
+    process = started("node", *flags, *options, env=env)
+    assert process.stdout
+    try:
+        said = "".join(process.stdout.readline() for _ in range(3))
+        url, door = re.search(r"http://\S+:\d+", said), re.search(r"knock at port (\d+)", said)
+        assert url, said
+        assert door, said
+        yield env, url[0], door[1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_SECONDS) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def peers(env: dict[str, str], url: str) -> list[dict[str, object]]:
+    return json.loads(pyagent("cluster", "peers", "--json", "--url", url, env=env).stdout)
+
+
+def until_connected(env: dict[str, str], url: str, number: int) -> list[dict[str, object]]:
+    end = time.monotonic() + LIMIT_SECONDS
+    while True:
+        found = peers(env, url)
+        if [peer["is_connected"] for peer in found].count(True) == number:
+            return found
+        assert time.monotonic() < end, found
+
+
+def test_two_nodes_are_seen_drained_and_revoked(tmp_path: Path, tiny_model_path: Path) -> None:
+    """A node of a cluster serves as ever; `cluster status`, `drain` and `revoke` do as they say, with exit codes."""
+    desk, laptop = tmp_path / "desk", tmp_path / "laptop"
+    state = ClusterFile(cluster_folder(_made(desk) / "data")).init("home")
+    ClusterFile(cluster_folder(_made(laptop) / "data")).join(state)
+    with (
+        node(desk, tiny_model_path) as (env, url, door),
+        node(laptop, tiny_model_path, "--seed", f"127.0.0.1:{door}") as (other, other_url, _),
+    ):
+        [found] = until_connected(env, url, 1)
+        assert (found["name"], found["state"]) == ("laptop", "alive")
+        shown = pyagent("cluster", "status", "--url", url, env=env).stdout
+        assert "desk" in shown
+        assert "1 of 1 peers connected" in shown
+        assert pyagent("cluster", "drain", "--url", other_url, env=other).stdout == "drained\n"
+        assert "draining" in pyagent("cluster", "status", "--url", other_url, env=other).stdout
+        resumed = pyagent("cluster", "drain", "--resume", "--url", other_url, env=other)
+        assert resumed.stdout == "takes requests of peers again\n"
+        wrong = pyagent("cluster", "revoke", "phone", "--url", url, env=env)
+        assert (wrong.returncode, "no node is called 'phone'" in wrong.stderr) == (1, True)
+        assert pyagent("cluster", "revoke", "laptop", "--url", url, env=env).stdout == f"revoked {found['id']}\n"
+        until_connected(other, other_url, 0)
+
+
+def _made(home: Path) -> Path:
+    home.mkdir()
+    return home
+
+
+def test_server_that_is_no_node_says_so(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Without a cluster `pyagent node` names the commands to make or join one, and ends with code 1."""
+    env = fresh_environment(tmp_path) | {"PYAGENT_CLUSTER__MULTICAST": "false"}
+    ended: subprocess.CompletedProcess[str] = pyagent("node", "--model", str(tiny_model_path), "--port", "0", env=env)
+    assert ended.returncode == 1
+    assert "pyagent cluster init" in ended.stderr
