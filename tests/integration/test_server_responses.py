@@ -358,7 +358,7 @@ def test_embeddings_client() -> None:
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'huge'"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "say in the prompt"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "needs its schema"),
-        ({"include": ["file_search_call.results"]}, "include", "not supported"),
+        ({"include": ["file_search_call.results"]}, "include", "logprobs, reasoning.encrypted_content"),
         ({"background": True}, "background", "while the client waits"),
         ({"truncation": "auto"}, "truncation", "never cut"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),

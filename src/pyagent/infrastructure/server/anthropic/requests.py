@@ -86,7 +86,7 @@ class _Format(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the answer must look like. How much effort to make is a wish that no link here can be told."""
+    """What the answer must look like. `effort` is ignored: some clients send it with every request."""
 
     format: _Format | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None

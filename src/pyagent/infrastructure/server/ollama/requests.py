@@ -104,7 +104,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logits_all: object = None
 
     def sampling(self, top_logprobs: int | None) -> SamplingParams:
-        """How to draw, checked."""
+        """Return how to sample, checked."""
         refuse(self, REFUSED_OPTIONS, "options.")
         params = SamplingParams(
             max_tokens=self._max_tokens(),
@@ -127,7 +127,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return checked_sampling(params.with_given(self._given()), _SAMPLING)
 
     def _given(self) -> list[str]:
-        """The sampling parameters that the options name, by our names."""
+        """Return the sampling parameters that the options name, by our names."""
         renamed = {name: theirs.removeprefix("options.") for name, theirs in _SAMPLING.items()}
         return [name for name, theirs in renamed.items() if getattr(self, theirs, None) is not None]
 

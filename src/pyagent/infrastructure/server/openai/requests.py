@@ -207,7 +207,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     spaces_between_special_tokens: object = None
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None, *, echo: bool = False) -> SamplingParams:
-        """How to draw, checked."""
+        """Return how to sample, checked."""
         given = {name: value for name in _SAMPLING if (value := cast("object", getattr(self, name))) is not None}
         params = msgspec.structs.replace(
             SamplingParams(

@@ -68,7 +68,7 @@ class _Turns:
         self.end().append(message)
 
     def say(self, role: Literal["user", "assistant", "system", "developer"], content: _Content) -> None:
-        """Add what somebody said; the assistant says it after what it thought last."""
+        """Add what a role said; the assistant says it after what it thought last."""
         if role != "assistant":
             self.add(Message(role, content))
             return

@@ -145,10 +145,12 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return _SEALED in (self.include or ())
 
     def sampling(self) -> SamplingParams:
-        """How to draw, checked."""
+        """Return how to sample, checked."""
         wanted = set(self.include or ())
         if unknown := sorted(wanted.difference(_INCLUDABLE)):
-            raise RequestError(f"include[]={unknown[0]!r} is not supported; there is {_LOGPROBS}", param="include")
+            raise RequestError(
+                f"include[]={unknown[0]!r} is not supported; there are {', '.join(_INCLUDABLE)}", param="include"
+            )
         has_logprobs = _LOGPROBS in wanted or self.top_logprobs is not None
         params = SamplingParams(
             max_tokens=self.max_output_tokens,
