@@ -329,7 +329,7 @@ def test_resumed_answer_has_its_calls_and_thoughts(model: Path) -> None:
         async with saying(model) as backend:
             loaded = await backend.load()
             told: list[Output] = []
-            request = loaded.input_processor.process(asked(), told.append)
+            request = await loaded.input_processor.process(asked(), told.append)
             begun = loaded.tokenizer.encode_continuation(f"<think>\nrain?\n</think>\n\n{CALL[:60]}")
             resumed = request.resume(TokenLog(b"", tuple(begun)))
             assert resumed.reasoning == "rain?"
