@@ -163,7 +163,7 @@ class Failover:
             async for delta in stream:
                 seen.append(delta)
                 yield delta
-        check_answer(seen, self.request, attempt.name)
+        await check_answer(seen, self.request, attempt.name, self.deadline)
 
     async def _held_back(self, attempt: Attempt) -> AsyncGenerator[ChatDelta, None]:
         """Give the deltas once all are there and match the request."""
@@ -171,7 +171,7 @@ class Failover:
         try:
             async with aclosing(attempt.rest(failed, can_go_on=True)) as stream:
                 deltas = [delta async for delta in stream]
-            check_answer(deltas, self.request, attempt.name)
+            await check_answer(deltas, self.request, attempt.name, self.deadline)
         except BaseException:
             self._untold[:0] = failed
             raise

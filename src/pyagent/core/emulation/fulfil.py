@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from pyagent.core.abilities import SOFT, Abilities, needs, noting, without
 from pyagent.core.emulation import dialect, response_formats
 from pyagent.core.emulation.cutting import cut
+from pyagent.core.emulation.schemas import check_is_schema
 from pyagent.core.errors import InvalidOutputError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
@@ -29,6 +31,9 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.structured_output.lark_source import schemas_in
+from pyagent.core.structured_output.matching import ModelTokensError, check_format
+from pyagent.core.structured_output.work import TooLongToCheckError, checked_aside
 from pyagent.core.tool_call_deltas import ToolCallJoiner, as_deltas
 
 Answering = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
@@ -43,25 +48,36 @@ EMULATED: Abilities = frozenset(
 _NUM_ROUNDS = 2
 
 
-async def fulfil(
+async def fulfil(  # noqa: PLR0913 - each is something of its own
     request: ChatRequest,
     answer: Answering,
     abilities: Abilities,
     *,
     backend: str,
     unsupported: Unsupported = "emulate",
+    checks_schemas: bool = False,
 ) -> AsyncGenerator[ChatDelta, None]:
     """Stream the answer of `answer`, which serves requests that need no more than `abilities`.
+
+    One that `checks_schemas` refuses by itself, before it computes, what is none.
 
     `unsupported` is the setting, which the request's own word overrides. Sampling hints that the backend lacks are left
     out, and named in the last delta's `usage.ignored`. Raises `UnsupportedError` naming the fields
     that can be neither served nor emulated, before anything is asked.
     """
     missing, ignored = _missing(request, abilities, backend, unsupported)
+    if request.response_format is not None and not checks_schemas:
+        deadline = Deadline.after(request.timeout_seconds)
+        await checked_aside(partial(_check_schemas, request.response_format), deadline, request.origin.tenant)
     async with aclosing(_several(without(request, ignored), answer, abilities, missing, backend)) as deltas:
         async for delta in deltas:
             is_last = delta.finish_reason and (request.n == 1 or delta.usage)  # of several, the last has the usage
             yield noting(delta, ignored) if is_last else delta
+
+
+def _check_schemas(wanted: ResponseFormat) -> None:
+    for schema in schemas_in(wanted):
+        check_is_schema(schema, "response_format")
 
 
 def first_asked(
@@ -199,6 +215,11 @@ class _Plan:
         """The field that asks for what is checked."""
         return "response_format" if self.response_format else "tool_choice" if self.needs_call else "tools"
 
+    def check(self) -> None:
+        """Raise `RequestError` for a format by which no answer can be checked, before any is asked for."""
+        if self.response_format is not None:
+            check_format(self.response_format)
+
     def read(
         self, text: str, calls: list[ToolCall], tags: dialect.TagReader | None, *, is_cut: bool
     ) -> tuple[str, list[ToolCall]]:
@@ -224,6 +245,10 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
     deadline = Deadline.after(request.timeout_seconds)
     begun = request.assistant_prefix + request.answer_prefix
     num_shown = len(begun)
+    try:
+        await checked_aside(plan.check, deadline, request.origin.tenant)
+    except ModelTokensError as error:
+        raise UnsupportedError(f"{backend}: {error}", backend=backend, fields=["grammar"]) from error
     for _ in range(_NUM_ROUNDS):
         text, held, last = begun, list[ChatDelta](), ChatDelta()
         joiner, calls, scored = ToolCallJoiner(), list[ToolCall](), ChatDelta()
@@ -245,7 +270,13 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
         try:
             is_length = last.finish_reason == "length"
             is_cut = is_length and not plan.tagged  # told as it is, as a grammar's would be
-            shown, calls = (text, calls) if is_cut else plan.read(text, calls, tags, is_cut=is_length)
+            if not is_cut:
+                reading = partial(plan.read, text, calls, tags, is_cut=is_length)
+                shown, calls = await checked_aside(reading, deadline, request.origin.tenant)
+            else:
+                shown = text
+        except TooLongToCheckError:
+            raise
         except InvalidOutputError as error:
             faults.append(str(error))
             request = _repairing(plan.request, text or _written(calls), str(error))

@@ -1,0 +1,171 @@
+"""Forms of answers on links whose servers have no grammars, or other ones than ours."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.chains import HI, Played, says
+from support.server import serving
+from support.waiting import until
+
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.backends import collect
+from pyagent.core.chain import Chain
+from pyagent.core.config import load_settings
+from pyagent.core.errors import DeadlineError
+from pyagent.core.messages import ChatRequest, ResponseFormat, SamplingParams
+from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.response_cache.cache import ResponseCache
+from pyagent.core.response_cache.store import ResponseStore
+from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structured_output import work
+from pyagent.testing import openai_server
+
+AMBIGUOUS = 'start: s\ns: s s | "a" | "ab" | "b"'
+LONG = "ab" * 50_000
+DEEP: Any = {"anyOf": [{"type": "integer"}] * 3000}
+
+
+@asynccontextmanager
+async def asking(*chain: Any) -> AsyncGenerator[Callable[..., Any]]:
+    """A server over a chain, as a function that posts a chat with some fields."""
+    settings = load_settings(overrides={"chain": list(chain), "engine.threads": 1}).settings
+    backend = make_chain(settings, make_host(settings))
+    async with serving(backend) as url, httpx.AsyncClient(base_url=url, timeout=60, verify=False) as http:
+
+        async def ask(**fields: Any) -> httpx.Response:
+            body = {"messages": [{"role": "user", "content": "go"}], **fields}
+            return await (http.post("/v1/chat/completions", json=body) if fields else http.get("/health"))
+
+        yield ask
+        await backend.close()
+
+
+def said(answer: httpx.Response) -> str:
+    """The text of a whole answer."""
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+async def num_turns(task: asyncio.Task[Any], others: Callable[[], Any]) -> int:
+    """How often others had their turn until the task was done."""
+    count = 0
+    while not task.done():
+        await others()
+        count += 1
+    return count
+
+
+def test_check_of_an_ambiguous_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 kB of an ambiguous grammar: the check ends at its bound with an error that says so; others are answered."""
+    monkeypatch.setattr(work, "WORK_SECONDS", 0.3)
+
+    async def main(url: str) -> tuple[httpx.Response, int]:
+        async with asking(f"openai:{url}") as ask:
+            form = {"type": "grammar", "grammar": AMBIGUOUS}
+            task = asyncio.create_task(ask(response_format=form))
+            turns = await num_turns(task, ask)
+            return task.result(), turns
+
+    with openai_server(answer=LONG) as server:
+        answer, turns = asyncio.run(main(server.url))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "response_format")
+    assert "takes over 0.3 s" in error["message"]
+    assert (len(server.requests), turns > 3) == (1, True)
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_check_of_a_chain_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, *, has_cache: bool) -> None:
+    """An answer that takes too long to check is given, as one that cannot be checked; the event loop goes on."""
+    monkeypatch.setattr(work, "WORK_SECONDS", 0.15)
+    cache = ResponseCache(ResponseStore(1 << 20, 60.0)) if has_cache else None
+
+    async def main() -> tuple[list[str], int]:
+        chain = Chain([Played("a", says(LONG))], response_cache=cache)
+        form = ResponseFormat("grammar", grammar=GrammarFormat(AMBIGUOUS))
+        sampling = SamplingParams(temperature=0.0)
+        asked = ChatRequest(messages=HI, response_format=form, whole=not has_cache, sampling=sampling)
+        turns, texts = 0, list[str]()
+        for _ in range(2):
+            task = asyncio.create_task(collect(chain.chat(asked)))
+            turns += await num_turns(task, lambda: asyncio.sleep(0.001))
+            texts.append(task.result().text)
+        return texts, turns
+
+    texts, turns = asyncio.run(main())
+    assert texts == [LONG, LONG]
+    assert turns > 10
+    assert cache is None or (cache.stats().num_hits, cache.stats().num_misses) == (1, 1)
+
+
+def test_checks_wait_for_their_own_tenant_alone() -> None:
+    """A check that does not end holds up its tenant's next ones, until their deadline; these are never begun."""
+    go, begun = threading.Event(), list[str]()
+
+    def check(name: str) -> str:
+        begun.append(name)
+        return name if name != "stuck" else str(go.wait(60))
+
+    async def main() -> None:
+        stuck = asyncio.create_task(work.checked_aside(lambda: check("stuck"), Deadline(), "one"))
+        await until(lambda: bool(begun))
+        assert await work.checked_aside(lambda: check("other"), Deadline(), "two") == "other"
+        with pytest.raises(DeadlineError):
+            await work.checked_aside(lambda: check("late"), Deadline.after(0.01), "one")
+        go.set()
+        assert await stuck == "True"
+        assert await work.checked_aside(lambda: check("next"), Deadline(), "one") == "next"
+
+    asyncio.run(main())
+    assert begun == ["stuck", "other", "next"]
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"type": "regex", "pattern": "(a"}, "unclosed group"),
+    ({"type": "regex", "pattern": "((a{100}){100}){100}"}, "repetitions within repetitions"),
+    ({"type": "grammar", "grammar": 'start: "a'}, "lexer error"),
+    ({"type": "grammar", "grammar": 'root ::= "a" b'}, "no rule b"),
+    ({"type": "any_of", "any_of": [{"type": "text"}, {"type": "regex", "pattern": "(?=a)"}]}, "look-around"),
+    ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strnig"}}}, "strnig"),
+    (
+        {"type": "any_of", "any_of": [{"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}]},
+        "2000 alternatives",
+    ),
+]
+
+
+def test_form_that_is_none_is_refused_before_the_model_is_asked() -> None:
+    """A regex, grammar or schema that is wrong or too large is the caller's fault: 400, and no link is asked."""
+
+    async def main(*chain: str) -> list[httpx.Response]:
+        async with asking(*chain) as ask:
+            return [await ask(response_format=form) for form, _ in WRONG]
+
+    with openai_server() as server, openai_server() as other:
+        answers = asyncio.run(main(f"openai:{server.url}", f"openai:{other.url}"))
+    for answer, (_, why) in zip(answers, WRONG, strict=True):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"].partition(".")[0]) == (400, "response_format")
+        assert why in error["message"]
+    assert server.requests == other.requests == []
+
+
+def test_grammar_of_tokens_is_left_to_links_that_know_them(tiny_model_path: Path) -> None:
+    """A grammar that names tokens cannot be told in words: the chain goes on to the embedded engine."""
+
+    async def main(*chain: str) -> httpx.Response:
+        async with asking(*chain) as ask:
+            form = {"type": "grammar", "grammar": "start: <[5]> <[6]>"}
+            return await ask(response_format=form, max_tokens=4, return_token_ids=True)
+
+    with openai_server() as server:
+        answer = asyncio.run(main(f"openai:{server.url}", f"native:{tiny_model_path}")).json()
+    assert answer["choices"][0]["token_ids"][:2] == [5, 6]
+    assert server.requests == []
