@@ -21,9 +21,10 @@ from pyagent.core.dialects.json_calls import JsonCalls
 from pyagent.core.dialects.registry import dialect_for, dialects
 from pyagent.core.emulation import dialect as in_words
 from pyagent.core.errors import UnsupportedError
-from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, Tool
+from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, SamplingParams, Tool
 from pyagent.infrastructure.engine.models.tool_results import in_call_order
 from pyagent.infrastructure.engine.options import ThinkingLimits
+from pyagent.infrastructure.engine.sampling.sampler import make_sampler
 from pyagent.infrastructure.engine.thinking_budget import ThinkingBudget
 
 if TYPE_CHECKING:
@@ -183,13 +184,14 @@ class ChatFormat:
             said = self._limits.by_effort.get(effort, self._limits.num_tokens)
         return None if said is None or said < 0 else said
 
-    def thinking_budget(self, asked: AnswerFormat) -> ThinkingBudget | None:
-        """Return the bound of an answer's reasoning."""
+    def thinking_budget(self, asked: AnswerFormat, num_logprobs: int | None) -> ThinkingBudget | None:
+        """Return the bound of an answer's reasoning; of the tokens that end it, so many log probabilities are told."""
         if asked.thinking_budget is None or asked.dialect is None or asked.dialect.reasoning is None:
             return None
         ending = asked.dialect.reasoning.ending(has_tools=bool(asked.callable_tools))
         tokens = self._tokenizer.encode_continuation(self._limits.message + ending)
-        return ThinkingBudget(asked.thinking_budget, tuple(tokens), asked.dialect.spans_reasoning)
+        sampler = make_sampler(SamplingParams(temperature=0, top_logprobs=num_logprobs), self._tokenizer)
+        return ThinkingBudget(asked.thinking_budget, tuple(tokens), sampler, asked.dialect.spans_reasoning)
 
     def is_open(self, tokens: Sequence[int]) -> bool:
         """Whether a prompt ends inside of reasoning."""

@@ -212,6 +212,7 @@ class InputProcessor:
         is_first = index == 0 and not output_tokens
         processors = common.processors if is_first else tuple(one.for_another() for one in common.processors)
         may_think = grammar is not None and answer_format.thinks and not prefix.tokens
+        is_begun = bool(prefix.tokens or request.answer_prefix)
         called = answer_format.dialect if answer_format.needs_grammar else None
         return Request(
             id=next(self._ids),
@@ -226,7 +227,7 @@ class InputProcessor:
             reasoning_ids=chat_format.reasoning_ids if may_think else frozenset(),
             opener_ids=chat_format.opener_ids(called) if grammar is not None and called else frozenset(),
             spans_reasoning=called is not None and called.spans_reasoning,
-            thinking=None if prefix.tokens or request.answer_prefix else chat_format.thinking_budget(answer_format),
+            thinking=None if is_begun else chat_format.thinking_budget(answer_format, sampled.top_logprobs),
             on_output=on_output,
             origin=request.origin,
             priority=request.priority,
