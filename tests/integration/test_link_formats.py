@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.config import load_settings
-from pyagent.core.errors import DeadlineError
+from pyagent.core.errors import ConfigError, DeadlineError
 from pyagent.core.messages import ChatRequest, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_cache.cache import ResponseCache
@@ -169,3 +170,155 @@ def test_grammar_of_tokens_is_left_to_links_that_know_them(tiny_model_path: Path
         answer = asyncio.run(main(f"openai:{server.url}", f"native:{tiny_model_path}")).json()
     assert answer["choices"][0]["token_ids"][:2] == [5, 6]
     assert server.requests == []
+
+
+CALLED: Any = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": f"c{number}", "function": {"name": name, "arguments": {}}} for number, name in enumerate("fg")
+    ],
+}
+DATE = {"type": "regex", "pattern": "[0-9]{4}"}
+CHOICE = {"type": "choice", "choice": ['a "b"', "c\n"]}
+GBNF = {"type": "grammar", "grammar": "root ::= [0-9]+"}
+LARK = {"type": "grammar", "grammar": "start: /[0-9]+/"}
+TAGS: Any = {
+    "type": "structural_tag",
+    "format": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"},
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "form", "answer", "fields"),
+    [
+        ("vllm", DATE, "2030", {"structured_outputs": {"regex": "[0-9]{4}"}}),
+        ("vllm", CHOICE, "c\n", {"structured_outputs": {"choice": CHOICE["choice"]}}),
+        ("vllm", GBNF, "12", {"structured_outputs": {"grammar": "root ::= [0-9]+"}}),
+        ("vllm", LARK, "12", {"structured_outputs": {"grammar": "start: /[0-9]+/"}}),
+        ("vllm", TAGS, "<a>x</a>", {"structured_outputs": {"structural_tag": json.dumps(TAGS)}}),
+        ("sglang", DATE, "2030", {"regex": "[0-9]{4}"}),
+        ("sglang", GBNF, "12", {"ebnf": "root ::= [0-9]+"}),
+        ("sglang", TAGS, "<a>x</a>", {"response_format": TAGS}),
+        ("llamacpp", GBNF, "12", {"grammar": "root ::= [0-9]+"}),
+        ("llamacpp", CHOICE, 'a "b"', {"grammar": 'root ::= "a \\"b\\"" | "c\\n"'}),
+    ],
+)
+def test_form_is_passed_on_to_a_server_that_has_it(owner: str, form: Any, answer: str, fields: Any) -> None:
+    """vLLM, SGLang and llama.cpp are told from their lists of models, and asked in their own fields, not in words."""
+
+    async def main(url: str) -> list[httpx.Response]:
+        async with asking(f"openai:{url}") as ask:
+            return [await ask(response_format=form), await ask(response_format=form, stream=True)]
+
+    with openai_server(owned_by=owner, constrained=answer) as server:
+        whole, streamed = asyncio.run(main(server.url))
+    assert said(whole) == answer
+    chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == answer
+    own = [{name: value for name, value in body.items() if name in fields} for body in server.requests]
+    assert own == [fields, fields]
+    assert [len(cast("Any", body["messages"])) for body in server.requests] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("owner", "form", "more"),
+    [
+        ("fake", DATE, {}),  # what it does with the fields of others is not known
+        ("sglang", LARK, {}),
+        ("llamacpp", DATE, {}),
+        ("llamacpp", GBNF, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ],
+)
+def test_form_that_a_server_does_not_have_is_asked_in_words(owner: str, form: Any, more: Any) -> None:
+    """Of a form that the server lacks, or a server that is none of these, the model is told in words, as ever."""
+
+    async def main(url: str) -> httpx.Response:
+        async with asking(f"openai:{url}") as ask:
+            return await ask(response_format=form, **more)
+
+    with openai_server(owned_by=owner, answer="2030") as server:
+        assert said(asyncio.run(main(server.url))) == "2030"
+    (body,) = server.requests
+    assert not {"structured_outputs", "regex", "ebnf", "grammar", "response_format"} & body.keys()
+    assert len(cast("Any", body["messages"])) == 2
+
+
+def test_link_says_which_server_it_is() -> None:
+    """`server` in the link's table is taken at its word, over what the list of models says."""
+
+    async def main(url: str) -> list[str]:
+        async with asking({"use": f"openai:{url}", "server": "vllm"}) as ask:
+            first = said(await ask(response_format=DATE))
+        async with asking({"use": f"openai:{url}", "server": "openai"}) as ask:
+            return [first, said(await ask(response_format=DATE))]
+
+    with openai_server(owned_by="vllm", constrained="2030", answer="1999") as server:
+        assert asyncio.run(main(server.url)) == ["2030", "1999"]
+    for table in ({"use": "openai:http://a/v1", "server": "vlm"}, {"use": "native", "server": "vllm"}):
+        with pytest.raises(ConfigError, match="server"):
+            asyncio.run(closed(table))
+
+
+async def closed(*chain: Any) -> None:
+    """Make a server over a chain, and end it."""
+    async with asking(*chain):
+        pass
+
+
+def test_server_that_leaves_a_form_out_is_asked_in_words() -> None:
+    """An answer that a server did not hold to the form is not shown; the same model is asked in words from then on."""
+
+    async def main(url: str) -> list[str]:
+        async with asking(f"openai:{url}") as ask:
+            return [(await ask(response_format=DATE, stream=True)).text, said(await ask(response_format=DATE))]
+
+    def answer(body: Any) -> str:
+        return "no date" if "structured_outputs" in body else "2030"
+
+    with openai_server(owned_by="vllm", answer=answer) as server:
+        streamed, whole = asyncio.run(main(server.url))
+    assert ("2030" in streamed, "no date" in streamed, whole) == (True, False, "2030")
+    assert ["structured_outputs" in body for body in server.requests] == [True, False, False]
+
+
+def test_form_that_a_server_refuses_is_asked_in_words() -> None:
+    """A server that says 400 to a form is no fault of the request, which is asked in words then."""
+
+    async def main(url: str) -> httpx.Response:
+        async with asking(f"openai:{url}") as ask:
+            return await ask(response_format=DATE)
+
+    with openai_server(owned_by="vllm", refused=("structured_outputs",), answer="2030") as server:
+        assert said(asyncio.run(main(server.url))) == "2030"
+    assert ["structured_outputs" in body for body in server.requests] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("messages", "ids"),
+    [
+        ([CALLED, {"role": "tool", "content": "1", "tool_name": "g"}, {"role": "tool", "content": "2"}], ["c1", "c0"]),
+        ([CALLED, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}], ["c0", "c1"]),
+        ([{"role": "tool", "content": "1", "tool_name": "f"}], None),
+    ],
+)
+def test_result_of_a_tool_has_the_id_of_its_call(messages: Any, ids: list[str] | None) -> None:
+    """A result without an id goes to the call before it of its name, or in order; one without a call is refused."""
+
+    async def main(url: str) -> httpx.Response:
+        settings = load_settings(overrides={"chain": [f"openai:{url}"]}).settings
+        backend = make_chain(settings, make_host(settings))
+        async with serving(backend) as own, httpx.AsyncClient(base_url=own, timeout=60, verify=False) as http:
+            user = {"role": "user", "content": "go"}
+            body = {"model": "fake-1", "messages": [user, *messages], "stream": False}
+            answer = await http.post("/api/chat", json=body)
+            await backend.close()
+            return answer
+
+    with openai_server() as server:
+        answer = asyncio.run(main(server.url))
+    if ids is None:
+        assert (answer.status_code, "messages[1]" in answer.text, server.requests) == (400, True, [])
+    else:
+        told = cast("list[Any]", server.requests[0]["messages"])
+        assert [message["tool_call_id"] for message in told if message["role"] == "tool"] == ids

@@ -1,35 +1,28 @@
-"""OpenAI's wire format as a client speaks it: requests out, chunks and errors in.
+"""OpenAI's wire format as a client reads it: chunks of answers, lists of models, vectors.
 
-Pure translation between `core.messages` and JSON; no socket. Servers differ, so what is read is read loosely (unknown
-fields pass, missing ones have defaults) and what is sent is only what was asked for.
+Pure translation of JSON to `core.messages`; no socket. Servers differ, so it is read loosely: unknown fields pass,
+missing ones have defaults.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
 
-from pyagent.core.abilities import SOFT
 from pyagent.core.errors import BackendError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
-    ChatRequest,
     EmbedResult,
     FinishReason,
-    JsonObject,
     PromptLogprob,
     PromptTokensDetails,
-    ResponseFormat,
-    SamplingParams,
     TokenLogprob,
     ToolCallDelta,
     Usage,
-    check_echo,
 )
 from pyagent.infrastructure.backends.openai_errors import Fault
 
@@ -119,6 +112,7 @@ class ListedModel(msgspec.Struct):
     """One entry of GET /models. Context lengths have no agreed name; these are the ones servers use."""
 
     id: str
+    owned_by: object = None
     max_model_len: int | None = None
     context_length: int | None = None
     limits: _Limits | None = None
@@ -189,94 +183,6 @@ _FINISHES: dict[str, FinishReason] = {
     **dict.fromkeys(("refusal", "safety", "recitation"), "content_filter"),
     "tool_use": "tool_calls",
 }
-
-
-def encode_request(
-    request: ChatRequest, model: str, *, is_openai: bool = False, refused: Collection[str] = ()
-) -> tuple[str, bytes]:
-    """The path below the base URL, and the JSON body, of a streamed answer to `request` by `model`.
-
-    Models of OpenAI's that reason take the limit of a chat only under its newer name, which others do not all know:
-    `is_openai` says whose they are, and `refused` which fields a server was found not to take.
-    """
-    check_echo(request)
-    body: JsonObject = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-    if request.sampling.prompt_logprobs is not None:  # vLLM gives them with whole answers only
-        body = {"model": model}
-    is_chat = bool(request.messages)
-    body |= {"messages": _messages(request)} if is_chat else {"prompt": request.prompt or ""}
-    if begun_with := request.assistant_prefix + request.answer_prefix:
-        begun = {"role": "assistant", "content": begun_with}
-        body["messages"] = [*_messages(request), begun]
-        body |= {"continue_final_message": True, "add_generation_prompt": False}  # vLLM's; llama.cpp needs neither
-    body |= _sampling(request.sampling, is_chat=is_chat)
-    if is_chat and "max_tokens" in body and (is_openai or "max_tokens" in refused):
-        body["max_completion_tokens"] = body.pop("max_tokens")
-    for name in refused:
-        body.pop(name, None)
-    if request.n > 1:
-        body["n"] = request.n
-    if request.tools:
-        body["tools"] = [{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in request.tools]
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice
-        if not request.parallel_tool_calls:
-            body["parallel_tool_calls"] = False
-    if request.reasoning_effort is not None:
-        body["reasoning_effort"] = request.reasoning_effort
-    if request.chat_template_kwargs:
-        body["chat_template_kwargs"] = request.chat_template_kwargs
-    if request.response_format and request.response_format.type != "text":
-        body["response_format"] = _response_format(request.response_format)
-    return "chat/completions" if is_chat else "completions", msgspec.json.encode(body)
-
-
-def _messages(request: ChatRequest) -> list[JsonObject]:
-    """The messages, without thoughts: not all servers take those back."""
-    plain = [msgspec.structs.replace(message, reasoning_content=None) for message in request.messages]
-    return msgspec.to_builtins(plain)
-
-
-_SAMPLING = tuple(
-    name
-    for name in SamplingParams.__struct_fields__
-    if name not in {"temperature", "stop", "logit_bias", "top_logprobs", "fields_set"}
-)
-"""Fields that go as they are: vLLM and llama.cpp have them under these names."""
-
-
-def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:
-    """What differs from the defaults, and hints given as these, since servers have others; temperature always."""
-    plain = SamplingParams()
-    given = SOFT.intersection(sampling.fields_set)
-    body: JsonObject = {"temperature": sampling.temperature}
-    for name in _SAMPLING:
-        value: object = getattr(sampling, name)
-        if value != getattr(plain, name) or name in given:
-            body[name] = value
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    if sampling.top_logprobs is not None:
-        body |= (
-            {"logprobs": True, "top_logprobs": sampling.top_logprobs}
-            if is_chat
-            else {"logprobs": sampling.top_logprobs}
-        )
-    return body
-
-
-def _response_format(wanted: ResponseFormat) -> JsonObject:
-    """OpenAI's form."""
-    if wanted.json_schema is None:
-        return {"type": wanted.type}
-    spec: JsonObject = {"name": wanted.json_schema.name, "schema": wanted.json_schema.schema}
-    if wanted.json_schema.strict is not None:
-        spec["strict"] = wanted.json_schema.strict
-    if wanted.json_schema.description:
-        spec["description"] = wanted.json_schema.description
-    return {"type": wanted.type, "json_schema": spec}
 
 
 @dataclass(slots=True)
