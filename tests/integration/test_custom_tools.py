@@ -14,7 +14,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.calling_model import scripted, write_calling_model
+from support.calling_model import scripted
 from support.server import serving
 
 from pyagent.assembly import make_chain, make_host
@@ -34,11 +34,6 @@ CALL = f'<tool_call>\n{{"name": "shell", "arguments": {as_arguments(INPUT)}}}\n<
 def coded(pattern: str, syntax: str = "regex") -> Any:
     grammar = {"definition": pattern, "syntax": syntax}
     return {"type": "custom", "custom": {"name": "code", "format": {"type": "grammar", "grammar": grammar}}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 @contextmanager

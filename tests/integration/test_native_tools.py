@@ -43,11 +43,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=200)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose template knows no tools."""
     return write_tiny_model(tmp_path_factory.mktemp("model") / "plain.gguf", llama__context_length=4096)

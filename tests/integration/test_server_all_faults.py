@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
-from support.native import native_server
 
 from pyagent.core.errors import FieldFault, RequestError
 from pyagent.core.field_errors import check_all, together
 
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as url:
-        yield url
 
 
 def refused(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,11 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from support.native import native_server
 from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.chain import Chain
@@ -32,12 +30,6 @@ TOOL: Any = {
 
 
 GREEDY: Any = {"extra_body": {"temperature": 0}}
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as served:
-        yield served
 
 
 def client_of(url: str, key: str = KEY) -> anthropic.Anthropic:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.gated_grammars import Gated, choice
-from support.tiny_model import vocabulary
 from support.waiting import wait_until
 
 from pyagent.core.errors import ConfigError, PluginError, RequestError
@@ -20,11 +18,6 @@ from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.grammar.choice import pick_grammar_backends
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=len(vocabulary()[0]))
 
 
 def test_slow_grammar_delays_only_those_who_want_it(tokenizer: ModelTokenizer) -> None:

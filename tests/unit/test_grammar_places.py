@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,11 +23,6 @@ SCHEMAS: list[JsonObject] = [
     {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^(ab|a|b)+$"}]}},
     {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")

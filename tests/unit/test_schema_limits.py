@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_model import vocabulary
 from support.waiting import wait_until
 
 from pyagent import validate_partial
@@ -22,11 +20,6 @@ from pyagent.core.structured_output.lark_depth import check_depth
 from pyagent.core.structured_output.schema_limits import repeated, source_excess
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=len(vocabulary()[0]))
 
 
 @pytest.fixture(scope="module")
