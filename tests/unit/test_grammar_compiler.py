@@ -13,10 +13,12 @@ from support.waiting import wait_until
 from pyagent.core.errors import ConfigError, PluginError, RequestError
 from pyagent.core.grammars import GrammarMatcher, GrammarSource
 from pyagent.core.hooks import hookimpl
+from pyagent.core.messages import JsonObject
 from pyagent.core.plugins import PluginHost
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.grammar.choice import pick_grammar_backends
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
+from pyagent.infrastructure.engine.grammar.xgrammar import check
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
@@ -152,3 +154,19 @@ def test_bad_plugin_is_named(tokenizer: ModelTokenizer) -> None:
     assert "plugin 'broken' failed to say" in str(factory.unavailable_reason())
     with pytest.raises(PluginError, match="plugin 'broken': its grammar backend 'mine' has no `compile`"):
         GrammarCompiler(tokenizer, factories=[factory]).compile(choice("a"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "object", "properties": {"a": {}}, "required": ["a", "b"]}, "required"),
+        ({"type": "object", "required": ["b"]}, "required"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
+        ({"type": "array", "items": {"type": "array", "minItems": True}}, "items/minItems"),
+    ],
+)
+def test_what_xgrammar_would_leave_out_goes_to_the_next_backend(schema: JsonObject, keyword: str) -> None:
+    """Names that are required beyond the properties, and bounds with nothing between, xgrammar does not enforce."""
+    with pytest.raises(RequestError, match=rf"xgrammar does not enforce \w+ there \(#/{keyword}\)"):
+        check(schema)
