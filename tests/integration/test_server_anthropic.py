@@ -256,7 +256,7 @@ def test_anthropic_keys_come_in_their_own_header() -> None:
         ({"messages": [*HI, {"role": "x", "content": "x"}]}, "messages[1].role", "one of user, assistant, system; got"),
         ({"temperature": 3}, "temperature", "between 0 and 2"),
         ({"stop_sequences": [""]}, "stop_sequences", "stop_sequences takes up to 16 texts, none of them empty"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.type", "client runs itself"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "client runs itself"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         (
             {"tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"}},

@@ -67,8 +67,8 @@ def source_excess(source: GrammarSource) -> str:
         case "regex":
             return pattern_excess(source.text)
         case "lark":
-            patterns = map(pattern_excess, regexes_in(source.text))
-            return next(filter(None, patterns), "") or _lark_excess(source.text)
+            texts = [pattern_excess(pattern) for pattern in regexes_in(source.text)]
+            return next((text for text in texts if text), "") or _lark_excess(source.text)
         case "json_schema":
             return ""
 
