@@ -39,9 +39,7 @@ def allowed(grammar: Grammar) -> list[int]:
     return [token for token in range(NUM_TOKENS) if mask[token // 8] >> token % 8 & 1]
 
 
-MOVES = st.lists(
-    st.tuples(st.sampled_from(["accept", "accept", "accept", "rollback", "fork", "drop"]), st.integers(0, 10**6))
-)
+MOVES = st.lists(st.tuples(st.sampled_from(["accept", "accept", "accept", "fork", "drop"]), st.integers(0, 10**6)))
 
 
 @settings(max_examples=30, deadline=None)
@@ -49,7 +47,7 @@ MOVES = st.lists(
 def test_places_are_those_of_their_own_tokens(
     compiler: GrammarCompiler, schema: JsonObject, moves: list[tuple[str, int]]
 ) -> None:
-    """However accepted, rolled back and forked, each place allows what a new grammar allows after its tokens."""
+    """However accepted and forked, each place allows what a new grammar allows after its tokens."""
     places: list[tuple[Grammar, list[int]]] = [(compiled(compiler, schema), [])]
     for move, number in moves:
         grammar, tokens = places[number % len(places)]
@@ -57,10 +55,6 @@ def test_places_are_those_of_their_own_tokens(
             token = (found := allowed(grammar))[number % len(found)]
             grammar.accept(token)
             tokens.append(token)
-        elif move == "rollback" and tokens:
-            count = number % len(tokens) + 1
-            grammar.rollback(count)
-            del tokens[-count:]
         elif move == "fork" and len(places) < 4:
             places.append((grammar.fork(), tokens.copy()))
         elif move == "drop" and len(places) > 1:

@@ -61,10 +61,6 @@ class XGrammarMatcher:
         if self.is_finished or not self.inner.accept_token(token):
             raise GrammarError(f"token {token} is not allowed here", "refused")
 
-    def rollback(self, num_tokens: int) -> None:
-        """Go back by the last tokens."""
-        self.inner.rollback(num_tokens)
-
     def copy(self) -> XGrammarMatcher:
         """Return a matcher at the same place."""
         return XGrammarMatcher(self.inner.fork())
