@@ -1,4 +1,4 @@
-"""Places in grammars: forks, and going back, never move another; one that fails fails alone."""
+"""Places in grammars: forks never move another; one that fails fails alone."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Failover:
             return await self._hedged(attempt, patience)
         delivered = self.delivered
         try:
-            await attempt.begin(delivered.request_for(attempt.link), may_be_empty=bool(delivered.text))
+            await attempt.begin(delivered.request_for, may_be_empty=bool(delivered.text))
         except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
             self.failed(attempt, error)
             return None
@@ -133,9 +133,9 @@ class Failover:
     async def _hedged(self, attempt: Attempt, patience: float) -> Attempt | None:
         delivered, may_be_empty = self.delivered, bool(self.delivered.text)
         async with Race() as race:
-            race.enter(attempt, delivered.request_for(attempt.link), may_be_empty=may_be_empty)
+            race.enter(attempt, delivered.request_for, may_be_empty=may_be_empty)
             if await race.is_late(patience) and (other := self._hedge()) is not None:
-                race.enter(other, delivered.request_for(other.link), may_be_empty=may_be_empty)
+                race.enter(other, delivered.request_for, may_be_empty=may_be_empty)
             while (finished := await race.finished()) is not None:
                 first, error = finished
                 if error is None:
