@@ -28,9 +28,10 @@ from pyagent.core.trace_context import trace_headers
 from pyagent.http_pool import HttpPool, error_body, load_httpx
 from pyagent.infrastructure.backends.openai_errors import map_error, told_failure
 from pyagent.infrastructure.backends.openai_forms import ServerKind
+from pyagent.infrastructure.backends.openai_models import ListedModel, decode_models
 from pyagent.infrastructure.backends.openai_requests import encode_request
 from pyagent.infrastructure.backends.openai_server_forms import ServerForms, is_for_servers
-from pyagent.infrastructure.backends.openai_wire import ChunkReader, ListedModel, decode_embeddings, decode_models
+from pyagent.infrastructure.backends.openai_wire import ChunkReader, decode_embeddings
 from pyagent.infrastructure.backends.sse import MAX_EVENT_BYTES, EventTooLargeError, SseDecoder
 
 if TYPE_CHECKING:

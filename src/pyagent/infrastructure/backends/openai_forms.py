@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.messages import JsonObject, ResponseFormat
-from pyagent.infrastructure.backends.openai_wire import ListedModel
+from pyagent.infrastructure.backends.openai_models import ListedModel
 
 ServerKind = Literal["vllm", "sglang", "llama.cpp"]
 _OWNERS: Mapping[object, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}

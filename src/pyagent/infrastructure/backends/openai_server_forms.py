@@ -23,7 +23,7 @@ from pyagent.core.errors import (
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.infrastructure.backends.openai_forms import ServerKind, form_fields, kind_of
-from pyagent.infrastructure.backends.openai_wire import ListedModel
+from pyagent.infrastructure.backends.openai_models import ListedModel
 
 logger = logging.getLogger(__name__)
 
