@@ -27,6 +27,7 @@ from pyagent.core.response_cache.cache import ResponseCache
 from pyagent.core.response_cache.store import ResponseStore
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output import work
+from pyagent.core.structured_output.matching import fault_of_text
 from pyagent.testing import openai_server
 
 AMBIGUOUS = 'start: s\ns: s s | "a" | "ab" | "b"'
@@ -112,7 +113,7 @@ def test_checks_wait_for_their_own_tenant_alone() -> None:
 
     def check(name: str) -> str:
         begun.append(name)
-        return name if name != "stuck" else str(go.wait(60))
+        return name if name != "stuck" else str(go.wait(20))
 
     async def main() -> None:
         stuck = asyncio.create_task(work.checked_aside(lambda: check("stuck"), Deadline(), "one"))
@@ -126,6 +127,24 @@ def test_checks_wait_for_their_own_tenant_alone() -> None:
 
     asyncio.run(main())
     assert begun == ["stuck", "other", "next"]
+
+
+def test_check_that_no_request_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that leaves ends its check, though that had an hour: the tenant's next one has its turn."""
+    monkeypatch.setattr(work, "WORK_SECONDS", 3600.0)
+    form, begun = ResponseFormat("grammar", grammar=GrammarFormat(AMBIGUOUS)), list[str]()
+
+    def check() -> str | None:
+        begun.append("long")
+        return fault_of_text(LONG, form)
+
+    async def main() -> str | None:
+        task = asyncio.create_task(work.checked_aside(check, Deadline(), "one"))
+        await until(lambda: bool(begun))
+        task.cancel()
+        return await work.checked_aside(lambda: fault_of_text("ab" * 10, form), Deadline(), "one")
+
+    assert asyncio.run(main()) is None
 
 
 WRONG: list[tuple[Any, str]] = [

@@ -122,7 +122,7 @@ def _read_link(entry: object, number: int) -> str | LinkSettings:
         except ValueError as error:
             raise ValueError(f"{error}, as {key} of link {number} ({table['use']})") from error
     has_url = bool(urlsplit(cast("str", fields["use"]).partition(":")[2]).hostname)
-    if not has_url and (of_urls := [key for key in ("key", "headers") if key in fields]):
+    if not has_url and (of_urls := [key for key in ("key", "headers", "server") if key in fields]):
         raise ValueError(f"expected a link with a URL for the {of_urls[0]} of link {number} ({fields['use']})")
     return LinkSettings(**fields)
 

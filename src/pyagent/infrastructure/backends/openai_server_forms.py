@@ -1,7 +1,7 @@
 """Asks a link's server for forms that OpenAI does not have, where it is known to hold answers to them; else in words.
 
-A server may leave a field out without a word: the first answer of each form is held back and checked. One that does not
-match, or a refusal, is no fault of the request, which is asked in words then.
+A server may leave a field out without a word: now and then an answer of each form is held back and checked, the first
+one always. One that does not match, or a refusal, is no fault of the request, which is asked in words then.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ class ServerForms:
         self._listed: list[ListedModel] = []
         self._listed_until = 0.0
         self._is_held: dict[tuple[str, str], bool] = {}
+        self._is_held_until = 0.0
 
     async def answer(self, request: ChatRequest, model: str) -> AsyncGenerator[ChatDelta, None]:
         """Stream an answer."""
+        if time.monotonic() >= self._is_held_until:  # it may be another server by now
+            self._is_held.clear()
+            self._is_held_until = time.monotonic() + _KNOWN_SECONDS
         server = await self._server(request, model)
         known = (model, request.response_format.type if request.response_format else "")
         if server is not None and self._is_held.get(known, True):
@@ -71,7 +75,7 @@ class ServerForms:
         """Stream an answer that the server holds to the form; of the first one, all at once when it is checked."""
         deadline = Deadline.after(request.timeout_seconds)
         async with aclosing(self._ask(request, server)) as deltas:
-            if known in self._is_held:
+            if known in self._is_held or _ends_early(request):
                 async for delta in deltas:
                     yield delta
                 return
@@ -118,9 +122,14 @@ def is_for_servers(wanted: ResponseFormat | None) -> bool:
 
 
 def _stands_alone(request: ChatRequest) -> bool:
-    """Whether the whole answer has the form: none of it is a call, or was begun by the caller."""
+    """Whether the whole answer has the form: none of it is a call, or was written before."""
     has_tools = bool(request.tools) and request.tool_choice != "none"
-    return not has_tools and not request.assistant_prefix and not request.answer_prefix
+    return not (has_tools or request.assistant_prefix or request.answer_prefix or request.sampling.echo)
+
+
+def _ends_early(request: ChatRequest) -> bool:
+    """Whether an answer may end within its form, so that it says nothing of the server."""
+    return bool(request.sampling.stop or request.sampling.stop_token_ids)
 
 
 def _is_of_the_form(error: RequestError | UnsupportedError) -> bool:
