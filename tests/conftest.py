@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from support.models import located
-from support.tiny_model import TINY_GEMMA_WINDOW, write_tiny_model
+from support.tiny_model import TINY_GEMMA_WINDOW, vocabulary, write_tiny_model
+
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 # A loaded machine takes longer over an example than Hypothesis expects; a test that hangs is CI's to end.
 settings.register_profile("any machine", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +39,12 @@ def _logging_as_before() -> Iterator[None]:
 def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file of random weights with a byte-level vocabulary and a chat template."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
+    """The tiny model's."""
+    return ModelTokenizer.load(tiny_model_path, vocab_size=len(vocabulary()[0]))
 
 
 @pytest.fixture(scope="session")

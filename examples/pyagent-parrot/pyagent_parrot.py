@@ -27,11 +27,14 @@ class ParrotRunner(PagedRunner):
         logits = array("f", bytes(4 * self.vocab_size * len(batch.samplers)))
         start = 0
         for row in range(len(batch.samplers)):
-            new = batch.tokens[start : start + batch.lengths[row]]
-            start += batch.lengths[row]
-            likely = follower([*self.pool.tokens(batch.sequence_ids[row]), *new])
-            logits[row * self.vocab_size + likely] = 20.0
+            sequence_id, end = batch.sequence_ids[row], start + batch.lengths[row]
+            likely = self.next_token(sequence_id, [*self.pool.tokens(sequence_id), *batch.tokens[start:end]])
+            logits[row * self.vocab_size + likely] = 100.0
+            start = end
         return self.finish_step(batch, logits)
+
+    def next_token(self, sequence_id: int, tokens: list[int]) -> int:
+        return follower(tokens)
 
 
 def follower(tokens: list[int]) -> int:

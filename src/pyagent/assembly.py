@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pyagent.core.backends import Backend, LinkSpec
+from pyagent.core.backends import Backend, LinkSpec, ServerSetting
 from pyagent.core.chain.chain import Chain
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import ConfigError, PluginError
@@ -36,8 +36,14 @@ def make_host(settings: Settings) -> PluginHost:
     return PluginHost.discover(settings.plugins)
 
 
-def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict[str, str] | None = None) -> Backend:
-    """Make the backend of one chain entry, with headers of the link's own where its table has some.
+def make_backend(
+    entry: str,
+    settings: Settings,
+    host: PluginHost,
+    headers: dict[str, str] | None = None,
+    server: ServerSetting | None = None,
+) -> Backend:
+    """Make the backend of one chain entry, with headers and a server of the link's own where its table has some.
 
     Raises `ConfigError` naming the schemes there are, `PluginError` when the plugin that brings it is broken.
     """
@@ -52,6 +58,10 @@ def make_backend(entry: str, settings: Settings, host: PluginHost, headers: dict
         raise ConfigError(f"{named}; {hint}", key="chain")
     if "@" in link.target:
         _check_password(link)
+    if server is not None:
+        if link.scheme != "openai":
+            raise ConfigError(f"{entry} is no openai: link; take `server` out of its table", key="chain")
+        link = msgspec.structs.replace(link, server=server)
     if not headers:
         return factories[link.scheme](link, settings)
     backend = factories[link.scheme](msgspec.structs.replace(link, headers=headers), settings)
@@ -178,7 +188,7 @@ def _found(link: LinkSettings, look: Look, settings: Settings, host: PluginHost)
 
 def make_link(link: LinkSettings, settings: Settings, host: PluginHost) -> Backend:
     """Make the backend of one link, with the link's own key. Raises as `make_backend` does."""
-    return make_backend(link.use, _with_key(settings, link), host, link.headers)
+    return make_backend(link.use, _with_key(settings, link), host, link.headers, link.server)
 
 
 def _with_key(settings: Settings, link: LinkSettings) -> Settings:

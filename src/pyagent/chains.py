@@ -12,6 +12,7 @@ from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import InvalidOutputError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, JsonObject, Message, SamplingParams
+from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output.wanted import Schema, Wanted
 
@@ -83,7 +84,7 @@ class Chain:
             request = msgspec.structs.replace(request, response_format=wanted_format, whole=True)
         answer = await collect(self.stream(request))
         try:
-            return wanted.read(answer.text)
+            return await wanted.read_aside(answer.text, Deadline.after(request.timeout_seconds), request.origin.tenant)
         except ValueError as error:
             limit = "; it was cut at max_tokens" if answer.last.finish_reason == "length" else ""
             raise InvalidOutputError(f"the answer does not fit: {error}{limit}", param="response_format") from error

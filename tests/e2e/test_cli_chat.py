@@ -105,3 +105,30 @@ def test_a_conversation_is_continued(chain: str, environment: dict[str, str], tm
     before = kept.read_bytes()
     _chat(environment | {"PYAGENT_RULES__PRIVATE": "openai"}, chain, "a secret", more=("--private",))
     assert kept.read_bytes() == before
+
+
+CITY = '{"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false}'
+
+
+def test_answers_follow_the_form_of_the_flags(
+    environment: dict[str, str], tmp_path: Path, tiny_model_path: Path
+) -> None:
+    """Each question of a pipe to a model that talks nonsense is answered in the form asked for, and by nothing else."""
+    (tmp_path / "city.json").write_text(CITY)
+    answered = _chat(environment, f"native:{tiny_model_path}", "go", "go on", more=("--schema", "city.json"))
+    assert all(json.loads(line)["n"] in {1, 2} for line in answered.split("\n") if line)
+    assert len(answered.split()) == 4
+
+
+def test_form_that_cannot_be_is_wrong_usage(environment: dict[str, str]) -> None:
+    """What cannot be enforced ends with exit code 2, before a model is looked for."""
+    done = pyagent("chat", "--model", "none-such", "--regex", "(?=a)b", env=environment, text="go")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--regex cannot be enforced: " in " ".join(done.stderr.split())
+
+
+def test_agents_take_no_form(chain: str, environment: dict[str, str]) -> None:
+    """An agent answers as it does; choosing one while a form is asked for is refused."""
+    done = pyagent("chat", "--chain", chain, "--choice", "a", env=environment, text="/agent math")
+    assert done.returncode == 1
+    assert "agents answer in forms of their own" in done.stderr

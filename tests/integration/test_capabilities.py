@@ -14,7 +14,7 @@ from support.server import serving
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
 from pyagent.infrastructure.backends.openai import OpenAIBackend
-from pyagent.infrastructure.backends.openai_wire import decode_models
+from pyagent.infrastructure.backends.openai_models import decode_models
 from pyagent.testing import lmstudio_server, ollama_server, openai_server
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clients import run_llm
 from support.scripted_runner import Scripted, scripted_server
 from support.server import KEY, keys
 from support.tool_conversation import ABOUT, FINAL, PARALLEL, PARAMETERS, QUESTION, QWEN3, RESULTS, Toolbox
@@ -215,20 +214,9 @@ def test_smolagents(is_streamed: bool, held: Conversation) -> None:
 @pytest.mark.parametrize("more", [[], ["--no-stream"]])
 def test_llm(more: list[str], held: Conversation, tmp_path: Path) -> None:
     """llm runs functions of a file and shows each call with its result."""
-    entry = f"- model_id: mine\n  model_name: default\n  api_base: {held.url}/v1\n  api_key_name: mine\n"
-    (tmp_path / "extra-openai-models.yaml").write_text(f"{entry}  supports_tools: true\n")
-    (tmp_path / "keys.json").write_text(json.dumps({"mine": KEY}))
     (tmp_path / "tools.py").write_text(TOOLS_FILE)
-    words = ["-m", "mine", "--functions", str(tmp_path / "tools.py"), "--tools-debug", QUESTION, *more]
-    done = subprocess.run(
-        [sys.executable, "-m", "llm", *words],
-        env={"LLM_USER_PATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["--functions", str(tmp_path / "tools.py"), "--tools-debug", QUESTION, *more]
+    done = run_llm(held.url, "default", tmp_path, *words, settings="  supports_tools: true\n")
     assert done.stdout.strip().endswith(FINAL)
     for name, city in CALLS:
         assert f"Tool call: {name}({{'city': '{city}'}})\n  {RESULTS[name, city]}" in done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 import pydantic
 import pytest
+from support.clients import run_llm
 from support.native import native_server
 from support.server import HI, KEY, Model, keys, words
 
@@ -86,20 +87,8 @@ def test_litellm(model: str, tiny_url: str, url: str) -> None:
 
 def test_llm(tiny_url: str, tmp_path: Path) -> None:
     """llm talks to a model named in its file of OpenAI-compatible models."""
-    entry = f"- model_id: mine\n  model_name: tiny\n  api_base: {tiny_url}/v1\n  api_key_name: mine\n"
-    (tmp_path / "extra-openai-models.yaml").write_text(entry)
-    (tmp_path / "keys.json").write_text(json.dumps({"mine": KEY}))
     for more in ([], ["--no-stream"]):
-        said = ["-m", "mine", "Hello", "-o", "max_tokens", "8", "-o", "temperature", "0", *more]
-        done = subprocess.run(
-            [sys.executable, "-m", "llm", *said],
-            env={"LLM_USER_PATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_llm(tiny_url, "tiny", tmp_path, "Hello", "-o", "max_tokens", "8", "-o", "temperature", "0", *more)
         assert done.stdout.strip()
 
 

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.native import NUM_TOKENS, native_server
+from support.native import NUM_TOKENS
 
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 PROMPTS = ["the user is at", "system and", "12 is on the"]
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as url:
-        yield url
 
 
 def ask(url: str, **body: Any) -> httpx.Response:

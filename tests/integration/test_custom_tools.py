@@ -14,12 +14,15 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.calling_model import scripted, write_calling_model
+from support.calling_model import scripted
+from support.server import serving
 
+from pyagent.assembly import make_chain, make_host
 from pyagent.core.chain.chain import Chain
+from pyagent.core.config import load_settings
 from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.server.custom_tools import InputReader, as_arguments, input_of
-from pyagent.testing import serve
+from pyagent.testing import openai_server, serve
 
 SHELL: Any = {"type": "custom", "custom": {"name": "shell", "description": "runs it"}}
 TIME: Any = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
@@ -31,11 +34,6 @@ CALL = f'<tool_call>\n{{"name": "shell", "arguments": {as_arguments(INPUT)}}}\n<
 def coded(pattern: str, syntax: str = "regex") -> Any:
     grammar = {"definition": pattern, "syntax": syntax}
     return {"type": "custom", "custom": {"name": "code", "format": {"type": "grammar", "grammar": grammar}}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 @contextmanager
@@ -133,27 +131,65 @@ def test_grammar_of_a_custom_tool_in_responses_is_a_regex(model: Path) -> None:
         assert re.fullmatch("[ab]{3}", answer.output[-1].input)
 
 
+def pieces_of(arguments: str, size: int) -> str:
+    """What a reader makes of arguments that come in pieces of a size."""
+    reader = InputReader()
+    told = [reader.push(arguments[at : at + size]) for at in range(0, len(arguments), size)]
+    return "".join(told) + reader.finish()
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.text(), st.integers(1, 7), st.booleans())
 def test_input_is_read_from_any_pieces(text: str, size: int, is_ascii: bool) -> None:
     """However the arguments are cut, the pieces of the input add up to it."""
     arguments = json.dumps({"input": text}) if is_ascii else as_arguments(text)
-    reader = InputReader()
-    pieces = [reader.push(arguments[at : at + size]) for at in range(0, len(arguments), size)]
-    assert "".join(pieces) == input_of(arguments) == text
+    assert pieces_of(arguments, size) == input_of(arguments) == text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ('{"input": "ab', "ab"),
-        ('{"input": "ab\\', "ab"),
-        ('{"input": "\\ud83dx"}', "\N{REPLACEMENT CHARACTER}x"),
-        ('{"input": "\\ude00"}', "?"),
-        ('{"other": 1}', '{"other": 1}'),
-        ("", ""),
-    ],
-)
+ODD = [
+    ('{"input": "ab', "ab"),
+    ('{"input": "ab\\', "ab"),
+    ('{"input": "\\ud83dx"}', "\N{REPLACEMENT CHARACTER}x"),
+    ('{"input": "\\ude00"}', "?"),
+    ('{"other": 1}', '{"other": 1}'),
+    ('{"why": "so", "input": "a\\u00e9"}', "aé"),
+    ('{"input": 7}', '{"input": 7}'),
+    ('{"inputs": "a"}', '{"inputs": "a"}'),
+    ("rm -r x", "rm -r x"),
+    ('"rm"', '"rm"'),
+    ('{"inp', '{"inp'),
+    (" " * 2000 + '{"input": "a"}', "a"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), ODD)
 def test_odd_arguments_are_told_as_far_as_they_go(arguments: str, expected: str) -> None:
     """A cut call gives what came of its input; half of a character is none; other arguments stay as they are."""
     assert input_of(arguments) == expected
+    assert {pieces_of(arguments, size) for size in range(1, min(len(arguments), 40) + 1)} <= {expected}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [ODD[5], ODD[6], ODD[4]])
+def test_streamed_call_of_another_servers_model_keeps_its_input(arguments: str, expected: str) -> None:
+    """Arguments that do not begin with the input, or have none, are told in a stream, too."""
+
+    async def main(url: str) -> tuple[str, str]:
+        own_settings = load_settings(overrides={"chain": [f"openai:{url}"]}).settings
+        backend = make_chain(own_settings, make_host(own_settings))
+        async with serving(backend) as own:
+            client = openai.AsyncOpenAI(base_url=f"{own}/v1", api_key="none", max_retries=0)
+            asked: Any = {"model": "fake-1", "messages": [{"role": "user", "content": "go"}], "tools": [SHELL]}
+            parts: list[Any] = [part async for part in await client.chat.completions.create(stream=True, **asked)]
+            tool: Any = {"type": "custom", "name": "shell"}
+            stream = await client.responses.create(model="fake-1", input="go", tools=[tool], stream=True)
+            events: list[Any] = [event async for event in stream]
+            await client.close()
+        await backend.close()
+        calls = [call for part in parts for choice in part.choices for call in choice.delta.tool_calls or ()]
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        streamed = "".join(call.custom["input"] for call in calls)
+        return streamed, "".join(deltas)
+
+    with openai_server(arguments=json.loads(arguments)) as server:
+        assert asyncio.run(main(server.url)) == (expected, expected)

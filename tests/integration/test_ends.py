@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.native import NUM_TOKENS, native_server
+from support.native import NUM_TOKENS
 
 from pyagent.core.grammars import mask_bytes
 from pyagent.infrastructure.engine.step_masks import allow, allows, forbid
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 GREEDY = {"prompt": "the user is at", "temperature": 0, "max_tokens": 24, "logprobs": 0}
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
 
 
 def ask(url: str, **body: Any) -> httpx.Response:

@@ -83,7 +83,7 @@ def test_logits_that_are_not_numbers_leave_others_alone(
         monkeypatch.setattr(CpuRunner, "execute", execute)
         model = await backend.load()
         assert isinstance(model, LoadedModel)
-        is_sick = [model.input_processor.process(ask("z"), lambda _: None).id + 1]
+        is_sick = [(await model.input_processor.process(ask("z"), lambda _: None)).id + 1]
         answers = await at_once(backend, [ask("the sick one"), *others])
         failed = answers.pop(0)
         assert isinstance(failed, BackendError)

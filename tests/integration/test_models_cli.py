@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -169,6 +170,30 @@ def test_a_model_is_listed_shown_and_deleted(environment: dict[str, str], smollm
     assert "285.3 MB with 8,192 tokens" in card
     assert models(environment, "rm", "smollm2:135m").out == "deleted smollm2:135m: 98.4 MB are free again\n"
     assert json.loads(models(environment, "list", "--json").out)["models"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["serve", "--host", "0.0.0.0"], "lets other machines in, which needs API keys"),
+        (["serve", "--port", "{taken}"], "is in use; stop what listens there"),
+        (["serve", "--chain", "native,nonsense"], "no plugin brings the backend 'nonsense'"),
+        (["demo", "--chain", "native,nonsense"], "no plugin brings the backend 'nonsense'"),
+        (["chat", "--chain", "native,nonsense"], "no plugin brings the backend 'nonsense'"),
+        (["demo", __file__], "is a file; give a folder"),
+    ],
+)
+def test_nothing_is_fetched_for_a_command_that_cannot_start(
+    environment: dict[str, str], tmp_path: Path, words: list[str], reason: str
+) -> None:
+    """What is wrong with a command is said before its model is fetched, not minutes later."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [*COMMAND[:-1], *(word.format(taken=taken.getsockname()[1]) for word in words)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert "fetching" not in done.stderr
+    assert not (tmp_path / "models").exists()
 
 
 def test_plain_progress_says_each_quarter_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

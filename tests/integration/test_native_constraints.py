@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.calling_model import saying, write_calling_model
+from support.calling_model import saying
 from support.native import assert_idle, at_once, run, running
 
 from pyagent.core.backends import collect
@@ -37,11 +37,6 @@ FORMS = [
     ResponseFormat("any_of", any_of=[BIT, ResponseFormat("choice", choice=["none"])]),
     ResponseFormat("all_of", all_of=[BIT, ResponseFormat("regex", regex=".*11.*")]),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 def asked(**fields: object) -> ChatRequest:

@@ -43,11 +43,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=200)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose template knows no tools."""
     return write_tiny_model(tmp_path_factory.mktemp("model") / "plain.gguf", llama__context_length=4096)
@@ -329,7 +324,7 @@ def test_resumed_answer_has_its_calls_and_thoughts(model: Path) -> None:
         async with saying(model) as backend:
             loaded = await backend.load()
             told: list[Output] = []
-            request = loaded.input_processor.process(asked(), told.append)
+            request = await loaded.input_processor.process(asked(), told.append)
             begun = loaded.tokenizer.encode_continuation(f"<think>\nrain?\n</think>\n\n{CALL[:60]}")
             resumed = request.resume(TokenLog(b"", tuple(begun)))
             assert resumed.reasoning == "rain?"

@@ -12,7 +12,15 @@ from support.native import run
 from support.server import serving
 
 from pyagent.core.backends import collect
-from pyagent.core.messages import ChatRequest, FunctionDefinition, Message, SamplingParams, Tool
+from pyagent.core.messages import (
+    ChatRequest,
+    FunctionDefinition,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    SamplingParams,
+    Tool,
+)
 
 SCHEMA = {
     "type": "object",
@@ -71,6 +79,34 @@ def test_harmony_is_held_from_its_first_token(tmp_path: Path) -> None:
                 assert (call.function.name, [*json.loads(call.function.arguments)]) == ("add", ["a"])
                 assert "".join(delta.reasoning for delta in answer.deltas) == ("hm" if thought in text else "")
                 assert (answer.text, answer.last.finish_reason) == ("", "tool_calls")
+
+    run(main())
+
+
+def test_harmony_calls_or_answers_in_a_form(tmp_path: Path) -> None:
+    """With `auto` and a response format gpt-oss thinks or not, then calls, or answers in the form."""
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    preamble = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
+    final = "<|channel|>final<|message|>"
+    form = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=SCHEMA))
+    texts = [head + end for end in (call, f'{final}{{"a": 2}}') for head in (thought, "")]
+
+    async def main() -> None:
+        async with saying(
+            write_model(tmp_path, HARMONY), *texts, preamble + call, f"{final}Two.", f'{{"a": 3}}{call}'
+        ) as backend:
+            for text in texts:
+                answer = await collect(backend.chat(asked(tool_choice="auto", response_format=form)))
+                assert "".join(delta.reasoning for delta in answer.deltas) == ("hm" if thought in text else "")
+                assert answer.text == ('{"a": 2}' if final in text else "")
+                assert [one.function.arguments for one in answer.tool_calls] == [[], ['{"a": 1}']][call in text]
+                assert answer.last.finish_reason == ("stop" if final in text else "tool_calls")
+            commented = await collect(backend.chat(asked(tool_choice="auto", response_format=form)))
+            assert (commented.text, len(commented.tool_calls)) == ("Let me see.", 1)
+            for _ in range(2):  # no other text, and none outside of a channel
+                answer = await collect(backend.chat(asked(tool_choice="auto", response_format=form)))
+                assert answer.tool_calls or [*json.loads(answer.text)] == ["a"]
 
     run(main())
 

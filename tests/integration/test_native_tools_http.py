@@ -14,7 +14,7 @@ import httpx
 import ollama
 import openai
 import pytest
-from support.calling_model import scripted, write_calling_model
+from support.calling_model import scripted
 
 from pyagent.core.chain.chain import Chain
 from pyagent.infrastructure.server.app import create_app
@@ -31,11 +31,6 @@ ASK: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
 CALLING = (
     '<think>\nrain?\n</think>\n\nI look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from pyagent.core.messages import (
 from pyagent.infrastructure.backends.openai import (
     OpenAIBackend,
 )
-from pyagent.infrastructure.backends.openai_wire import encode_request
+from pyagent.infrastructure.backends.openai_requests import encode_request
 from pyagent.infrastructure.server.openai.requests import read_chat
 
 
@@ -255,7 +255,7 @@ def test_openai_backend_choice_is_checked_and_unquoted(said: str) -> None:
     request = chat(response_format=ResponseFormat("choice", choice=["yes", "no"]))
     answer, wire = ask((head(), token(said), token("", "stop"), DONE), request)
     assert answer.text == "yes"
-    schema = wire.requests[0][2]["response_format"]["json_schema"]["schema"]
+    schema = wire.requests[-1][2]["response_format"]["json_schema"]["schema"]
     assert schema["properties"] == {"choice": {"type": "string", "enum": ["yes", "no"]}}
     with pytest.raises(InvalidOutputError, match="none of the choices"):
         ask((head(), token("maybe"), token("", "stop"), DONE), request)

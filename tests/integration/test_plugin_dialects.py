@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.calling_model import saying, write_calling_model
+from support.calling_model import saying
 from support.native import run
 
 from pyagent.core.backends import collect
@@ -48,11 +48,6 @@ class Failing(TagDialect):
         self, tools: Sequence[Tool], *, is_reasoning: bool = False, is_held: bool = False
     ) -> FailingParser:
         return FailingParser()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 def test_dialect_of_a_plugin_reads_answers(model: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from support.native import (
     chat,
     engine_logits,
     engine_of,
-    native_server,
     one_by_one,
     options,
     run,
@@ -320,12 +318,6 @@ def test_an_engine_in_its_own_process_scores_prompts(tiny_model_path: Path) -> N
 
 
 # -- over HTTP --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as url:
-        yield url
 
 
 def post(url: str, path: str = "completions", **body: Any) -> httpx.Response:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.native import NUM_TOKENS, engine_logits, native_server
+from support.native import NUM_TOKENS, engine_logits
 from support.reference_decoder import softmax
 from support.reference_sampling import Sampler, assert_follows
 
@@ -20,17 +19,6 @@ PROMPT = "the user is at the system and on"
 KV_TYPE = "bf16"
 """As the engine keeps keys and values by default."""
 NUM_ANSWERS, NUM_REQUESTS = 16, 40
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.native import NUM_TOKENS, native_server
+from support.native import NUM_TOKENS
 
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 PROMPT = "the user is at the system and on"
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
 
 
 def ask(url: str, **body: Any) -> httpx.Response:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
-from support.native import native_server
 
 from pyagent.core.errors import FieldFault, RequestError
 from pyagent.core.field_errors import check_all, together
 
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as url:
-        yield url
 
 
 def refused(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +53,52 @@ def params(told: dict[str, Any]) -> list[str]:
             ["prompt", "temperature", "stop_token_ids", "truncate_prompt_tokens"],
         ),
         (
+            "/v1/chat/completions",
+            {"messages": [], "audio": {}, "top_p": 3, "stream_options": {}, "add_special_tokens": True},
+            ["audio", "messages", "top_p", "stream_options", "add_special_tokens"],
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": [{"type": "message", "role": "x", "content": ""}, {"type": "audio"}],
+                "temperature": 9,
+                "top_p": 0,
+                "tool_choice": "sometimes",
+                "text": {"format": {"type": "json_schema"}},
+                "background": True,
+                "stream_options": {},
+                "user": "u" * 300,
+            },
+            [
+                *("background", "user", "stream_options", "temperature", "top_p", "tool_choice"),
+                *("text.format.schema", "input[0].role", "input[1].type"),
+            ],
+        ),
+        (
+            "/v1/messages",
+            {
+                "model": "",
+                "messages": [],
+                "max_tokens": 0,
+                "temperature": 9,
+                "speed": "fast",
+                "thinking": {"type": "enabled", "budget_tokens": 0},
+                "tools": [{"name": "a"}, {"name": "b", "type": "bash_20250124"}, {"name": "c", "type": "x"}],
+                "tool_choice": {"type": "tool", "name": "z"},
+                "context_management": {"edits": [{"type": "compact"}]},
+                "metadata": {"user_id": "u" * 300},
+            },
+            [
+                *("speed", "max_tokens", "temperature", "thinking.budget_tokens", "metadata.user_id", "messages"),
+                *("context_management.edits[0].type", "tools[1].type", "tools[2].type", "model"),
+            ],
+        ),
+        (
+            "/v1/messages/count_tokens",
+            {"model": "", "messages": [], "tool_choice": {"type": "any"}},
+            ["messages", "tool_choice", "model"],
+        ),
+        (
             "/v1/responses",
             {"temperature": "x", "max_output_tokens": "y"},
             ["temperature", "max_output_tokens", "input"],
@@ -72,7 +109,8 @@ def test_all_faults_are_told_at_once(path: str, body: dict[str, Any], expected: 
     """`error.details` has each fault with its field, `param` is one of them, and the message has them all."""
     told = refused(url, path, body)
     assert sorted(params(told)) == sorted(expected)
-    assert told["error"]["param"] == params(told)[0]
+    if not path.startswith("/v1/messages"):  # Anthropic's errors name no field
+        assert told["error"]["param"] == params(told)[0]
 
 
 def test_other_apis_tell_all_faults_in_their_shapes(url: str) -> None:
@@ -84,6 +122,38 @@ def test_other_apis_tell_all_faults_in_their_shapes(url: str) -> None:
     assert [one["param"] for one in told["details"]] == ["model", "stream"]
     assert "model must be" in told["error"]
     assert "stream must be" in told["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (
+            "/api/chat",
+            {
+                "model": "",
+                "messages": [{"role": "user", "content": "hi", "images": ["?"]}],
+                "format": "xml",
+                "keep_alive": "soon",
+                "top_logprobs": 3,
+                "options": {"temperature": -1, "num_predict": -7, "tfs_z": 0.5, "repeat_penalty": -1},
+            },
+            [
+                *("images", "top_logprobs", "options.tfs_z", "options.num_predict", "options.temperature"),
+                *("options.repeat_penalty", "format", "model", "keep_alive"),
+            ],
+        ),
+        (
+            "/api/generate",
+            {"model": "tiny", "raw": True, "system": "a", "images": ["b"], "prompt": "x", "suffix": "y", "format": "z"},
+            ["suffix", "system", "images", "format"],
+        ),
+    ],
+)
+def test_ollama_tells_all_faults_of_values(path: str, body: dict[str, Any], expected: list[str], url: str) -> None:
+    """Values out of their ranges, fields that exclude each other and refused ones are told at once there, too."""
+    told = refused(url, path, body)
+    assert sorted(one["param"] for one in told["details"]) == sorted(expected)
+    assert all(one["message"] in told["error"] for one in told["details"])
 
 
 def test_one_fault_is_told_as_before(url: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.json_values import json_value
 from support.server import HI, KEY, Model, fault, keys, post
 
 from pyagent.core.chain import Chain
@@ -260,13 +261,6 @@ def test_server_harmless_fields_are_ignored() -> None:
     assert read_chat(json.dumps(body).encode()).request.messages[0].text == "hi"
     nulls = dict.fromkeys(("temperature", "stop", "n", "tools", "tool_choice", "response_format", "logit_bias", "seed"))
     assert read_chat(json.dumps({"messages": HI} | nulls).encode()).request.sampling.temperature == 1.0
-
-
-json_value = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 
 
 field_name = st.sampled_from(

@@ -89,8 +89,8 @@ def test_openai_fields_inside_are_refused_by_name(body: Any, param: str) -> None
     [
         (read_messages, part(type="text", text="x", bold=True), "messages[0].content[0].bold"),
         (read_messages, part(type="search_result"), "messages[0].content[0].type"),
-        (read_messages, said(HI[0], tools=[{"name": "f", "defer_loading": True}]), "tools.defer_loading"),
-        (read_messages, said(HI[0], tools=[{"name": "f", "allowed_callers": ["code"]}]), "tools.allowed_callers"),
+        (read_messages, said(HI[0], tools=[{"name": "f", "defer_loading": True}]), "tools[0].defer_loading"),
+        (read_messages, said(HI[0], tools=[{"name": "f", "allowed_callers": ["code"]}]), "tools[0].allowed_callers"),
         (read_messages, said(HI[0], tools=[{"name": "f", "kind": 1}]), "tools[0].kind"),
         (read_ollama, {"model": "m", "messages": [HI[0] | {"audio": "x"}]}, "messages[0].audio"),
         (read_ollama, {"model": "m", "tools": [{"function": FUNCTION | {"kind": 1}}]}, "tools[0].function.kind"),

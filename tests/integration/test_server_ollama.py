@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-from support.native import native_server
 from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.errors import BackendError, CapacityError, ModelError
@@ -38,12 +36,6 @@ from pyagent.testing import serve
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(8)).decode()
 GREEDY = {"temperature": 0, "num_predict": 6}
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as served:
-        yield served
 
 
 def asked(backend: Any, **options: Any) -> Any:

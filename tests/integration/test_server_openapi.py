@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.json_values import json_value
 from support.server import HI, Model
 
 from pyagent.core.errors import RequestError
@@ -40,11 +41,6 @@ def test_openapi_describes_every_route() -> None:
     assert any("temperature" in entry.get("properties", {}) for entry in schema.values())
 
 
-json_value = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 block = st.fixed_dictionaries({"type": st.sampled_from(["text", "image", "tool_use", "tool_result", "function_call"])})
 message = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool"]), "content": json_value | st.lists(block, max_size=2)}

@@ -7,13 +7,11 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
-from support.native import native_server
 from support.server import HI, KEY, Model, keys, words
 
 from pyagent.core.errors import BackendError, RequestError
@@ -36,12 +34,6 @@ from pyagent.infrastructure.server.responses.requests import IGNORED, REFUSED, R
 from pyagent.testing import serve
 
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": True}
-
-
-@pytest.fixture(scope="module")
-def url(tiny_model_path: Path) -> Iterator[str]:
-    with native_server(tiny_model_path) as served:
-        yield served
 
 
 def client_of(url: str, key: str = KEY) -> openai.OpenAI:
@@ -358,7 +350,7 @@ def test_embeddings_client() -> None:
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'huge'"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "say in the prompt"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "needs its schema"),
-        ({"include": ["file_search_call.results"]}, "include", "not supported"),
+        ({"include": ["file_search_call.results"]}, "include", "logprobs, reasoning.encrypted_content"),
         ({"background": True}, "background", "while the client waits"),
         ({"truncation": "auto"}, "truncation", "never cut"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),

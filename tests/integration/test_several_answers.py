@@ -107,7 +107,7 @@ def test_beams_are_those_a_search_of_the_logits_finds(
         deltas = [
             delta async for delta in backend.chat(ChatRequest(messages=PROMPT, beam=beam, n=3, sampling=sampling))
         ]
-        prompt = model.input_processor.process(asked(), lambda output: None).tokens
+        prompt = (await model.input_processor.process(asked(), lambda output: None)).tokens
         assert deltas[-1].usage is not None
         assert deltas[-1].usage.prompt_tokens == len(prompt)
         runner = CpuRunner(tiny_model_path)

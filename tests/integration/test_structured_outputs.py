@@ -56,6 +56,30 @@ def _is_regex(text: str) -> bool:
     return bool(re.fullmatch(r"[ab]{2,4}/\d", text))
 
 
+def _form(schema: dict[str, object]) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+KEYWORDS: dict[str, object] = {
+    "properties": {
+        "default": {"$ref": "#/$defs/examples"},
+        "const": {"$ref": "#/$defs/examples"},
+        "enum": {"$ref": "#/$defs/examples"},
+        "examples": {"enum": [1]},
+    },
+    "required": ["default", "const", "enum", "examples"],
+    "additionalProperties": False,
+    "$defs": {
+        "examples": {
+            "type": "object",
+            "properties": {"n": {"$ref": "#/$defs/const"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+        "const": {"const": 1},
+    },
+}
+"""Properties and definitions named as keywords whose values are no schemas."""
 REGEX = r"[ab]{2,4}/\d"
 FORMS: list[tuple[dict[str, object], Callable[[str], bool]]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, _is_json),
@@ -81,6 +105,10 @@ FORMS: list[tuple[dict[str, object], Callable[[str], bool]]] = [
             }
         },
         lambda text: bool(re.fullmatch("[a-z]foo|foo[a-z]", text)),
+    ),
+    (
+        {"response_format": {"type": "all_of", "all_of": [_form(KEYWORDS), _form({"type": "object"})]}},
+        lambda text: json.loads(text) == {"default": {"n": 1}, "const": {"n": 1}, "enum": {"n": 1}, "examples": 1},
     ),
     ({"structured_outputs": {"json": SCHEMA}}, _is_json),
     ({"structured_outputs": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True}}, _is_json),

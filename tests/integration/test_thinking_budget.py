@@ -29,11 +29,6 @@ PLAIN = {"model": "tiny", "messages": USER, "max_tokens": 60, "temperature": 0}
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
 async def answered(model: Path, *asked: tuple[str, dict[str, Any]], **options: Any) -> list[Any]:
     """The bodies of answers to requests over HTTP, each by a model that would think all of its thought."""
     async with (

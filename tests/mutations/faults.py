@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 _ENGINE = "src/pyagent/infrastructure/engine"
 _SERVER = "src/pyagent/infrastructure/server"
+_BACKENDS = "src/pyagent/infrastructure/backends"
+_STRUCTURED = "src/pyagent/core/structured_output"
 _SAMPLING = "rust_core/kernels/src/sampling"
 _DRAWS = "tests/integration/test_sampling.py"
 _CONSTANTS = "tests/unit/test_model_constants.py"
@@ -466,5 +468,54 @@ FAULTS = (
         "let is_excluded = *logit == f32::NEG_INFINITY;",
         "let is_excluded = !FAULT && *logit == f32::NEG_INFINITY;",
         "tests/integration/test_logits_processors.py -k excluded",
+    ),
+    Fault(
+        "answers-are-checked-on-the-event-loop",
+        f"{_STRUCTURED}/work.py",
+        "    _enqueue(queued, tenant)\n",
+        "    queued.run()\n",
+        "tests/integration/test_link_formats.py -k chain_holds",
+    ),
+    Fault(
+        "checks-of-tenants-wait-for-each-other",
+        f"{_STRUCTURED}/work.py",
+        "    _enqueue(queued, tenant)\n",
+        '    _enqueue(queued, "")\n',
+        "tests/integration/test_link_formats.py -k own_tenant",
+    ),
+    Fault(
+        "check-past-its-deadline-is-run",
+        f"{_STRUCTURED}/work.py",
+        "if not self.result.set_running_or_notify_cancel():",
+        "if not self.result.cancelled() and not self.result.set_running_or_notify_cancel():",
+        "tests/integration/test_link_formats.py -k own_tenant",
+    ),
+    Fault(
+        "check-is-not-given-up",
+        f"{_STRUCTURED}/work.py",
+        "        queued.work.is_given_up = True\n",
+        "        pass\n",
+        "tests/integration/test_link_formats.py -k waits_for_ends",
+    ),
+    Fault(
+        "first-answer-of-a-form-is-not-checked",
+        f"{_BACKENDS}/openai_server_forms.py",
+        "            await check_answer(held, request, self._name, deadline)\n",
+        "            pass\n",
+        "tests/integration/test_link_formats.py -k leaves_a_form_out",
+    ),
+    Fault(
+        "result-of-a-tool-goes-to-the-first-call",
+        f"{_BACKENDS}/openai_requests.py",
+        'result.name in {None, "", call.function.name}',
+        "True",
+        "tests/integration/test_link_formats.py -k id_of_its_call",
+    ),
+    Fault(
+        "input-of-a-custom-tool-is-lost",
+        f"{_SERVER}/openai/replies.py",
+        "            pieces += self._last_pieces(delta.index) if delta.finish_reason else []\n",
+        "",
+        "tests/integration/test_custom_tools.py -k another_servers",
     ),
 )

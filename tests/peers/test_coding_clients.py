@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.peers import finished, node_module
+from support.peers import claude_code, codex
 from support.server import KEY, Model, keys, words
 
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, ToolCall, Usage
@@ -48,26 +48,15 @@ def home(tmp_path: Path) -> Path:
 )
 def test_claude_code_asks_and_reads_a_file(home: Path, tools: list[str], answer: str) -> None:
     """Claude Code streams an answer, runs the call it is sent, and shows what is made of the result."""
-    program = node_module("@anthropic-ai/claude-code").parents[1] / ".bin" / "claude"
     model = Model(reading("Read", {"file_path": str(home / "note.txt")}))
     with serve(create_app(model, api_keys=keys(KEY))) as url:
-        variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": KEY}
-        variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
-        done = finished([program, "-p", QUESTION, "--model", "m", "--tools", *tools], home, **variables)
-    assert done.stdout.strip() == answer
+        told = claude_code(url, home, QUESTION, "--tools", *tools)
+    assert told.strip() == answer
 
 
 def test_codex_runs_a_command(home: Path) -> None:
     """Codex, told not to search the web, runs the command it is sent over /v1/responses and shows the answer."""
-    program = node_module("@openai/codex").parents[1] / ".bin" / "codex"
     model = Model(reading("exec_command", {"cmd": "cat note.txt"}))
     with serve(create_app(model, api_keys=keys(KEY))) as url:
-        (home / ".codex").mkdir()
-        (home / ".codex" / "config.toml").write_text(
-            'model = "m"\nmodel_provider = "pyagent"\nweb_search = "disabled"\n'
-            f'[model_providers.pyagent]\nname = "PyAgent"\nbase_url = "{url}/v1"\n'
-            'wire_api = "responses"\nenv_key = "PYAGENT_KEY"\n'
-        )
-        flags = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        done = finished([program, *flags, QUESTION], home, PYAGENT_KEY=KEY)
+        done = codex(url, home, QUESTION)
     assert done.stdout.strip().endswith("It says: heron")

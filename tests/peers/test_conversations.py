@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.peers import NODE_MODULES, finished, node_module
+from support.peers import NODE_MODULES, claude_code, codex, finished, node_module
 from support.scripted_runner import Scripted, scripted_server
 from support.server import KEY, keys
 from support.tool_conversation import FINAL, PARALLEL, QUESTION, QWEN3
@@ -64,12 +64,9 @@ def check_prompt(scripted: Scripted) -> None:
 
 def claude(scripted: Scripted, home: Path, sessions: str = "auto", **environment: str) -> list[Any]:
     """What Claude Code tells of its conversation."""
-    program = node_module("@anthropic-ai/claude-code").parents[1] / ".bin" / "claude"
+    flags = ["--allowedTools", "Read", "--output-format", "stream-json", "--verbose"]
     with scripted_server(scripted, QWEN3.model(home), api_keys=keys(KEY), **{"engine.sessions": sessions}) as url:
-        variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": KEY, **environment}
-        variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
-        flags = ["--model", "chain", "--allowedTools", "Read", "--output-format", "stream-json", "--verbose"]
-        text = finished([program, "-p", ASKED, *flags], home, **variables).stdout
+        text = claude_code(url, home, ASKED, *flags, **environment)
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
@@ -103,17 +100,9 @@ def test_claude_code_runs_no_call_that_was_cut(home: Path) -> None:
 @pytest.mark.parametrize("sessions", ["auto", "off"])
 def test_codex_holds_a_conversation(home: Path, sessions: str) -> None:
     """It runs the commands, shows the thoughts where told to, and sends them back."""
-    program = node_module("@openai/codex").parents[1] / ".bin" / "codex"
     scripted = reading("exec_command", lambda name: {"cmd": f"cat {name}.txt"})
     with scripted_server(scripted, QWEN3.model(home), api_keys=keys(KEY), **{"engine.sessions": sessions}) as url:
-        (home / ".codex").mkdir()
-        (home / ".codex" / "config.toml").write_text(
-            'model = "chain"\nmodel_provider = "pyagent"\nweb_search = "disabled"\nshow_raw_agent_reasoning = true\n'
-            f'[model_providers.pyagent]\nname = "PyAgent"\nbase_url = "{url}/v1"\n'
-            'wire_api = "responses"\nenv_key = "PYAGENT_KEY"\n'
-        )
-        flags = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        done = finished([program, *flags, ASKED], home, PYAGENT_KEY=KEY)
+        done = codex(url, home, ASKED, "show_raw_agent_reasoning = true\n")
     for word in (*WORDS.values(), "The first one.", "Now both.", "Two more.", "That is all.", ANSWER):
         assert word in done.stdout + done.stderr
     check_prompt(scripted)

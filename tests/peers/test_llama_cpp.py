@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.peers import PYTHON, free_port, serving
 
@@ -23,6 +24,8 @@ from pyagent.core.messages import (
     ResponseFormat,
     SamplingParams,
 )
+from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structured_output.matching import fault_of_text
 from pyagent.infrastructure.backends.openai import OpenAIBackend
 from pyagent.testing import BackendConformance, Subject
 
@@ -70,6 +73,20 @@ def ask(url: str, request: ChatRequest, model: str = "") -> Answer:
             await backend.close()
 
     return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ResponseFormat("choice", choice=['a "b"', "c\nd\\", "é"]),
+        ResponseFormat("grammar", grammar=GrammarFormat('root ::= "a" [0-9] [0-9] "."', "gbnf")),
+    ],
+)
+def test_llama_cpp_is_held_to_forms_by_its_own_field(llama: str, form: ResponseFormat) -> None:
+    """A choice and a GBNF go into `grammar`: the answer has the form, and the prompt says nothing of it."""
+    held = ask(llama, msgspec.structs.replace(SUM, response_format=form))
+    assert fault_of_text(held.text, form) is None
+    assert held.usage.prompt_tokens == ask(llama, SUM).usage.prompt_tokens
 
 
 class TestLlamaCpp(BackendConformance):

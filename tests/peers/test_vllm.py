@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.chains import Played, says
 from support.peers import free_port, serving
@@ -19,7 +20,10 @@ from support.peers import free_port, serving
 from pyagent.core.backends import Answer, collect
 from pyagent.core.chain import Chain, LinkSettings
 from pyagent.core.errors import BackendError, ContextOverflowError
-from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.messages import ChatRequest, Message, ResponseFormat, SamplingParams
+from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structural_tags import RegexContent, Tag
+from pyagent.core.structured_output.matching import fault_of_text
 from pyagent.infrastructure.backends.openai import OpenAIBackend
 from pyagent.testing import BackendConformance, Subject
 
@@ -51,6 +55,32 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     with serving(f"http://127.0.0.1:{port}/health", words, log, environment=environment, start_seconds=400):
         yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ResponseFormat("choice", choice=['a "b"', "c\nd"]),
+        ResponseFormat("regex", regex="[0-9]{4}-[0-9]{2}"),
+        ResponseFormat("grammar", grammar=GrammarFormat('root ::= "a" [0-9] [0-9] "."', "gbnf")),
+        ResponseFormat("grammar", grammar=GrammarFormat('start: "x" NUM\nNUM: /[0-9]{3}/')),
+        ResponseFormat("structural_tag", structural_tag=Tag("<a>", RegexContent("[0-9]{3}"), "</a>")),
+    ],
+)
+def test_vllm_is_held_to_forms_by_its_own_field(vllm: str, form: ResponseFormat) -> None:
+    """All of them go into `structured_outputs`: the answer has the form, and the prompt says nothing of it."""
+    held = asyncio.run(asked(vllm, msgspec.structs.replace(ASKED, response_format=form)))
+    assert fault_of_text(held.text, form) is None
+    assert held.usage.prompt_tokens == asyncio.run(asked(vllm, ASKED)).usage.prompt_tokens
+
+
+async def asked(url: str, request: ChatRequest) -> Answer:
+    """What the server answers."""
+    backend = OpenAIBackend(url)
+    try:
+        return await collect(backend.chat(request))
+    finally:
+        await backend.close()
 
 
 class TestVllm(BackendConformance):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.server import KEY
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".peers" / "bin" / "python"
@@ -40,6 +41,27 @@ def finished(words: list[str | Path], home: Path, **environment: str) -> subproc
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def claude_code(url: str, home: Path, *words: str, **environment: str) -> str:
+    """What Claude Code writes to these words, with a server in the place of Anthropic's."""
+    program = node_module("@anthropic-ai/claude-code").parents[1] / ".bin" / "claude"
+    variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": KEY, **environment}
+    variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
+    return finished([program, "-p", *words, "--model", "chain"], home, **variables).stdout
+
+
+def codex(url: str, home: Path, question: str, settings: str = "") -> subprocess.CompletedProcess[str]:
+    """Codex asked a question, with a server in the place of OpenAI's, and with further settings, a line each."""
+    program = node_module("@openai/codex").parents[1] / ".bin" / "codex"
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").write_text(
+        f'model = "chain"\nmodel_provider = "pyagent"\nweb_search = "disabled"\n{settings}'
+        f'[model_providers.pyagent]\nname = "PyAgent"\nbase_url = "{url}/v1"\n'
+        'wire_api = "responses"\nenv_key = "PYAGENT_KEY"\n'
+    )
+    flags = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    return finished([program, *flags, question], home, PYAGENT_KEY=KEY)
 
 
 def free_port() -> int:

@@ -1,16 +1,18 @@
 """A runner of a plugin whose model answers a prompt with what a script makes of it; all around it is the real engine.
 
 The script sees the prompt's text as the model's own template and tokenizer made it, and returns the answer with its
-tags. Each step's logits prefer the script's next token; the engine's samplers and grammars choose.
+tags. Each step's logits prefer the script's next token; the engine's samplers and grammars choose. Built on the example
+of a runner, `examples/pyagent-parrot`.
 """
 
 from __future__ import annotations
 
-from array import array
+import runpy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pyagent.assembly import make_chain
 from pyagent.core.chain.chain import Chain
@@ -23,21 +25,19 @@ from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.server.api_keys import ApiKey
 from pyagent.infrastructure.server.app import create_app
 from pyagent.plugin import (
-    Batch,
     KvReservation,
     LargestStep,
-    ModelNeeds,
     ModelRunner,
-    PagedRunner,
     RunnerFactory,
     RunnerInfo,
     RunnerOptions,
-    StepOutput,
-    describe_model,
     hookimpl,
 )
 from pyagent.testing import serve
 
+_EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/pyagent-parrot/pyagent_parrot.py"))
+Parrot: Any = _EXAMPLE["Parrot"]
+ParrotRunner: Any = _EXAMPLE["ParrotRunner"]
 Script = Callable[[str], str]
 NUM_PAGES = 1 << 15
 
@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass
-class Scripted:
+class Scripted(Parrot):
     """Brings the runner `scripted`. `prompts` are those answered, in their order."""
 
     script: Script
@@ -69,17 +69,9 @@ class Scripted:
     def pyagent_register_runners(self) -> Sequence[RunnerFactory]:
         return [self]
 
-    def unavailable_reason(self) -> str | None:
-        return None
-
-    def estimate(self, path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
-        model = describe_model(path)
-        return ModelNeeds(model.vocab_size, model.context_length, weight_bytes=0, workspace_bytes=0, page_bytes=0)
-
     def load(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None) -> ModelRunner:
-        needs = self.estimate(path, options, step)
-        info = RunnerInfo("scripted", needs.vocab_size, needs.context_length, 0, num_pages=NUM_PAGES, page_bytes=0)
-        return _ScriptedRunner(self, ModelTokenizer.load(path, vocab_size=needs.vocab_size), info, options)
+        info = replace(super().load(path, options, step, kv).info, num_pages=NUM_PAGES)
+        return _ScriptedRunner(self, ModelTokenizer.load(path, vocab_size=info.vocab_size), info, options)
 
     def answer(self, tokenizer: ModelTokenizer, tokens: list[int]) -> Answer:
         prompt = tokenizer.shown(tokens)
@@ -87,25 +79,14 @@ class Scripted:
         return Answer(len(tokens), tokenizer.encode_continuation(self.script(prompt)))
 
 
-class _ScriptedRunner(PagedRunner):
+class _ScriptedRunner(ParrotRunner):
     def __init__(self, scripted: Scripted, tokenizer: ModelTokenizer, info: RunnerInfo, options: RunnerOptions) -> None:
         super().__init__(info, options)
         self._scripted = scripted
         self._tokenizer = tokenizer
         self._answers: dict[int, Answer] = {}
 
-    def execute(self, batch: Batch) -> StepOutput:
-        logits = array("f", bytes(4 * self.vocab_size * len(batch.samplers)))
-        start = 0
-        for row in range(len(batch.samplers)):
-            end = start + batch.lengths[row]
-            token = self._next(batch.sequence_ids[row], batch.tokens[start:end])
-            logits[row * self.vocab_size + token] = 100.0
-            start = end
-        return self.finish_step(batch, logits)
-
-    def _next(self, sequence_id: int, new: list[int]) -> int:
-        tokens = [*self.pool.tokens(sequence_id), *new]
+    def next_token(self, sequence_id: int, tokens: list[int]) -> int:
         answer = self._answers.get(sequence_id)
         if answer is None:
             answer = self._answers[sequence_id] = self._scripted.answer(self._tokenizer, tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from pathlib import Path
 
 import msgspec
@@ -236,6 +237,21 @@ def test_link_that_was_not_asked_is_not_made_for_a_hint() -> None:
     ask(chain)
     chain.hint(Hint(kind="release", session="s"))
     assert (len(first.hints), num_made) == (1, 0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"assistant_prefix": "a"}], ids=str)
+def test_link_of_auto_is_made_beside_the_event_loop(fields: dict[str, str]) -> None:
+    """Making one may import its plugin, which takes as long as it takes; other requests go on meanwhile."""
+    makers: list[str] = []
+
+    def make() -> Played:
+        makers.append(threading.current_thread().name)
+        return Played("mine", says("hi"), continues=True)
+
+    chain = Chain([FoundLink("mine", lambda: "", make)])
+    assert [ask(chain, **fields).text for _ in range(2)] == ["hi", "hi"]
+    assert len(makers) == 1
+    assert makers[0] != threading.main_thread().name
 
 
 def test_backends_are_not_searched_for_attributes() -> None:

@@ -371,6 +371,14 @@ def test_chain_explain_says_what_would_happen() -> None:
     assert not none[0].is_eligible
 
 
+def test_error_that_is_its_own_cause_is_an_error() -> None:
+    """A plugin may raise an error from itself, or two from one another: the next link is asked."""
+    one, other = KeyError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    chain = Chain([Played("odd", says(one)), Played("next", says("hi"))])
+    assert ask(chain).text == "hi"
+
+
 outcome = st.sampled_from(["ok", "down", "overflow", "bug", "empty", "break"])
 
 

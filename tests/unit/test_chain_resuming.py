@@ -32,7 +32,7 @@ from pyagent.core.messages import (
 from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.tool_call_deltas import as_deltas
-from pyagent.infrastructure.backends.openai_wire import encode_request
+from pyagent.infrastructure.backends.openai_requests import encode_request
 
 GONE = BackendError("connection closed", backend="link:a")
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog, being lazy, does not mind it at all."

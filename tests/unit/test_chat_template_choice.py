@@ -111,6 +111,10 @@ def test_a_template_can_be_a_text_or_a_file(bare: Path, tmp_path: Path) -> None:
         ({"engine.chat_template": "chatlm"}, "engine.chat_template: 'chatlm' is no template, .* did you mean 'chatml'"),
         ({"engine.chat_templates": {"m": "/no/such"}}, "engine.chat_templates.m: '/no/such' is no template, no file"),
         ({"engine.chat_templates": {"m": 3}}, "expected a text for each model"),
+        (
+            {"engine.chat_template": "chatlm", "engine.chat_templates": {"chat_template": "auto"}},
+            "engine.chat_template: 'chatlm' is no template",
+        ),
     ],
 )
 def test_what_is_no_template_is_refused_at_the_start(overrides: dict[str, object], fault: str) -> None:

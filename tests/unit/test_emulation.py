@@ -291,6 +291,13 @@ def test_text_that_can_be_checked_is_asked_for_in_words(
         ask(Model(wrong, wrong), chat(response_format=wanted))
 
 
+def test_plain_text_among_several_forms_is_told_as_such() -> None:
+    """Where text is one of the forms that will do, the model is not told that it has to be JSON."""
+    told = response_formats.instruction(ResponseFormat("any_of", any_of=[ResponseFormat(), SCHEMA]))
+    assert told.splitlines()[1] == "1. Answer in plain text."
+    assert told.splitlines()[2].startswith("2. Answer with one JSON value")
+
+
 def test_structural_tags_are_refused_where_no_grammar_is() -> None:
     """Tags in free text cannot be asked for in words, alone or within others."""
     tag = ResponseFormat("structural_tag", structural_tag=AnyText())

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fleets import echo, events_of
 
 from pyagent.core.errors import AgentError, BudgetError, DeadlineError, RequestError
 from pyagent.core.fleet import containment, watchdog
@@ -50,23 +51,9 @@ class Ending(BaseException):
     """What no handler expects."""
 
 
-async def _echo(context: Context, task: Task) -> object:
-    return f"{task.text}!"
-
-
 def _fleet(*agents: object, script: object = (), tools: tuple[FleetTool, ...] = (), **limits: object) -> Fleet:
     backend = script if callable(getattr(script, "chat", None)) else ScriptedBackend(script)  # type: ignore[arg-type]
     return Fleet(backend, agents, tools, limits=FleetLimits(**limits))  # type: ignore[arg-type]
-
-
-async def _events(fleet: Fleet, task: object, **options: object) -> tuple[list[ev.Event], BaseException | None]:
-    seen: list[ev.Event] = []
-    try:
-        async for event in fleet.run(task, **options):  # type: ignore[arg-type]
-            seen.append(event)  # noqa: PERF401 - what came before an error counts
-    except Exception as error:
-        return seen, error
-    return seen, None
 
 
 def _raises(error: BaseException) -> Work:
@@ -133,7 +120,7 @@ def test_agent_that_would_end_the_program_fails_its_own_step(complaint: str) -> 
         return "fine"
 
     steps = [Step(name="one", agent="bad", task=Task(text="x")), Step(name="two", agent="good", task=Task(text="x"))]
-    seen, error = asyncio.run(_events(_fleet(Custom("bad", FAULTY[complaint]), Custom("good", slow)), steps))
+    seen, error = asyncio.run(events_of(_fleet(Custom("bad", FAULTY[complaint]), Custom("good", slow)), steps))
     assert isinstance(error, AgentError)
     assert complaint.strip() in str(error)
     assert "bad" in str(error)
@@ -152,7 +139,7 @@ def test_task_of_an_agent_may_be_cancelled_before_it_starts() -> None:
         with pytest.raises(asyncio.CancelledError):
             await early
         async with asyncio.timeout(60):
-            return await asyncio.create_task(_echo(context, task), name="mine")
+            return await asyncio.create_task(echo(context, task), name="mine")
 
     assert asyncio.run(_fleet(Custom("a", work)).run_agent("a", "hi")) == "hi!"
 
@@ -185,7 +172,7 @@ def test_backend_that_would_end_the_program_fails_the_call(error: BaseException)
     async def ask(context: Context, task: Task) -> object:
         return await context.generate("hi")
 
-    _, raised = asyncio.run(_events(_fleet(Custom("a", ask), script=Bad([], name="odd")), "x"))
+    _, raised = asyncio.run(events_of(_fleet(Custom("a", ask), script=Bad([], name="odd")), "x"))
     assert f"the backend odd raised {type(error).__name__}" in str(raised)
 
 
@@ -209,7 +196,7 @@ def test_deadline_does_not_wait_for_an_agent_that_swallows_cancellation(
 
     async def main() -> None:
         fleet = _fleet(Custom("stubborn", stubborn), script=["never asked"])
-        seen, error = await _events(fleet, "x", timeout_seconds=0.1)
+        seen, error = await events_of(fleet, "x", timeout_seconds=0.1)
         assert isinstance(error, DeadlineError)
         assert isinstance(seen[-1], ev.RunFailed)
         assert fleet.backend.requests == []  # type: ignore[attr-defined]
@@ -288,7 +275,7 @@ def test_agent_that_blocks_the_loop_is_named_and_its_late_result_refused(
             time.sleep(0.05)  # noqa: ASYNC251 - the fault itself
         return "late"
 
-    _, error = asyncio.run(_events(_fleet(Custom("sleeper", block)), "x", timeout_seconds=0.1))
+    _, error = asyncio.run(events_of(_fleet(Custom("sleeper", block)), "x", timeout_seconds=0.1))
     assert isinstance(error, DeadlineError)
     assert "the agent sleeper has blocked the event loop" in caplog.text
     assert __file__ in caplog.text
@@ -300,7 +287,7 @@ async def _breed(context: Context, task: Task) -> object:
 
 def test_agents_without_end_are_stopped_by_their_number() -> None:
     """A run may start so many agents, though none of them asks a model."""
-    seen, error = asyncio.run(_events(_fleet(Custom("breed", _breed), run_agents=50), "x"))
+    seen, error = asyncio.run(events_of(_fleet(Custom("breed", _breed), run_agents=50), "x"))
     assert isinstance(error, BudgetError)
     assert error.resource == "agents"
     assert "budget.run.agents" in str(error)
@@ -314,8 +301,8 @@ def test_deadline_holds_for_agents_that_ask_no_model() -> None:
         while True:
             await context.spawn("leaf", "x")
 
-    fleet = _fleet(Custom("breed", breed), Custom("leaf", _echo), run_agents=10**9, run_seconds=0.2)
-    _, error = asyncio.run(asyncio.wait_for(_events(fleet, "x", agent="breed"), 120))
+    fleet = _fleet(Custom("breed", breed), Custom("leaf", echo), run_agents=10**9, run_seconds=0.2)
+    _, error = asyncio.run(asyncio.wait_for(events_of(fleet, "x", agent="breed"), 120))
     assert isinstance(error, DeadlineError)
 
 
@@ -342,7 +329,7 @@ def test_agent_that_cannot_be_closed_spares_the_others(
     async def good() -> None:
         closed.append("good")
 
-    agents = [Custom("a", _echo, close=good), Custom("bad", _echo, close=bad), Custom("c", _echo, close=good)]
+    agents = [Custom("a", echo, close=good), Custom("bad", echo, close=bad), Custom("c", echo, close=good)]
 
     async def main() -> object:
         async with _fleet(*agents) as fleet:
@@ -362,8 +349,8 @@ def test_skipped_steps_and_every_failure_are_told() -> None:
         Step(name="d", agent="good", task=Task(text="x"), after=("c", "a")),
         Step(name="e", agent="good", task=Task(text="x"), after=("d",)),
     ]
-    agents = (Custom("bad", _raises(ValueError("no"))), Custom("worse", _raises(KeyError("k"))), Custom("good", _echo))
-    seen, error = asyncio.run(_events(_fleet(*agents), steps))
+    agents = (Custom("bad", _raises(ValueError("no"))), Custom("worse", _raises(KeyError("k"))), Custom("good", echo))
+    seen, error = asyncio.run(events_of(_fleet(*agents), steps))
     last = seen[-1]
     assert isinstance(last, ev.RunFailed)
     assert [(failure.step, failure.kind) for failure in last.failures] == [("a", "AgentError"), ("b", "AgentError")]
@@ -390,7 +377,7 @@ def test_skipped_steps_and_every_failure_are_told() -> None:
 def test_what_is_no_task_is_refused_by_name(task: object, complaint: str) -> None:
     """A run says what it takes."""
     with pytest.raises(RequestError, match=complaint):
-        asyncio.run(_one(_fleet(Custom("a", _echo)), task))
+        asyncio.run(_one(_fleet(Custom("a", echo)), task))
 
 
 async def _one(fleet: Fleet, task: object) -> None:
@@ -402,20 +389,20 @@ async def _one(fleet: Fleet, task: object) -> None:
 def test_run_agent_takes_one_task(task: object) -> None:
     """`run_agent` with something else says so in its own words."""
     with pytest.raises(RequestError, match="a takes one task"):
-        asyncio.run(_fleet(Custom("a", _echo)).run_agent("a", task))  # type: ignore[arg-type]
+        asyncio.run(_fleet(Custom("a", echo)).run_agent("a", task))  # type: ignore[arg-type]
 
 
 def test_agents_of_one_name_are_refused() -> None:
     """Two agents of one name given by hand are an error, not a silent replacement."""
     with pytest.raises(RequestError, match="two agents are called 'a'"):
-        _fleet(Custom("a", _echo), Custom("a", _echo))
+        _fleet(Custom("a", echo), Custom("a", echo))
 
 
 def test_closed_fleet_runs_nothing() -> None:
     """A fleet that was closed refuses tasks."""
 
     async def main() -> None:
-        async with _fleet(Custom("a", _echo)) as fleet:
+        async with _fleet(Custom("a", echo)) as fleet:
             pass
         with pytest.raises(RequestError, match="the fleet is closed"):
             await fleet.run_agent("a", "x")

@@ -41,11 +41,6 @@ def compiler(tiny_model_path: Path) -> GrammarCompiler:
     return GrammarCompiler(ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS))
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
-
-
 def allowed(grammar: Grammar) -> list[int]:
     mask = grammar.mask()
     return [token for token in range(NUM_TOKENS) if mask[token // 8] >> token % 8 & 1]

@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.tiny_model import vocabulary
+from support.gated_grammars import Gated, choice
+from support.waiting import wait_until
 
 from pyagent.core.errors import ConfigError, PluginError, RequestError
-from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, GrammarVocabulary
+from pyagent.core.grammars import GrammarMatcher, GrammarSource
 from pyagent.core.hooks import hookimpl
-from pyagent.core.messages import ResponseFormat
+from pyagent.core.messages import JsonObject
 from pyagent.core.plugins import PluginHost
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.grammar.choice import pick_grammar_backends
-from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE, GuidanceBackend
+from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
+from pyagent.infrastructure.engine.grammar.xgrammar import check
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=len(vocabulary()[0]))
-
-
-class Gated:
-    """llguidance behind a gate: texts with `slow` in them wait there."""
-
-    name = "gated"
-
-    def __init__(self) -> None:
-        self.gate, self.compiled = threading.Event(), list[str]()
-
-    def unavailable_reason(self) -> None:
-        return None
-
-    def open(self, vocabulary: GrammarVocabulary) -> GrammarBackend:
-        self._inner = GuidanceBackend(vocabulary, 1)
-        return self
-
-    def compile(self, source: GrammarSource) -> GrammarMatcher:
-        self.compiled.append(source.text)
-        if "slow" in source.text:
-            assert self.gate.wait(60)
-        return self._inner.compile(source)
-
-    def fill_masks(self, rows: Sequence[tuple[GrammarMatcher, int]], masks: memoryview) -> None:
-        self._inner.fill_masks(rows, masks)
-
-
-def choice(*texts: str) -> ResponseFormat:
-    return ResponseFormat(type="choice", choice=list(texts))
 
 
 def test_slow_grammar_delays_only_those_who_want_it(tokenizer: ModelTokenizer) -> None:
@@ -70,6 +35,43 @@ def test_slow_grammar_delays_only_those_who_want_it(tokenizer: ModelTokenizer) -
     first.accept(tokenizer.encode_text("s")[0])
     assert second.mask() != first.mask()
     assert sorted(backend.compiled) == ['["quick"]', '["slow"]']
+
+
+def test_tenant_with_many_slow_grammars_leaves_a_turn_to_others(tokenizer: ModelTokenizer) -> None:
+    """Two of a tenant's compile at once, and another tenant's beside them; those that wait come in their order."""
+    backend = Gated()
+    compiler = GrammarCompiler(tokenizer, factories=[backend])
+    slow = [compiler.begin(choice(f"slow {number}"), "anna") for number in range(4)]
+    assert not compiler.compile(choice("quick"), "ben").is_finished
+    wait_until(lambda: len(backend.compiled) == 3)
+    assert set(backend.compiled) == {'["slow 0"]', '["slow 1"]', '["quick"]'}
+    backend.gate.set()
+    assert all(one.result(60) for one in slow)
+    assert backend.compiled[3:] == ['["slow 2"]', '["slow 3"]']
+
+
+def test_request_that_leaves_takes_its_grammar_from_nobody(tokenizer: ModelTokenizer) -> None:
+    """Where one of two requests for a grammar is cancelled, the other has it, and so has a later one."""
+    backend = Gated()
+    compiler = GrammarCompiler(tokenizer, factories=[backend])
+    first, second = (compiler.begin(choice("slow"), "anna") for _ in range(2))
+    assert first.cancel()
+    backend.gate.set()
+    assert not second.result(60).is_finished
+    assert not compiler.compile(choice("slow"), "anna").is_finished
+    assert len(backend.compiled) == 1
+
+
+def test_grammar_that_ends_late_is_of_use(tokenizer: ModelTokenizer) -> None:
+    """What was given up and ends all the same is there for the next request."""
+    backend = Gated()
+    compiler = GrammarCompiler(tokenizer, factories=[backend], compile_seconds=0.1)
+    for _ in range(2):  # the second is told at once
+        with pytest.raises(RequestError, match="did not compile within"):
+            compiler.compile(choice("slow"))
+    backend.gate.set()
+    wait_until(lambda: compiler.begin(choice("slow")).exception() is None)
+    assert len(backend.compiled) == 1
 
 
 def test_tenants_do_not_share_what_is_compiled(tokenizer: ModelTokenizer) -> None:
@@ -152,3 +154,19 @@ def test_bad_plugin_is_named(tokenizer: ModelTokenizer) -> None:
     assert "plugin 'broken' failed to say" in str(factory.unavailable_reason())
     with pytest.raises(PluginError, match="plugin 'broken': its grammar backend 'mine' has no `compile`"):
         GrammarCompiler(tokenizer, factories=[factory]).compile(choice("a"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "object", "properties": {"a": {}}, "required": ["a", "b"]}, "required"),
+        ({"type": "object", "required": ["b"]}, "required"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
+        ({"type": "array", "items": {"type": "array", "minItems": True}}, "items/minItems"),
+    ],
+)
+def test_what_xgrammar_would_leave_out_goes_to_the_next_backend(schema: JsonObject, keyword: str) -> None:
+    """Names that are required beyond the properties, and bounds with nothing between, xgrammar does not enforce."""
+    with pytest.raises(RequestError, match=rf"xgrammar does not enforce \w+ there \(#/{keyword}\)"):
+        check(schema)

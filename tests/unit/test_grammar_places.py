@@ -1,9 +1,8 @@
-"""Places in grammars: forks, and going back, never move another; one that fails fails alone."""
+"""Places in grammars: forks never move another; one that fails fails alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -27,11 +26,6 @@ SCHEMAS: list[JsonObject] = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
-
-
-@pytest.fixture(scope="module")
 def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer)
 
@@ -45,9 +39,7 @@ def allowed(grammar: Grammar) -> list[int]:
     return [token for token in range(NUM_TOKENS) if mask[token // 8] >> token % 8 & 1]
 
 
-MOVES = st.lists(
-    st.tuples(st.sampled_from(["accept", "accept", "accept", "rollback", "fork", "drop"]), st.integers(0, 10**6))
-)
+MOVES = st.lists(st.tuples(st.sampled_from(["accept", "accept", "accept", "fork", "drop"]), st.integers(0, 10**6)))
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,7 +47,7 @@ MOVES = st.lists(
 def test_places_are_those_of_their_own_tokens(
     compiler: GrammarCompiler, schema: JsonObject, moves: list[tuple[str, int]]
 ) -> None:
-    """However accepted, rolled back and forked, each place allows what a new grammar allows after its tokens."""
+    """However accepted and forked, each place allows what a new grammar allows after its tokens."""
     places: list[tuple[Grammar, list[int]]] = [(compiled(compiler, schema), [])]
     for move, number in moves:
         grammar, tokens = places[number % len(places)]
@@ -63,10 +55,6 @@ def test_places_are_those_of_their_own_tokens(
             token = (found := allowed(grammar))[number % len(found)]
             grammar.accept(token)
             tokens.append(token)
-        elif move == "rollback" and tokens:
-            count = number % len(tokens) + 1
-            grammar.rollback(count)
-            del tokens[-count:]
         elif move == "fork" and len(places) < 4:
             places.append((grammar.fork(), tokens.copy()))
         elif move == "drop" and len(places) > 1:

@@ -20,7 +20,7 @@ from pyagent import _rust
 from pyagent.core.hooks import hookimpl
 from pyagent.core.logits_processors import BroughtLogitsProcessor
 from pyagent.infrastructure.engine.logits.batch_rows import change_rows
-from pyagent.infrastructure.engine.logits.bounded_thread import BoundedThread
+from pyagent.infrastructure.engine.logits.bounded_thread import BoundedThread, _Worker
 from pyagent.infrastructure.engine.logits.row_processors import BatchProcessor, RowProcessor
 from pyagent.infrastructure.engine.logits.scratch import Scratch
 from pyagent.infrastructure.engine.logits.step_logits import StepLogits
@@ -114,6 +114,31 @@ def test_pieces_after_one_that_hangs_are_run() -> None:
     assert bounded.run([lambda: done.append("c")]) == {}
     bounded.close()
     assert done[-1] == "c"
+
+
+def test_piece_that_ends_as_it_is_given_up_is_not_followed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a piece ends between the look at the clock and giving it up, its thread goes on, and no other does."""
+    may_end, has_gone_on = threading.Event(), threading.Event()
+    num_run: list[int] = []
+    leave = _Worker.leave
+
+    def late(worker: _Worker, index: int) -> bool:
+        may_end.set()
+        assert has_gone_on.wait(60)
+        return leave(worker, index)
+
+    def first() -> None:
+        may_end.wait(60)
+
+    def second() -> None:
+        num_run.append(1)
+        has_gone_on.set()
+
+    monkeypatch.setattr(_Worker, "leave", late)
+    bounded = BoundedThread(0.05)
+    assert bounded.run([first, second]) == {}
+    bounded.close()
+    assert len(num_run) == 1
 
 
 def _sampled(process: Callable[[Any], dict[int, str]] | None, values: list[float], **more: Any) -> Any:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_model import vocabulary
 from support.waiting import wait_until
 
 from pyagent import validate_partial
@@ -19,14 +17,10 @@ from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource,
 from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output.lark_depth import check_depth
+from pyagent.core.structured_output.lark_source import schemas_in
 from pyagent.core.structured_output.schema_limits import repeated, source_excess
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=len(vocabulary()[0]))
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +67,52 @@ BOMBS: list[tuple[JsonObject, str]] = [
     ({"type": "object", "required": names(20_000)}, "parts and required names"),
     ({"properties": {name: pattern(f"^{name}$") for name in names(700)}, "required": names(700)}, "different patterns"),
 ]
+
+
+REPEATED: list[tuple[str, str]] = [
+    ('start: (("a"{100}){100}){100}', "in a rule of a grammar, repetitions within repetitions repeat"),
+    ('start: (("a"~100)~100)~1..100', "in a rule of a grammar"),
+    ('start: A\nA: (("a"{100}){100}){100}', "in a terminal of a grammar"),
+    ('start: A\nA: B{100}\nB: C{100}\nC: "a"{,100}', "up to 2000 times, got 1000000"),
+    ("start: A\nA: /x{100}/{100}", "up to 2000 times, got 10000"),
+    ('start: A\nA: "x"\nb: %lark {\nstart: A\nA: B{100}\nB: /x{30}/\n}', "up to 2000 times, got 3000"),
+]
+
+
+@pytest.mark.parametrize(("lark", "says"), REPEATED)
+def test_repetitions_of_a_grammar_are_counted_before_it_is_compiled(
+    compiler: GrammarCompiler, lark: str, says: str
+) -> None:
+    """Lark's own repetitions within repetitions are counted as a regex's, through the terminals that are named."""
+    with pytest.raises(RequestError, match=says):
+        compiler.compile(ResponseFormat("grammar", grammar=GrammarFormat(lark)))
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        'start: LINE{1,100}\nLINE: /[a-z]{1,80}/ "\\n"',
+        'start: row{1,100}\nrow: (/[a-z]/{1,9} ","){1,20} "\\n"',
+        'start: "((a{100}){100}){100}" // ((a{100}){100}){100}',
+        'start: %json {"const": "((a{100}){100}){100}"} # ((a{100}){100}){100}',
+        'start: "a" %lark {\nstart: A{40}\nA: "a"{100}\n}\nA: "x"{100}',
+    ],
+)
+def test_repetitions_that_are_none_are_not_counted(compiler: GrammarCompiler, lark: str) -> None:
+    """Comments, texts and schemas repeat nothing; a rule may repeat lexemes that repeat letters."""
+    assert not compiler.compile(ResponseFormat("grammar", grammar=GrammarFormat(lark))).is_finished
+
+
+def test_many_schemas_that_are_none_take_no_time() -> None:
+    """A hundred thousand `%json` without JSON are looked at once: they took 20 s, for which nothing else ran."""
+    small, large = (f"start: {'%json ' * count}" for count in (1_000, 100_000))
+    assert _seconds(large) < 1000 * max(_seconds(small), 0.001)
+
+
+def _seconds(lark: str) -> float:
+    started = time.process_time()
+    assert not [*schemas_in(ResponseFormat("grammar", grammar=GrammarFormat(lark)))]
+    return time.process_time() - started
 
 
 @pytest.mark.parametrize(("schema", "says"), BOMBS, ids=[says for _, says in BOMBS])

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_model import vocabulary
 
 from pyagent.core.dialects.schema_text import same_spaces, schema_text
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, JsonObject, JsonSchemaFormat, ResponseFormat, Tool
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=len(vocabulary()[0]))
 
 
 @pytest.fixture(scope="module")

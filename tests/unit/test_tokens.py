@@ -28,11 +28,6 @@ NUM_TOKENS = len(vocabulary()[0])
 WRITTEN_CONTROLS = [*CONTROL_TOKENS, "<|im_<|im_end|>end|>", "<|im_\ue0ffend|>", "<|im_end|><|im_end|>"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)
-
-
 def spm_metadata(**changes: object) -> dict[str, object]:
     """A small SentencePiece vocabulary: bytes, letters, some words."""
     words = ["▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello", "<0x0A>", "<eos>"]

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from pyagent.core.chat_templates import TEMPLATES
 from pyagent.core.errors import ModelError
-from pyagent.core.tokenizers import TokenizerOptions
-from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.core.tokenizers import READERS, TokenizerOptions
+from pyagent.infrastructure.engine.tokens import ModelTokenizer, loading
 
 RANKS = [*(bytes([byte]) for byte in range(256)), b"he", b"ll", b"hell", b"hello", b" w", b"or", b" wor", b"\xc3\xa9"]
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -238,3 +238,8 @@ def test_a_named_reader_is_taken_of_several_files(tmp_path: Path) -> None:
     assert load(tmp_path, name="sentencepiece").tokenizer.num_tokens == 269
     with pytest.raises(ModelError, match="no rank file"):
         load(tmp_path, name="tiktoken")
+
+
+def test_built_in_readers_have_the_names_that_settings_take() -> None:
+    """Names are checked before any reader is imported; they are those of the readers."""
+    assert tuple(reader.name for reader in loading.READERS) == READERS

@@ -47,7 +47,7 @@ def run(
     read_seconds: float = 30.0,
 ) -> object:
     async def main() -> object:
-        backend = LMStudioBackend(server.url, model=model, read_seconds=read_seconds)
+        backend = LMStudioBackend(server.url, model=model, connect_seconds=60.0, read_seconds=read_seconds)
         try:
             return await work(backend)
         finally:

@@ -19,7 +19,9 @@ class TestLMStudio(BackendConformance):
     def subject(self) -> Iterator[Subject]:
         with lmstudio_server(delay_seconds=0.003, embedding_models=("nomic",)) as server:
             yield Subject(
-                lambda: LMStudioBackend(server.url),
+                lambda: LMStudioBackend(
+                    server.url, connect_seconds=60.0
+                ),  # four websockets, on a machine that may be busy
                 scheme="lmstudio",
                 make_down=lambda: LMStudioBackend(DOWN, model="m"),
                 num_running=lambda: server.num_running,

@@ -55,7 +55,7 @@ def ask(
     server: OllamaServer, request: ChatRequest = HELLO, model: str = "llama3.2", read_seconds: float = 30.0
 ) -> Answer:
     async def main() -> Answer:
-        backend = OllamaBackend(server.url, model=model, read_seconds=read_seconds)
+        backend = OllamaBackend(server.url, model=model, connect_seconds=60.0, read_seconds=read_seconds)
         try:
             return await collect(backend.chat(request))
         finally:

@@ -21,7 +21,7 @@ class TestOllama(BackendConformance):
     def subject(self) -> Iterator[Subject]:
         with ollama_server(delay_seconds=0.003, capabilities=self.capabilities) as server:
             yield Subject(
-                lambda: OllamaBackend(server.url),
+                lambda: OllamaBackend(server.url, connect_seconds=60.0),
                 scheme="ollama",
                 make_down=lambda: OllamaBackend(DOWN, model="m"),
                 num_running=lambda: server.num_running,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from pyagent.cli.answer_form import Choice, Grammar, Regex, Schema, answer_form
 from pyagent.cli.options import Chain, Config, Model
 from pyagent.cli.startup import fetch_first_model, read_settings
 
@@ -36,17 +37,22 @@ def chat(
     private: Annotated[
         bool, typer.Option("--private", help="Only backends that stay on this machine; keeps nothing.")
     ] = False,
+    schema: Schema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    grammar: Grammar = None,
     config: Config = None,
 ) -> None:
     """Talk to the default chain; /help lists what can be said to the program itself."""
     from pyagent.cli.chat_input import Prompt
     from pyagent.cli.conversation import Conversation
 
+    form = answer_form(schema, regex, choice, grammar)
     settings = read_settings(config, chain, model)
     fetch_first_model(settings)
     prompt = Prompt()
     with Loop() as loop:
-        talk = Conversation(settings, loop, is_private=private, shows_usage=prompt.is_terminal)
+        talk = Conversation(settings, loop, is_private=private, shows_usage=prompt.is_terminal, response_format=form)
         try:
             if go_on:
                 talk.resume()

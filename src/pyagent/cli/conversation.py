@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.cli.output import coloured
-from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.errors import ConfigError, InvalidOutputError, RequestError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams, Usage
 from pyagent.core.nearest import did_you_mean
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyagent.cli.chat import Loop
     from pyagent.core.chain import Chain as BackendChain
     from pyagent.core.fleet.orchestrator import Fleet
+    from pyagent.core.response_format import ResponseFormat
     from pyagent.core.settings import Settings
 
 _TEMPERATURE = 0.7
@@ -53,6 +54,7 @@ class Conversation:
     loop: Loop
     is_private: bool = False
     shows_usage: bool = False
+    response_format: ResponseFormat | None = None
     messages: list[Message] = field(default_factory=list[Message])
     files: list[str] = field(default_factory=list[str])
     backend: BackendChain | None = None
@@ -160,6 +162,9 @@ class Conversation:
         from pyagent.core.fleet.agent import unknown_name
         from pyagent.fleet import Fleet
 
+        if name and self.response_format is not None:
+            text = "agents answer in forms of their own; leave --schema, --regex, --choice or --grammar out"
+            raise RequestError(text, param="agent")
         if name and self.fleet is None:
             self.fleet = Fleet(self.settings)
         if name and self.fleet and name not in self.fleet.agents:
@@ -225,7 +230,12 @@ class Conversation:
     async def _model_pieces(self, asked: Message, said: list[str], usage: list[Usage]) -> AsyncGenerator[str, None]:
         assert self.backend
         sampling = SamplingParams(temperature=_TEMPERATURE, max_tokens=_MAX_TOKENS)
-        request = ChatRequest(messages=[*self.messages, asked], sampling=sampling, private=self.is_private)
+        request = ChatRequest(
+            messages=[*self.messages, asked],
+            sampling=sampling,
+            private=self.is_private,
+            response_format=self.response_format,
+        )
         async with aclosing(self.backend.chat(request)) as deltas:
             async for delta in deltas:
                 for attempt in delta.attempts:
@@ -237,6 +247,9 @@ class Conversation:
                 usage += [delta.usage] if delta.usage else []
                 said.append(delta.content)
                 yield delta.content
+                if delta.finish_reason == "length" and self.response_format is not None:
+                    text = f"the answer was cut after {_MAX_TOKENS:,} tokens, before it was all that is asked for"
+                    raise InvalidOutputError(text, param="response_format")
 
     async def _agent_pieces(self, asked: Message, said: list[str], usage: list[Usage]) -> AsyncGenerator[str, None]:
         from pyagent.cli.progress import as_text

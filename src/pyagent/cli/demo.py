@@ -39,7 +39,8 @@ def demo(
     settings = read_settings(config, chain, model)
     folder = (repository or Path(__file__).parent.parent).resolve()
     if not folder.is_dir():
-        raise RequestError(f"there is no folder {repository}", param="repository")
+        what = f"{repository} is a file; give a folder" if folder.is_file() else f"there is no folder {repository}"
+        raise RequestError(what, param="repository")
 
     fetch_first_model(settings)
 

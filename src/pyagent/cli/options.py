@@ -12,7 +12,7 @@ import typer
 def _positive(seconds: float | None) -> float | None:
     """Refuse a time that is none; typer's own bounds let NaN and zero pass."""
     if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
-        raise typer.BadParameter(f"{seconds:g} is no time; give a number above 0")
+        raise typer.BadParameter(f"expected seconds above 0, got {seconds:g}")
     return seconds
 
 

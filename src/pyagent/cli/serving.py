@@ -52,9 +52,14 @@ def serve(
     """Answer OpenAI clients until a signal comes; as a node of a cluster too, with these settings of `[cluster]`."""
     gc.disable()  # what is imported stays: looking for garbage in it is a tenth of the time to start
     from pyagent.assembly import make_chain, make_host
+    from pyagent.infrastructure.server.api_keys import read_keys
+    from pyagent.infrastructure.server.uvicorn_server import address, bind
 
     flags = {"server__host": host, "server__port": port, "engine__chat_template": chat_template, **cluster}
     settings, origins = read_layers(config, chain, model, **flags)
+    # A model is fetched when nothing is left that could be wrong: it takes minutes where the network is slow.
+    keys = read_keys(settings.server)
+    listening = bind(settings.server.host, settings.server.port)
     fetch_first_model(settings)
     plugins = make_host(settings)
     backend = make_chain(settings, plugins, own_address=(settings.server.host, settings.server.port))
@@ -62,11 +67,6 @@ def serve(
     from pyagent.cli.event_loop import run_to_end
     from pyagent.infrastructure.models.store import ModelStore
     from pyagent.infrastructure.server.agents import AgentBackend
-    from pyagent.infrastructure.server.api_keys import read_keys
-    from pyagent.infrastructure.server.uvicorn_server import address, bind
-
-    keys = read_keys(settings.server)
-    listening = bind(settings.server.host, settings.server.port)
 
     def make_fleet() -> Fleet:
         from pyagent.fleet import Fleet

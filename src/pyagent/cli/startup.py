@@ -83,7 +83,9 @@ def fetch_first_model(settings: Settings) -> None:
     """Fetch the model of the chain's first link, shown on standard error, when that is `native` and lacks its model.
 
     For commands with a display of their own, before it begins. Links further down fetch theirs when they are reached.
+    Raises `ConfigError` for a chain that cannot be made, before anything is fetched.
     """
+    from pyagent.assembly import make_chain, make_host
     from pyagent.core.backends import LinkSpec
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
@@ -93,6 +95,7 @@ def fetch_first_model(settings: Settings) -> None:
     name = link.target or next(iter(settings.engine.models), "")
     if not name or is_path(name) or ModelStore(settings.paths.models).find(name):
         return
+    make_chain(settings, make_host(settings))
     with terminal_progress("the embedded engine needs a model; this happens once") as watch:
         ModelStore(settings.paths.models, watch=watch).pull(name)
 

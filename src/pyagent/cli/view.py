@@ -51,19 +51,22 @@ class View(Protocol):
         ...
 
 
-class JsonView:
-    """One event a line."""
+class _LineView:
+    """What views that write lines have in common."""
 
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.show_fetch = PlainFetchProgress(_FETCH_REASON).show
-        self._progress_lines = set[str]()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.stdout.flush()
+
+
+class JsonView(_LineView):
+    """One event a line."""
 
     def show(self, event: Event) -> None:
         """Write the event."""
@@ -71,19 +74,12 @@ class JsonView:
         write_json_line(encode_event(event))
 
 
-class PlainView:
+class PlainView(_LineView):
     """One line for each thing that happened to a top step; the answers come at the end."""
 
     def __init__(self) -> None:
-        self.progress = RunProgress()
-        self.show_fetch = PlainFetchProgress(_FETCH_REASON).show
+        super().__init__()
         self._progress_lines = set[str]()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
 
     def show(self, event: Event) -> None:
         """Write the event's line, if it has one."""

@@ -53,7 +53,7 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     "n": lambda request: request.n > 1,
     "best_of": lambda request: request.best_of is not None,
     "beam": lambda request: request.beam is not None,
-    # a greedy draw is the same for every seed
+    # a greedy answer is the same for every seed
     "seed": lambda request: request.sampling.seed is not None and request.sampling.temperature > 0,
 }
 

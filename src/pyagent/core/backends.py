@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -87,16 +87,22 @@ async def abilities_of(backend: Backend, model: ModelInfo) -> Abilities:
     return found if model.reads_images is not False else found - {"images"}
 
 
+ServerSetting = Literal["auto", "openai", "vllm", "sglang", "llama.cpp"]
+"""Which program answers at a link's URL: what it says itself, one that takes OpenAI's fields alone, or one of these."""
+
+
 class LinkSpec(msgspec.Struct, frozen=True):
     """One entry of a chain as a user writes it: `scheme[:target]`.
 
     `native:smollm2:135m`, `openai:http://gpu-box:8000/v1`, `openai:http://host/v1#model`, `ollama:llama3.2`. `headers`
-    go with each of its HTTP requests, values as written: texts, or where they are (`env:NAME`, `file:PATH`).
+    go with each of its HTTP requests, values as written: texts, or where they are (`env:NAME`, `file:PATH`). `server`
+    says which program answers at an `openai:` URL.
     """
 
     scheme: str
     target: str = ""
     headers: dict[str, str] = {}
+    server: ServerSetting = "auto"
 
     @classmethod
     def parse(cls, text: str) -> LinkSpec:

@@ -11,19 +11,22 @@ _TURNS = (
 
 
 def _after(answer: str) -> str:
-    """What an answer begins with."""
+    """Return the end of a template, which writes what an answer begins with."""
     return "{%- if add_generation_prompt %}{{ '" + answer.replace("\n", "\\n") + "' }}{% endif -%}"
 
 
 def _framed(begin: str, end: str, answer: str) -> str:
-    """Each message between two texts, of which the first one has the role's name for `%s`."""
+    """Return the template of each message between two texts, of which the first one has the role's name for `%s`."""
     before, after = (part.replace("\n", "\\n") for part in begin.split("%s"))
     turn = f"{{{{ '{before}' + message['role'] + '{after}' + message['content'] + '{end}' }}}}".replace("\n", "\\n")
     return f"{{%- for message in messages %}}{turn}{{% endfor -%}}" + _after(answer)
 
 
 def _instructed(begin: str, end: str, answer: str, *, system: str = "", inside: str = "") -> str:
-    """Questions between instruction tags; a system prompt is written by `system`, or in the first or last question."""
+    """Return the template of questions between instruction tags.
+
+    A system prompt is written by `system`, or `inside` the first or last question.
+    """
     within = "{%- if system and loop." + inside + " %}{{ system + '\\n\\n' }}{% endif %}" if inside else ""
     return (
         f"{_TURNS}{{{{ bos_token }}}}{system}"

@@ -33,7 +33,8 @@ _KIND_TO_WORDS = {
 _STEPS = re.compile(r"[^.\[\]]+")
 """Names and places in a path such as `messages[0].role`."""
 _MAX_SHOWN = 80
-_MAX_FAULTS = 16
+MAX_FAULTS = 16
+"""Of a request, as many as are told."""
 _LONE_HALF = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 """The first half of a character without its second, where msgspec finds that the text ends too early."""
 _SYNTAX = "JSON is malformed: "
@@ -73,7 +74,7 @@ def field_errors(raw: object, kind: type[msgspec.Struct], first: RequestError) -
     """
     found = [first]
     for error in _faulty_fields(cast("dict[str, object]", raw) if isinstance(raw, dict) else {}, kind):
-        if len(found) >= _MAX_FAULTS:
+        if len(found) >= MAX_FAULTS:
             break
         if error.param not in {one.param for one in found}:
             found.append(error)

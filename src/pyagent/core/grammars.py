@@ -54,10 +54,6 @@ class GrammarMatcher(Protocol):
         """Go on by a token; raise where it is not allowed. An end token ends the grammar."""
         ...
 
-    def rollback(self, num_tokens: int) -> None:
-        """Go back by the last tokens accepted."""
-        ...
-
     def copy(self) -> GrammarMatcher:
         """Return a matcher at the same place; neither moves the other."""
         ...

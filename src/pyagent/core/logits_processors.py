@@ -85,8 +85,8 @@ class BatchLogitsProcessor(Protocol):
         ...
 
 
-class LogitsProcessorFactory(Protocol):
-    """What a plugin brings: makes a function for each request."""
+class _Factory(Protocol):
+    """What both kinds of factories say of themselves."""
 
     @property
     def name(self) -> str:
@@ -102,6 +102,10 @@ class LogitsProcessorFactory(Protocol):
     def is_argmax_invariant(self) -> bool:
         """Whether it never changes which token is the likeliest: requests that sample greedily go without it."""
         ...
+
+
+class LogitsProcessorFactory(_Factory, Protocol):
+    """What a plugin brings: makes a function for each request."""
 
     def make(self, args: JsonObject, vocabulary: Vocabulary) -> RequestLogitsProcessor | None:
         """Return what changes a request's rows, or None where these arguments change nothing.
@@ -111,23 +115,8 @@ class LogitsProcessorFactory(Protocol):
         ...
 
 
-class BatchLogitsProcessorFactory(Protocol):
+class BatchLogitsProcessorFactory(_Factory, Protocol):
     """What a plugin brings in the place of a `LogitsProcessorFactory`: makes one object for each model."""
-
-    @property
-    def name(self) -> str:
-        """What requests and settings call it."""
-        ...
-
-    @property
-    def arguments(self) -> Mapping[str, object]:
-        """The JSON schema of its `args`, an object."""
-        ...
-
-    @property
-    def is_argmax_invariant(self) -> bool:
-        """Whether it never changes which token is the likeliest: requests that sample greedily go without it."""
-        ...
 
     def make_batch(self, vocabulary: Vocabulary) -> BatchLogitsProcessor:
         """Return what changes the rows of a model's requests."""

@@ -116,14 +116,10 @@ def checked_items(plugin: str, noun: str, returned: object) -> dict[str, object]
     items: dict[str, object] = {}
     for item in cast("Sequence[object]", returned):
         name = _checked_name(plugin, noun, item)
-        if noun == "agents" and (problem := agent_problem(item)):
-            raise PluginError(f"brings the agent {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
-        if noun == "tool_providers" and (problem := _provider_problem(item)):
-            raise PluginError(f"brings the tool provider {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
-        if noun == "dialects" and (problem := _dialect_problem(item)):
-            raise PluginError(f"brings the dialect {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
-        if noun == "logits_processors" and (problem := _logits_problem(item)):
-            raise PluginError(f"brings the logits processor {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
+        find_problem = _PROBLEMS.get(noun)
+        if find_problem is not None and (problem := find_problem(item)):
+            kind = noun.removesuffix("s").replace("_", " ")
+            raise PluginError(f"brings the {kind} {name!r}, {problem}", plugin=plugin, hook=PREFIX + noun)
         if name in items:
             raise PluginError(f"brings the name {name!r} twice in {PREFIX}{noun}", plugin=plugin, hook=PREFIX + noun)
         items[name] = item
@@ -181,9 +177,18 @@ def _dialect_problem(dialect: object) -> str | None:
 
 
 def _logits_problem(factory: object) -> str | None:
-    from pyagent.core.logits_processors import factory_problem
+    from pyagent.core.logits_processors import factory_problem  # a program without any does not import it
 
     return factory_problem(factory)
+
+
+_PROBLEMS: dict[str, Callable[[object], str | None]] = {
+    "agents": agent_problem,
+    "tool_providers": _provider_problem,
+    "dialects": _dialect_problem,
+    "logits_processors": _logits_problem,
+}
+"""What is looked at beside the members, by noun."""
 
 
 def backend_problem(backend: object, scheme: str) -> str | None:

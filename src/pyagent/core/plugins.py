@@ -191,15 +191,15 @@ class PluginHost:
         return cast("dict[str, Dialect]", self._collect("dialects"))
 
     def grammar_backends(self) -> dict[str, GrammarBackendFactory]:
-        """Grammar backends by name, in the plugins' order; their failures name the plugin."""
+        """Return grammar backends by name, in the plugins' order; their failures name the plugin."""
         return cast("dict[str, GrammarBackendFactory]", self._collect("grammar_backends"))
 
     def logits_processors(self) -> dict[str, BroughtLogitsProcessor]:
-        """Logits processors by name, each with its plugin, which its faults name."""
+        """Return logits processors by name, each with its plugin, which its faults name."""
         return cast("dict[str, BroughtLogitsProcessor]", self._collect("logits_processors"))
 
     def tokenizers(self) -> dict[str, TokenizerFactory]:
-        """Loaders of vocabularies by name, in the plugins' order; their failures name the plugin."""
+        """Return loaders of vocabularies by name, in the plugins' order; their failures name the plugin."""
         return cast("dict[str, TokenizerFactory]", self._collect("tokenizers"))
 
     def runners(self) -> dict[str, RunnerFactory]:

@@ -1,7 +1,7 @@
 """What an answer must look like: JSON, a regular expression, a grammar, tags in free text, and combinations of these.
 
 Names are those of OpenAI where it has one, else vLLM's, llama.cpp's and xgrammar's. Values only; what becomes of them
-is in `core/grammars/` (as text that llguidance compiles) and `core/emulation/` (in words).
+is in `core/structured_output/` (as text that llguidance compiles) and `core/emulation/` (in words).
 """
 
 from __future__ import annotations

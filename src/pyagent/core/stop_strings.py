@@ -35,11 +35,8 @@ class StopStrings:
         for place, letter in enumerate(text, 1):
             if is_idle and letter not in self._initials:
                 continue
-            self._matched = tuple(map(_advance, self._stops, self._borders, self._matched, letter * len(self._stops)))
-            whole = [num for num, stop in zip(self._matched, self._stops, strict=True) if num == len(stop)]
-            if whole:
-                num_sent, is_stopped = num_held + place - max(whole), True
-                self._matched = (0,) * len(self._stops)
+            if num_chars := self._take(letter):
+                num_sent, is_stopped = num_held + place - num_chars, True
                 break
             is_idle = not any(self._matched)
         else:
@@ -48,11 +45,17 @@ class StopStrings:
 
     def _with_stop(self, text: str) -> tuple[str, bool]:
         for place, letter in enumerate(text, 1):
-            self._matched = tuple(map(_advance, self._stops, self._borders, self._matched, letter * len(self._stops)))
-            if any(num == len(stop) for num, stop in zip(self._matched, self._stops, strict=True)):
-                self._matched = (0,) * len(self._stops)
+            if self._take(letter):
                 return text[:place], True
         return text, False
+
+    def _take(self, letter: str) -> int:
+        """Go on by a letter; return the length of the longest stop string that ends with it, 0 where none does."""
+        self._matched = tuple(map(_advance, self._stops, self._borders, self._matched, letter * len(self._stops)))
+        whole = [num for num, stop in zip(self._matched, self._stops, strict=True) if num == len(stop)]
+        if whole:
+            self._matched = (0,) * len(self._stops)
+        return max(whole, default=0)
 
     def flush(self, text: str = "") -> str:
         """Return the end of the answer: what was held back, cut at a stop string that `text` completes."""

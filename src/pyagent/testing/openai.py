@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -22,24 +22,30 @@ from pyagent.testing.servers import DroppedConnectionError, Fault, serve
 from pyagent.testing.stand_in import GREETING, sample_call, sample_of
 
 Json = dict[str, object]
+_FORM_FIELDS = {"vllm": ("structured_outputs",), "sglang": ("regex", "ebnf"), "llamacpp": ("grammar",)}
 
 
 @dataclass(slots=True)
 class OpenAIServer:
     """A running fake. Change its fields between requests; read what came in `requests`.
 
-    `answer` None means: JSON of the schema asked for, a call of the first tool (with `arguments`, or with a
-    sample of its schema), or a greeting. With `api_key`, others
-    are refused. `status` and `retry_after` refuse every request; without `reads_images`, those with images are refused.
+    `answer` may depend on the request; None means: JSON of the schema asked for, a call of the first tool (with
+    `arguments`, or with a sample of its schema), or a greeting. With `api_key`, others are refused. `status` and
+    `retry_after` refuse every request; without `reads_images`, those with images are refused.
     With `scores_prompts` it knows `echo` and `prompt_logprobs` as vLLM does, else it ignores them as most do.
+    `owned_by` is vllm, sglang or llamacpp for one of these, which answers `constrained` where its own fields ask for a
+    form; without that it leaves them out, as older versions do. Requests with `refused` fields are.
     """
 
     models: tuple[str, ...] = ("fake-1",)
-    answer: str | None = None
+    answer: str | Callable[[Json], str] | None = None
     arguments: Json | None = None
     reasoning: str = ""
     reads_images: bool = True
     scores_prompts: bool = True
+    owned_by: str = "fake"
+    constrained: str | None = None
+    refused: tuple[str, ...] = ()
     fault: Fault | None = None
     delay_seconds: float = 0.0
     api_key: str = ""
@@ -70,7 +76,7 @@ class OpenAIServer:
         return None
 
     async def _models(self, request: Request) -> Response:
-        listed = [{"id": model, "object": "model", "created": 1, "owned_by": "fake"} for model in self.models]
+        listed = [{"id": model, "object": "model", "created": 1, "owned_by": self.owned_by} for model in self.models]
         return self._refusal(request) or JSONResponse({"object": "list", "data": listed})
 
     async def _embed(self, request: Request) -> Response:
@@ -92,6 +98,8 @@ class OpenAIServer:
             return _error(404, f"The model `{body.get('model')}` does not exist", "model_not_found")
         if not self.reads_images and b'"image_url"' in await request.body():
             return _error(400, "this model does not support image input", None)
+        if found := [name for name in self.refused if name in body]:
+            return _error(400, f"{found[0]} is not possible here", None)
         reply = _Completion(self, body, is_chat=request.url.path.endswith("chat/completions"))
         if body.get("stream"):
             return StreamingResponse(self._stream(reply), media_type="text/event-stream")
@@ -165,12 +173,21 @@ class _Completion:
         return {"prompt_logprobs": [None, {**own, **(best if self.body["prompt_logprobs"] else {})}]}
 
     def _text(self) -> str:
-        if self.server.answer is not None:
-            return self.server.answer
+        if self.server.constrained is not None and self._asks_for_a_form():
+            return self.server.constrained
+        answer = self.server.answer
+        if answer is not None:
+            return answer if isinstance(answer, str) else answer(self.body)
         form = cast("Json", self.body.get("response_format") or {})
         if form.get("type") == "json_schema":
             return json.dumps(sample_of(cast("Json", cast("Json", form["json_schema"])["schema"])))
         return "{}" if form.get("type") == "json_object" else GREETING
+
+    def _asks_for_a_form(self) -> bool:
+        form = cast("Json", self.body.get("response_format") or {})
+        if self.server.owned_by == "sglang" and form.get("type") == "structural_tag":
+            return True
+        return any(name in self.body for name in _FORM_FIELDS.get(self.server.owned_by, ()))
 
     def _calls(self) -> list[Json]:
         call = sample_call(self.body.get("tools"), self.body.get("messages"))

@@ -57,6 +57,27 @@ def listed(
     return cases
 
 
+def bare(arguments: str) -> list[Case]:
+    """JSON objects without tags, alone or in a list."""
+    fly, now = (f'{{"name": "{name}", "{arguments}": {{}}}}' for name in ("fly", "now"))
+    return [
+        *listed("", arguments=arguments, bare=True),
+        Case(
+            "an object alone",
+            f'{{"name": "get_weather", "{arguments}": {{"city": "Oslo"}}}}',
+            calls=[("get_weather", {"city": "Oslo"})],
+        ),
+        Case("an answer in JSON", '{"city": "Oslo", "name": "now"}', '{"city": "Oslo", "name": "now"}'),
+        Case("a function that is not offered", fly, fly),
+        Case("in the midst of a line", 'so {"name": "now"}', 'so {"name": "now"}'),
+        Case("on a line", 'so:\n{"name": "now"}\nand', "so:\nand", calls=[("now", {})]),
+        Case("one on each line", '{"name": "now"}\n{"name": "now"}', calls=[("now", {}), ("now", {})]),
+        Case("OpenAI's shape", f'{{"type": "function", "function": {now}}}', calls=[("now", {})]),
+        Case("code", "{\n  a\n}\n", "{\n  a\n}\n"),
+        Case("reasoning first", '<think>hm</think>\n{"name": "now"}', reasoning="hm", calls=[("now", {})]),
+    ]
+
+
 def thought(begin: str, end: str) -> list[Case]:
     """Reasoning between tags."""
     return [

@@ -80,17 +80,23 @@ LEFT: list[dict[str, Any]] = [
 ]
 
 
+def walked(name: str, schema: dict[str, Any], num_walks: int) -> list[dict[str, Any]]:
+    """The arguments that random walks through a dialect's grammar write for a function with this schema."""
+    dialect, tool, found = dialects()[name], Tool(FunctionDefinition("go", "", schema)), list[dict[str, Any]]()
+    grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
+    for seed in range(num_walks):
+        ((_, text),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
+        found.append(arguments_of(text))
+    return found
+
+
 @pytest.mark.parametrize("name", dialects())
 def test_objects_have_no_properties_but_those_they_name(name: str) -> None:
     """Where a tool's schema says nothing of other properties, a held call has none, at no depth.
 
     Left free to invent them, SmolLM2 went on until `max_tokens` in 20 of 200 calls.
     """
-    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", OPEN))
-    for seed in range(4):
-        grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
-        ((_, text),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
-        arguments: dict[str, Any] = arguments_of(text)
+    for arguments in walked(name, OPEN, 4):
         assert arguments.keys() == {"size", "place", "many"}
         assert all(one.keys() <= {"y"} for one in arguments["many"])
         assert arguments["place"].keys() <= {"x"}
@@ -143,11 +149,8 @@ def test_alternatives_are_closed_one_by_one() -> None:
 @pytest.mark.parametrize("name", dialects())
 def test_references_and_constants_are_held_to(name: str) -> None:
     """An enum behind a reference, a constant, lists and unions come out of each grammar as the schema has them."""
-    dialect, tool = dialects()[name], Tool(FunctionDefinition("go", "", REFERRING))
-    for seed in range(3):
-        grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
-        ((_, arguments),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
-        jsonschema.validate(arguments_of(arguments), REFERRING)
+    for arguments in walked(name, REFERRING, 3):
+        jsonschema.validate(arguments, REFERRING)
 
 
 @pytest.mark.parametrize("name", dialects())
@@ -222,14 +225,10 @@ def test_thousands_of_properties_do_not_end_the_process(name: str) -> None:
 def test_members_not_required_may_be_left_out_and_no_others(name: str, required: list[str]) -> None:
     """Walks through the grammar of three numbers write all that are required, in order, and now and then the others."""
     schema = {"type": "object", "properties": {key: {"type": "number"} for key in "abc"}, "required": required}
-    dialect, tool, found = dialects()[name], Tool(FunctionDefinition("go", "", schema)), set[str]()
-    for seed in range(12):
-        grammar, control = grammar_of(dialect, [tool], is_required=True, is_parallel=False, is_control=name == "openai")
-        ((_, text),) = read(dialect, Walk(grammar, control, seed).text(), [tool])[1]
-        written = "".join(arguments_of(text))
+    found = {"".join(arguments) for arguments in walked(name, schema, 12)}
+    for written in found:
         assert written == "".join(sorted(written))
         assert set(required) <= set(written) <= set("abc")
-        found.add(written)
     assert len(found) == 1 or len(required) < 3
 
 

@@ -7,7 +7,7 @@ returns the admission and books what the call cost.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -79,16 +79,21 @@ class Attempt:
         """Return the link's name."""
         return self.link.name
 
-    async def begin(self, request: ChatRequest, *, is_raced: bool = False, may_be_empty: bool = False) -> None:
+    async def begin(
+        self, request_for: Callable[[Link], ChatRequest], *, is_raced: bool = False, may_be_empty: bool = False
+    ) -> None:
         """Read up to the first delta with content; raise what the link raised.
 
         An answer without a word is a failure, unless it `may_be_empty`, as the rest of one that was broken off may.
         """
         link, started = self.link, self.link.clock()
-        if request.timeout_seconds is not None:  # once begun, the answer may use all the time the caller has
-            request = msgspec.structs.replace(request, timeout_seconds=self.deadline.remaining_seconds)
-        self._request = request
         try:
+            if link.is_of_auto:
+                await self.within(self.share, link.prepare(), link.name)
+            request = request_for(link)
+            if request.timeout_seconds is not None:  # once begun, the answer may use all the time the caller has
+                request = msgspec.structs.replace(request, timeout_seconds=self.deadline.remaining_seconds)
+            self._request = request
             stream = link.backend.chat(request)
             self._stream = Pump(stream) if is_raced else stream
             what = f"the first token of {link.name}"
@@ -182,6 +187,7 @@ class Attempt:
         """Return the link's vectors; raise what the link raised."""
         started = self.link.clock()
         try:
+            await self.link.prepare()
             work = self.link.embed(request)
             result = await self.within(self.share, work, f"the vectors of {self.name}")
         except Exception as error:

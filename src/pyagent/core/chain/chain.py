@@ -31,7 +31,7 @@ from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
-from pyagent.core.chain.ordering import Weights, error_of_none, why_not
+from pyagent.core.chain.ordering import Weights, asks_for_abilities, error_of_none, why_not
 from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
@@ -144,12 +144,14 @@ class Chain:
 
     async def _ask_once(self, request: ChatRequest, response_cache: ResponseCache) -> AsyncGenerator[ChatDelta, None]:
         request = self._bounded(request)
+        await self._prepare(request)
         links = [link.name for link in self._choose(request)[1]]
         async with aclosing(response_cache.chat(request, links, self._ask)) as stream:
             async for delta in stream:
                 yield delta
 
     async def _ask(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        await self._prepare(request)
         failover = self._failover(request)
         while (attempt := await failover.start()) is not None:
             if self.router is not None:
@@ -194,6 +196,12 @@ class Chain:
         answers = [await query(question) for query in queries if query is not None]
         models = {model.model: model for answer in answers for model in answer.models}
         return CacheQueryResult(models=[*models.values()], num_tokens=sum(answer.num_tokens for answer in answers))
+
+    async def _prepare(self, request: ChatRequest) -> None:
+        """Make the links of `auto` where the choice among links depends on what they can."""
+        if asks_for_abilities(request):
+            for link in self._present():
+                await link.prepare()
 
     def _failover(self, request: ChatRequest) -> Failover:
         request = self._bounded(request)

@@ -124,7 +124,7 @@ class Failover:
             return await self._hedged(attempt, patience)
         delivered = self.delivered
         try:
-            await attempt.begin(delivered.request_for(attempt.link), may_be_empty=bool(delivered.text))
+            await attempt.begin(delivered.request_for, may_be_empty=bool(delivered.text))
         except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
             self.failed(attempt, error)
             return None
@@ -133,9 +133,9 @@ class Failover:
     async def _hedged(self, attempt: Attempt, patience: float) -> Attempt | None:
         delivered, may_be_empty = self.delivered, bool(self.delivered.text)
         async with Race() as race:
-            race.enter(attempt, delivered.request_for(attempt.link), may_be_empty=may_be_empty)
+            race.enter(attempt, delivered.request_for, may_be_empty=may_be_empty)
             if await race.is_late(patience) and (other := self._hedge()) is not None:
-                race.enter(other, delivered.request_for(other.link), may_be_empty=may_be_empty)
+                race.enter(other, delivered.request_for, may_be_empty=may_be_empty)
             while (finished := await race.finished()) is not None:
                 first, error = finished
                 if error is None:
@@ -163,7 +163,7 @@ class Failover:
             async for delta in stream:
                 seen.append(delta)
                 yield delta
-        check_answer(seen, self.request, attempt.name)
+        await check_answer(seen, self.request, attempt.name, self.deadline)
 
     async def _held_back(self, attempt: Attempt) -> AsyncGenerator[ChatDelta, None]:
         """Give the deltas once all are there and match the request."""
@@ -171,7 +171,7 @@ class Failover:
         try:
             async with aclosing(attempt.rest(failed, can_go_on=True)) as stream:
                 deltas = [delta async for delta in stream]
-            check_answer(deltas, self.request, attempt.name)
+            await check_answer(deltas, self.request, attempt.name, self.deadline)
         except BaseException:
             self._untold[:0] = failed
             raise

@@ -103,8 +103,10 @@ def reason_of(error: Exception) -> str:
 def public_reason(error: Exception) -> str:
     """Return an error for others than the request's caller: its kind, HTTP status and type, never its text."""
     first: BaseException = error
-    while first.__cause__ is not None:
+    seen = {id(first)}
+    while first.__cause__ is not None and id(first.__cause__) not in seen:  # a plugin may raise one from itself
         first = first.__cause__
+        seen.add(id(first))
     is_plain = isinstance(first, PyAgentError)
     status: int | None = getattr(error, "status", None)
     facts = ([f"HTTP {status}"] if status is not None else []) + ([] if is_plain else [type(first).__name__])

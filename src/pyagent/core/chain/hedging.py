@@ -6,10 +6,12 @@ Knows attempts and what each is asked, not why a hedge is sent.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
 from pyagent.core.chain.attempt import Attempt
+from pyagent.core.chain.link import Link
 from pyagent.core.messages import ChatRequest
 
 
@@ -20,9 +22,9 @@ class Race:
     _racing: dict[asyncio.Task[None], Attempt] = field(default_factory=dict["asyncio.Task[None]", Attempt])
     _winner: Attempt | None = None
 
-    def enter(self, attempt: Attempt, request: ChatRequest, *, may_be_empty: bool) -> None:
+    def enter(self, attempt: Attempt, request_for: Callable[[Link], ChatRequest], *, may_be_empty: bool) -> None:
         """Begin an attempt."""
-        begun = attempt.begin(request, is_raced=True, may_be_empty=may_be_empty)
+        begun = attempt.begin(request_for, is_raced=True, may_be_empty=may_be_empty)
         self._racing[asyncio.ensure_future(begun)] = attempt
 
     async def is_late(self, seconds: float) -> bool:

@@ -47,6 +47,10 @@ class Absent(Protocol):
         """Return why the backend is absent; empty when it is there."""
         ...
 
+    async def prepare(self) -> None:
+        """Make it beside the event loop, where it is there: that may import its plugin. Raises nothing."""
+        ...
+
 
 class Admission(msgspec.Struct, frozen=True):
     """What one call holds: release all of it by `Link.leave`, once."""
@@ -126,6 +130,16 @@ class Link:
     def absence(self) -> str:
         """Return why the backend is absent; empty when it is there."""
         return "" if self._absent is None else self._absent.absence()
+
+    @property
+    def is_of_auto(self) -> bool:
+        """Whether it may be absent, and is made when it is first asked."""
+        return self._absent is not None
+
+    async def prepare(self) -> None:
+        """Have what a link of `auto` stands for made before it is asked, beside the event loop."""
+        if self._absent is not None:
+            await self._absent.prepare()
 
     def embed(self, request: EmbedRequest) -> Awaitable[EmbedResult]:
         """Return the link's vectors, batched with other calls where `batch_ms` says so."""

@@ -17,12 +17,20 @@ _ONE_ANSWER = "it gives one answer to a request"
 _NOT_PRIVATE = "the request is private, this link is not"
 
 
+def asks_for_abilities(request: ChatRequest) -> bool:
+    """Return whether `why_not` looks at what links can."""
+    return _wants_several(request) or bool(request.assistant_prefix or request.answer_prefix)
+
+
+def _wants_several(request: ChatRequest) -> bool:
+    return request.n > 1 or request.best_of is not None or request.beam is not None
+
+
 def why_not(link: Link, request: ChatRequest, private: Sequence[str]) -> str:
     """Return why a link may not see a request; empty when it may."""
     if absence := link.absence():
         return f"{_NOT_FOUND}: {absence}"
-    wants_several = request.n > 1 or request.best_of is not None or request.beam is not None
-    if wants_several and not link.backend.capabilities.gives_several:
+    if _wants_several(request) and not link.backend.capabilities.gives_several:
         return _ONE_ANSWER
     if (request.assistant_prefix or request.answer_prefix) and not link.continues:
         return "it cannot go on from an answer's beginning"

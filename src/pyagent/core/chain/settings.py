@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
-from pyagent.core.backends import LinkSpec
+from pyagent.core.backends import LinkSpec, ServerSetting
 from pyagent.core.chain.conditions import Condition
 from pyagent.core.errors import ConfigError
 from pyagent.core.nearest import nearest
@@ -70,6 +70,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     batch_ms: float | None = None
     key: str | None = None
     headers: dict[str, str] | None = None
+    server: ServerSetting | None = None
 
 
 def read_links(value: object) -> list[str | LinkSettings]:
@@ -92,7 +93,7 @@ def written(link: LinkSettings) -> dict[str, object]:
     price = None if link.price is None else {"input": link.price.input, "output": link.price.output}
     table: dict[str, object] = {
         **{key: getattr(link, key) for key in ("use", "weight", "timeout_seconds", "concurrency", "context")},
-        **{key: getattr(link, key) for key in ("continues", "batch_ms", "key", "headers")},
+        **{key: getattr(link, key) for key in ("continues", "batch_ms", "key", "headers", "server")},
         "when": [condition.text for condition in link.when] or None,
         "rate": [rate.text for rate in link.rates] or None,
         "price": price,
@@ -121,7 +122,7 @@ def _read_link(entry: object, number: int) -> str | LinkSettings:
         except ValueError as error:
             raise ValueError(f"{error}, as {key} of link {number} ({table['use']})") from error
     has_url = bool(urlsplit(cast("str", fields["use"]).partition(":")[2]).hostname)
-    if not has_url and (of_urls := [key for key in ("key", "headers") if key in fields]):
+    if not has_url and (of_urls := [key for key in ("key", "headers", "server") if key in fields]):
         raise ValueError(f"expected a link with a URL for the {of_urls[0]} of link {number} ({fields['use']})")
     return LinkSettings(**fields)
 
@@ -218,6 +219,12 @@ def _read_headers(value: object) -> dict[str, object]:
     return {"headers": headers}
 
 
+def _read_server(value: object) -> dict[str, object]:
+    if value not in get_args(ServerSetting):
+        raise ValueError(f"expected one of {', '.join(get_args(ServerSetting))}, got {value!r:.60}")
+    return {"server": value}
+
+
 def _plain(name: str, kind: Kind) -> Callable[[object], dict[str, object]]:
     return lambda value: {name: kind.read(value)}
 
@@ -236,5 +243,6 @@ _READERS: dict[str, Callable[[object], dict[str, object]]] = {
     "batch_ms": _plain("batch_ms", number(1000)),
     "key": _read_key,
     "headers": _read_headers,
+    "server": _read_server,
 }
 """What may stand in a link's table, and how each is read."""

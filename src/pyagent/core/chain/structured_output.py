@@ -1,13 +1,16 @@
-"""Validate a whole answer against the request: JSON, a JSON schema, a choice, the arguments of strict tools. Pure."""
+"""Validate a whole answer against the request: JSON, a JSON schema, a choice, the arguments of strict tools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pyagent.core.emulation.response_formats import fault_of_calls
 from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
+from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.structured_output.matching import fault_of_text
+from pyagent.core.structured_output.work import TooLongToCheckError, checked_aside
 from pyagent.core.tool_call_deltas import whole_calls, without_cut
 
 
@@ -17,13 +20,21 @@ def wants_structured_output(request: ChatRequest) -> bool:
     return (wanted is not None and wanted.type != "text") or any(tool.function.strict for tool in request.tools)
 
 
-def check_answer(deltas: Sequence[ChatDelta], request: ChatRequest, name: str) -> None:
+async def check_answer(deltas: Sequence[ChatDelta], request: ChatRequest, name: str, deadline: Deadline) -> None:
     """Raise `InvalidOutputError` for a finished answer of the link `name` that does not match the request."""
     for index in {delta.index for delta in deltas}:
         mine = [delta for delta in deltas if delta.index == index]
-        if fault := validate_answer(mine, request):
+        if fault := await validate_aside(mine, request, deadline):
             param = "tools" if any(delta.tool_calls for delta in mine) else "response_format"
             raise InvalidOutputError(f"{name}: the answer does not match {param}: {fault}", param=param)
+
+
+async def validate_aside(deltas: Sequence[ChatDelta], request: ChatRequest, deadline: Deadline) -> str:
+    """Return what `validate_answer` does, while the event loop goes on; empty where that takes too long."""
+    try:
+        return await checked_aside(partial(validate_answer, deltas, request), deadline, request.origin.tenant)
+    except TooLongToCheckError:
+        return ""  # no link can be blamed for it
 
 
 def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
@@ -40,7 +51,7 @@ def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
 
 
 def _validate_text(text: str, wanted: ResponseFormat | None) -> str:
-    """Return why a text does not match `wanted`; empty when it does, or when its schema cannot be checked."""
+    """Return why a text does not match `wanted`; empty when it does, or when that cannot be checked in time."""
     try:
         return (wanted and fault_of_text(text, wanted)) or ""
     except RequestError:

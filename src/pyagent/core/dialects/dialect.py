@@ -84,7 +84,8 @@ class Dialect(Protocol):
         """Return a Lark grammar for an answer, from where its reasoning has ended, or whole (`spans_reasoning`).
 
         Its calls follow the tools' schemas; text may stand before them unless a call `is_required`. `token_ids` are
-        those `markers` that are control tokens of the model at hand, with their ids; others are plain text.
+        those `markers` that are control tokens of the model at hand, with their ids; others are plain text. A grammar
+        of a whole answer has a rule `answer: TEXT` for its text; a response format is put in the place of that.
         """
         ...
 

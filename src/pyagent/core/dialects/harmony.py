@@ -178,7 +178,7 @@ class Harmony:
     def grammar(
         self, tools: Sequence[Tool], *, is_required: bool, is_parallel: bool, token_ids: Mapping[str, int] | None = None
     ) -> str:
-        """Return a grammar for a whole answer; its models make one call at a time."""
+        """Return a grammar for a whole answer; its models make one call at a time, and comment on that alone."""
         lark = Lark(token_ids or {})
         for channel in ("analysis", "commentary"):
             begin = lark.literal(f"{_CHANNEL}{channel}{_MESSAGE}")
@@ -190,8 +190,8 @@ class Harmony:
             for at, tool in enumerate(tools)
         ]
         lark.rule("call", lark.choice(calls))
-        final = f" | {lark.literal(f'{_CHANNEL}final{_MESSAGE}')} TEXT"
-        lark.rule("start", f"analysis* commentary* (call{'' if is_required else final})")
+        final = "" if is_required else f" | {lark.literal(f'{_CHANNEL}final{_MESSAGE}')} {lark.answer()}"
+        lark.rule("start", f"analysis* (commentary* call{final})")
         return str(lark)
 
 

@@ -24,6 +24,8 @@ MAX_CHARS = 1 << 20
 """Of a grammar: more is refused while it is written, before it takes the memory."""
 _MAX_MEMBERS = 1000
 """Of a list of arguments that is written out; the grammar library takes longer for it than for a schema."""
+FREE_ANSWER = "answer: TEXT"
+"""The rule for the text of an answer that is no call, where the dialect's grammar has it."""
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE = '"$ref"'
 
@@ -124,6 +126,11 @@ class Lark:
     def choice(self, texts: list[str]) -> str:
         """Return the expression for one of several expressions."""
         return f"({' | '.join(texts)})" if len(texts) > 1 else "".join(texts)
+
+    def answer(self) -> str:
+        """Return the expression for the text of an answer: any, in a rule of its own that a form can take."""
+        name, _, body = FREE_ANSWER.partition(": ")
+        return self.rule(name, body)
 
     def text_until(self, name: str, tag: str) -> str:
         """Return the expression for any text up to and with a tag."""

@@ -45,7 +45,7 @@ class QuotedString:
         return self._read_escape(source)
 
     def _num_held(self, text: str, start: int) -> int:
-        """How much of the end may begin the closing quotes."""
+        """Return how many characters of the end may begin the closing quotes."""
         for length in range(min(len(self.quotes) - 1, len(text) - start), 0, -1):
             if text.endswith(self.quotes[:length]):
                 return length

@@ -7,28 +7,32 @@ back, so that a chain can still go on to its next link. Knows no backend and no 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from pyagent.core.abilities import SOFT, Abilities, needs, noting, without
-from pyagent.core.emulation import dialect, response_formats
+from pyagent.core.emulation import dialect
 from pyagent.core.emulation.cutting import cut
+from pyagent.core.emulation.plan import Plan
+from pyagent.core.emulation.schemas import check_is_schema
 from pyagent.core.errors import InvalidOutputError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
+    JsonObject,
     Message,
-    ResponseFormat,
     SamplingParams,
-    Tool,
     ToolCall,
     Unsupported,
     Usage,
 )
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.structured_output.lark_source import schemas_in
+from pyagent.core.structured_output.matching import ModelTokensError, check_format
+from pyagent.core.structured_output.work import TooLongToCheckError, checked_aside, go_on
 from pyagent.core.tool_call_deltas import ToolCallJoiner, as_deltas
 
 Answering = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
@@ -43,25 +47,38 @@ EMULATED: Abilities = frozenset(
 _NUM_ROUNDS = 2
 
 
-async def fulfil(
+async def fulfil(  # noqa: PLR0913 - each is something of its own
     request: ChatRequest,
     answer: Answering,
     abilities: Abilities,
     *,
     backend: str,
     unsupported: Unsupported = "emulate",
+    checks_schemas: bool = False,
 ) -> AsyncGenerator[ChatDelta, None]:
     """Stream the answer of `answer`, which serves requests that need no more than `abilities`.
+
+    One that `checks_schemas` refuses by itself, before it computes, what is none.
 
     `unsupported` is the setting, which the request's own word overrides. Sampling hints that the backend lacks are left
     out, and named in the last delta's `usage.ignored`. Raises `UnsupportedError` naming the fields
     that can be neither served nor emulated, before anything is asked.
     """
     missing, ignored = _missing(request, abilities, backend, unsupported)
+    schemas = [] if request.response_format is None or checks_schemas else [*schemas_in(request.response_format)]
+    if schemas:
+        deadline = Deadline.after(request.timeout_seconds)
+        await checked_aside(partial(_check_schemas, schemas), deadline, request.origin.tenant)
     async with aclosing(_several(without(request, ignored), answer, abilities, missing, backend)) as deltas:
         async for delta in deltas:
             is_last = delta.finish_reason and (request.n == 1 or delta.usage)  # of several, the last has the usage
             yield noting(delta, ignored) if is_last else delta
+
+
+def _check_schemas(schemas: Sequence[JsonObject]) -> None:
+    for schema in schemas:
+        go_on("the schemas")
+        check_is_schema(schema, "response_format")
 
 
 def first_asked(
@@ -69,7 +86,7 @@ def first_asked(
 ) -> ChatRequest:
     """Return what `fulfil` asks first, with what it tells in words. Raises `UnsupportedError` likewise."""
     missing, ignored = _missing(request, abilities, backend, unsupported)
-    return _Plan.of(without(request, ignored), abilities, missing).request
+    return Plan.of(without(request, ignored), abilities, missing).request
 
 
 def _missing(
@@ -117,7 +134,7 @@ async def _one(
     def source(asked: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         return cut(asked, answer, limits) if limits else answer(asked)
 
-    plan = _Plan.of(request, abilities, missing)
+    plan = Plan.of(request, abilities, missing)
     async with aclosing(source(request) if plan.is_empty else _checked(plan, source, backend)) as deltas:
         async for delta in deltas:
             yield _first_call(delta) if "parallel_tool_calls" in missing and delta.tool_calls else delta
@@ -128,102 +145,17 @@ def _first_call(delta: ChatDelta) -> ChatDelta:
     return msgspec.structs.replace(delta, tool_calls=[piece for piece in delta.tool_calls if piece.index == 0])
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What is asked in words, and what must be checked: a response format, calls in the text's tags, calls at all."""
-
-    request: ChatRequest
-    missing: Abilities
-    response_format: ResponseFormat | None = None
-    strict: list[Tool] = field(default_factory=list[Tool])
-    tagged: list[Tool] = field(default_factory=list[Tool])
-    needs_call: bool = False
-    is_empty: bool = True
-
-    @classmethod
-    def of(cls, request: ChatRequest, abilities: Abilities, missing: Abilities) -> _Plan:
-        """The plan for a request to a backend with these abilities, which lacks what is `missing`."""
-        plan = cls(request, missing)
-        plan.choose_strict()
-        plan.choose_tools()
-        plan.choose_response_format(has_choice="choice" in abilities)
-        return plan
-
-    def choose_strict(self) -> None:
-        """See to the arguments of strict tools where the backend does not."""
-        if "strict" in self.missing:
-            self.strict = self.request.tools
-            self._ask(msgspec.structs.replace(self.request, tools=[_lenient(tool) for tool in self.strict]))
-
-    def choose_tools(self) -> None:
-        """Tell the tools in words where the backend takes none; see to `tool_choice` where it does not."""
-        if not self.missing & {"tools", "tool_choice"}:
-            return
-        choice, tools = self.request.tool_choice, self.request.tools
-        if choice == "none":
-            tools = []
-        elif isinstance(choice, dict):
-            tools = [tool for tool in tools if tool.function.name == _named(choice)]
-        self.needs_call = bool(tools) and choice not in (None, "auto")
-        self._ask(msgspec.structs.replace(self.request, tools=tools, tool_choice=None))
-        if "tools" in self.missing:
-            self.tagged = tools
-            words = dialect.instruction(tools, is_parallel=self.request.parallel_tool_calls) if tools else ""
-            self._ask(dialect.told_plainly(self.request), words)
-        if self.needs_call:
-            self._ask(self.request, "Answer with a call of one of your functions, not with text.")
-
-    def choose_response_format(self, *, has_choice: bool) -> None:
-        """Ask for the response format in words, or for a choice as a schema, where the backend does not know it."""
-        wanted = self.request.response_format
-        if wanted is None or wanted.type == "text":
-            return
-        if wanted.types & self.missing or self.tagged:  # a grammar for it would forbid the tags
-            self.response_format = wanted
-            self._ask(msgspec.structs.replace(self.request, response_format=None), response_formats.instruction(wanted))
-        elif wanted.type == "choice" and not has_choice:
-            self.response_format = wanted
-            self._ask(msgspec.structs.replace(self.request, response_format=response_formats.as_schema(wanted)))
-
-    def _ask(self, request: ChatRequest, words: str = "") -> None:
-        self.is_empty = False
-        self.request = _instructed(request, words) if words else request
-
-    @property
-    def is_shown_at_once(self) -> bool:
-        """Whether text before a call can be streamed: nothing about it needs to be checked."""
-        return self.response_format is None and not self.needs_call
-
-    @property
-    def param(self) -> str:
-        """The field that asks for what is checked."""
-        return "response_format" if self.response_format else "tool_choice" if self.needs_call else "tools"
-
-    def read(
-        self, text: str, calls: list[ToolCall], tags: dialect.TagReader | None, *, is_cut: bool
-    ) -> tuple[str, list[ToolCall]]:
-        """Return the answer's text and calls, those in its tags included. Raises `InvalidOutputError`."""
-        if tags:
-            text, calls = tags.finish(is_cut=is_cut)
-        elif (fault := response_formats.fault_of_calls(calls, self.strict)) is not None:
-            raise InvalidOutputError(fault, param=self.param)
-        if self.needs_call and not calls:
-            raise InvalidOutputError("it calls no function, and a call was asked for", param=self.param)
-        if calls or self.response_format is None:
-            return text, calls
-        found = response_formats.read(text, self.response_format)
-        begun = self.request.assistant_prefix + self.request.answer_prefix
-        if not found.startswith(begun):
-            raise InvalidOutputError(f"it does not begin with {begun[:80]!r}", param=self.param)
-        return found, calls
-
-
-async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerator[ChatDelta, None]:
+async def _checked(plan: Plan, answer: Answering, backend: str) -> AsyncGenerator[ChatDelta, None]:
     """Hold the answer back, check it, and let the model repair it once."""
     request, faults, usage = plan.request, list[str](), list[Usage | None]()
     deadline = Deadline.after(request.timeout_seconds)
     begun = request.assistant_prefix + request.answer_prefix
     num_shown = len(begun)
+    if (wanted := plan.response_format) is not None:
+        try:
+            await checked_aside(partial(check_format, wanted), deadline, request.origin.tenant)
+        except ModelTokensError as error:
+            raise UnsupportedError(f"{backend}: {error}", backend=backend, fields=["grammar"]) from error
     for _ in range(_NUM_ROUNDS):
         text, held, last = begun, list[ChatDelta](), ChatDelta()
         joiner, calls, scored = ToolCallJoiner(), list[ToolCall](), ChatDelta()
@@ -245,7 +177,13 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
         try:
             is_length = last.finish_reason == "length"
             is_cut = is_length and not plan.tagged  # told as it is, as a grammar's would be
-            shown, calls = (text, calls) if is_cut else plan.read(text, calls, tags, is_cut=is_length)
+            if not is_cut:
+                reading = partial(plan.read, text, calls, tags, is_cut=is_length)
+                shown, calls = await checked_aside(reading, deadline, request.origin.tenant)
+            else:
+                shown = text
+        except TooLongToCheckError:
+            raise
         except InvalidOutputError as error:
             faults.append(str(error))
             request = _repairing(plan.request, text or _written(calls), str(error))
@@ -263,10 +201,6 @@ async def _checked(plan: _Plan, answer: Answering, backend: str) -> AsyncGenerat
     raise InvalidOutputError(text, param=plan.param)
 
 
-def _lenient(tool: Tool) -> Tool:
-    return msgspec.structs.replace(tool, function=msgspec.structs.replace(tool.function, strict=None))
-
-
 def _written(calls: list[ToolCall]) -> str:
     """Calls in words, for a model that is told what is wrong with them."""
     return "\n".join(f"{call.function.name}({call.function.arguments})" for call in calls)
@@ -274,21 +208,6 @@ def _written(calls: list[ToolCall]) -> str:
 
 def _of(delta: ChatDelta, **fields: str) -> ChatDelta:
     return ChatDelta(index=delta.index, model=delta.model, backend=delta.backend, **fields)  # pyright: ignore[reportArgumentType]
-
-
-def _named(choice: dict[str, object]) -> object:
-    function = choice.get("function")
-    return function.get("name") if isinstance(function, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-
-def _instructed(request: ChatRequest, text: str) -> ChatRequest:
-    """The request with words at the end of its system prompt."""
-    messages = list(request.messages)
-    if messages and messages[0].role in {"system", "developer"}:
-        messages[0] = Message(messages[0].role, f"{messages[0].text}\n\n{text}")
-    else:
-        messages.insert(0, Message("system", text))
-    return msgspec.structs.replace(request, messages=messages)
 
 
 def _repairing(request: ChatRequest, text: str, fault: str) -> ChatRequest:

@@ -19,9 +19,11 @@ _MAX_FENCES = 4
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 
-def instruction(wanted: ResponseFormat) -> str:
+def instruction(wanted: ResponseFormat) -> str:  # noqa: PLR0911 - one for each kind
     """Return the instruction that asks a model for the format."""
     match wanted.type:
+        case "text":
+            return "Answer in plain text."
         case "choice":
             choices = ", ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice or [])
             return f"Answer with exactly one of these texts and nothing else, without quotes: {choices}"

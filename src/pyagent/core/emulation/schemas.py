@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,6 +18,8 @@ from typing import Any, cast  # Any: jsonschema's types are of no help
 from pyagent.core.emulation.patterns import Pattern, PatternError
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import JsonObject
+from pyagent.core.structured_output.schema_checks import nodes_of
+from pyagent.core.structured_output.work import go_on
 
 _MAX_STEPS = 100_000
 """Keywords checked for one value: about a second."""
@@ -55,19 +58,77 @@ _work: ContextVar[_Work] = ContextVar("the check under way")
 
 def fault_of(value: object, schema: JsonObject, param: str) -> str | None:
     """Why a value does not follow a schema; None when it does. Raises `RequestError` for a schema that is none."""
-    import jsonschema.validators
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
+    with _faults_named(param):
+        kind = _checked_kind(schema, param)
+        from referencing import Registry
 
+        checker = _bounded(kind)(schema, registry=cast("Any", Registry)())
+        error = cast("Any", next(iter(checker.iter_errors(value)), None))
+    if error is None:
+        return None
+    where = "".join(f"[{part!r}]" for part in error.absolute_path)
+    return f"{where or 'the value'}: {error.message[:_MAX_FAULT]}"
+
+
+def check_is_schema(schema: JsonObject, param: str) -> None:
+    """Raise `RequestError` for what is no JSON schema by the rules of its own draft."""
+    with _faults_named(param):
+        _validator_kind(schema)
+
+
+def check_checkable(schema: JsonObject, param: str) -> None:
+    """Raise `RequestError` for a schema that no value can be checked by: none, or with patterns that are none."""
+    with _faults_named(param):
+        _checked_kind(schema, param)
+        nodes = nodes_of(schema)
+        for pattern in dict.fromkeys(pattern for node in nodes.values() for pattern in _patterns_in(node)):
+            go_on("a schema's patterns")
+            Pattern(pattern)
+    if not any("$id" in node for node in nodes.values()):
+        _check_refs(nodes.values(), param)
+
+
+def _patterns_in(node: JsonObject) -> Iterator[str]:
+    named = node.get("patternProperties")
+    for pattern in (node.get("pattern"), *(cast("JsonObject", named) if isinstance(named, dict) else ())):
+        if isinstance(pattern, str):
+            yield pattern
+
+
+def _check_refs(nodes: Iterable[JsonObject], param: str) -> None:
+    """Raise `RequestError` for a reference that leads out of the schema."""
+    for ref in (node.get("$ref") for node in nodes):
+        if isinstance(ref, str) and not ref.startswith("#"):
+            text = f"$ref to {ref[:80]} is outside the schema, and nothing is fetched; copy it into $defs"
+            raise RequestError(f"the JSON schema cannot be checked: {text}", param=param)
+
+
+def _checked_kind(schema: JsonObject, param: str) -> Any:
+    """Return the kind of validator for a schema that it can be checked by."""
     text = json.dumps(schema)
     if '"unevaluatedProperties"' in text and '"patternProperties"' in text:
         raise RequestError("unevaluatedProperties and patternProperties cannot be checked together", param=param)
+    return _validator_kind(schema)
+
+
+def _validator_kind(schema: JsonObject) -> Any:
+    """Return the kind of validator that a schema asks for, by whose rules it is one."""
+    import jsonschema.validators
+
+    kind = cast("Any", jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator))
+    kind.check_schema(schema)
+    return kind
+
+
+@contextmanager
+def _faults_named(param: str) -> Generator[None]:
+    """Count the work of what is within, and raise what goes wrong with a schema as a `RequestError`."""
+    import jsonschema
+    from referencing.exceptions import Unresolvable
+
     _work.set(_Work())
     try:
-        kind = cast("Any", jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator))
-        kind.check_schema(schema)
-        checker = _bounded(kind)(schema, registry=cast("Any", Registry)())
-        error = cast("Any", next(iter(checker.iter_errors(value)), None))
+        yield
     except _TooManyStepsError as wrong:
         raise RequestError(
             f"the JSON schema takes over {_MAX_STEPS} steps to check; simplify it", param=param
@@ -75,10 +136,6 @@ def fault_of(value: object, schema: JsonObject, param: str) -> str | None:
     except (jsonschema.SchemaError, Unresolvable, re.error, PatternError, RecursionError) as wrong:
         text = str(wrong).partition("\n")[0]
         raise RequestError(f"the JSON schema cannot be checked: {text}", param=param) from wrong
-    if error is None:
-        return None
-    where = "".join(f"[{part!r}]" for part in error.absolute_path)
-    return f"{where or 'the value'}: {error.message[:_MAX_FAULT]}"
 
 
 @lru_cache(maxsize=16)

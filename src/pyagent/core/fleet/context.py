@@ -168,7 +168,7 @@ class Context:
             answer = completion.text
             self.last_question = _Question(messages, answer, wanted, sampling)
             try:
-                return wanted.read(answer)
+                return await wanted.read_aside(answer, self.deadline, self.run.tenant)
             except ValueError as error:
                 limit = f"; it was cut after {sampling.max_tokens} tokens, be shorter" if completion.is_cut else ""
                 fault = f"{error}{limit}"

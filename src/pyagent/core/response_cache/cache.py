@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.core.chain.structured_output import validate_answer
+from pyagent.core.chain.structured_output import validate_aside, wants_structured_output
 from pyagent.core.messages import ChatDelta, ChatRequest, ImagePart, Origin, PromptTokensDetails
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_cache.coalescing import CoalescedResponse
@@ -79,9 +79,12 @@ class ResponseCache:
         if key is None:
             self._counts[request.origin.tenant].num_bypassed += 1
             return compute(request)
+        return self._cached(key, request) or self._join(key, request, compute)
+
+    def _cached(self, key: bytes, request: ChatRequest) -> AsyncGenerator[ChatDelta, None] | None:
         deltas = self.store.get(key)
         if deltas is None:
-            return self._join(key, request, compute)
+            return None
         self._counts[request.origin.tenant].num_hits += 1
         return _replay(deltas)
 
@@ -112,6 +115,14 @@ class ResponseCache:
         flight = (key, request.whole, request.priority, id(asyncio.get_running_loop()))
         while True:
             answer = self._in_flight.get(flight)
+            if answer is not None and answer.is_over:  # it may not be given again until it is known to be right
+                await deadline.bound(answer.ended.wait(), "the check of an equal request's answer")
+                if (cached := self._cached(key, request)) is not None:
+                    async with aclosing(cached) as stream:
+                        async for delta in stream:
+                            yield delta
+                    return
+                continue
             is_shorter = answer is not None and answer.deadline.at < deadline.at
             if answer is None or answer.is_aborting or (is_shorter and not request.whole):
                 async with aclosing(self._begin(flight, request, deadline, compute)) as stream:
@@ -139,11 +150,14 @@ class ResponseCache:
         self._counts[tenant].num_misses += 1
         answer = self._in_flight[flight] = CoalescedResponse(deadline, tenant)
 
-        def end(ended: CoalescedResponse, is_whole: bool) -> None:
-            if self._in_flight.get(flight) is not ended:  # begun anew since, or the cache was cleared
-                return
-            del self._in_flight[flight]
-            if is_whole and is_keepable(ended.deltas, request):
+        async def end(ended: CoalescedResponse, is_whole: bool) -> None:
+            try:
+                is_kept = is_whole and await is_keepable(ended.deltas, request)
+            finally:
+                is_latest = self._in_flight.get(flight) is ended  # else begun anew since, or the cache was cleared
+                if is_latest:
+                    del self._in_flight[flight]
+            if is_kept and is_latest:
                 self.store.put(flight[0], ended.deltas, is_pinned=self._is_pinned(request), tenant=tenant)
 
         answer.begin(compute(request), end)
@@ -193,7 +207,7 @@ def is_determined(request: ChatRequest) -> bool:
     return sampling.temperature == 0 or sampling.seed is not None or request.beam is not None
 
 
-def is_keepable(deltas: Sequence[ChatDelta], request: ChatRequest) -> bool:
+async def is_keepable(deltas: Sequence[ChatDelta], request: ChatRequest) -> bool:
     """Whether an answer may be cached: whole, valid, and by the first link of the chain's order.
 
     An answer by a fallback is not cached, nor one filtered, aborted, resumed elsewhere, or invalid.
@@ -202,15 +216,17 @@ def is_keepable(deltas: Sequence[ChatDelta], request: ChatRequest) -> bool:
         return False
     indices = {delta.index for delta in deltas}
     answers = [[delta for delta in deltas if delta.index == index] for index in indices]
-    return len(answers) == request.n and all(_is_sound(answer, request) for answer in answers)
+    return len(answers) == request.n and all([await _is_sound(answer, request) for answer in answers])
 
 
-def _is_sound(deltas: list[ChatDelta], request: ChatRequest) -> bool:
+async def _is_sound(deltas: list[ChatDelta], request: ChatRequest) -> bool:
     reason, wanted = deltas[-1].finish_reason, request.response_format
     if reason not in {"stop", "length", "tool_calls"}:
         return False
     if reason == "stop" or any(delta.tool_calls for delta in deltas):
-        return not validate_answer(deltas, request)
+        if not wants_structured_output(request):
+            return True
+        return not await validate_aside(deltas, request, Deadline())
     return wanted is None or wanted.type == "text"
 
 

@@ -7,7 +7,7 @@ which aborts the request. An error goes to all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -15,24 +15,29 @@ from pyagent.core.errors import BackendError
 from pyagent.core.messages import ChatDelta
 from pyagent.core.resilience.deadline import Deadline
 
+End = Callable[["CoalescedResponse", bool], Awaitable[None]]
 _WHAT = "an answer that an equal request began"
 
 
 @dataclass(slots=True, eq=False)
 class CoalescedResponse:
-    """An answer as far as it has been computed. `deadline` and `tenant` are those of the request that began it."""
+    """An answer as far as it has been computed. `deadline` and `tenant` are those of the request that began it.
+
+    `is_over`: all of it is there, and `ended` is set when it is known whether it is kept.
+    """
 
     deadline: Deadline
     tenant: str = ""
     deltas: list[ChatDelta] = field(default_factory=list[ChatDelta])
     num_listeners: int = 0
+    is_over: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     _error: Exception | None = None
-    _is_over: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
 
-    def begin(self, stream: AsyncGenerator[ChatDelta, None], end: Callable[[CoalescedResponse, bool], None]) -> None:
-        """Start reading `stream`; at its end call `end` with whether the answer is whole."""
+    def begin(self, stream: AsyncGenerator[ChatDelta, None], end: End) -> None:
+        """Start reading `stream`; at its end await `end` with whether the answer is whole."""
         self._task = asyncio.create_task(self._read(stream, end))
 
     async def listen(self, deadline: Deadline) -> AsyncGenerator[ChatDelta, None]:
@@ -44,14 +49,14 @@ class CoalescedResponse:
                 while num_sent < len(self.deltas):
                     yield self.deltas[num_sent]
                     num_sent += 1
-                if self._is_over:
+                if self.is_over:
                     break
                 await deadline.bound(self._changed.wait(), _WHAT)
             if self._error is not None:
                 raise self._error
         finally:
             self.num_listeners -= 1
-            if self.num_listeners == 0 and not self._is_over:
+            if self.num_listeners == 0 and not self.is_over:
                 await self._abort()
 
     @property
@@ -64,9 +69,7 @@ class CoalescedResponse:
             self._task.cancel()
             await asyncio.wait([self._task])  # the request has been aborted when the caller's `aclose` returns
 
-    async def _read(
-        self, stream: AsyncGenerator[ChatDelta, None], end: Callable[[CoalescedResponse, bool], None]
-    ) -> None:
+    async def _read(self, stream: AsyncGenerator[ChatDelta, None], end: End) -> None:
         self._error = BackendError("an answer that an equal request began was broken off", backend="answers")
         is_whole = False
         try:
@@ -78,9 +81,12 @@ class CoalescedResponse:
         except Exception as error:  # noqa: BLE001 - it is the listeners', whatever it is
             self._error = error
         finally:
-            self._is_over = True
-            end(self, is_whole)
+            self.is_over = True
             self._notify()
+            try:
+                await end(self, is_whole)
+            finally:
+                self.ended.set()
 
     def _notify(self) -> None:
         self._changed.set()

@@ -5,24 +5,13 @@ A chain of 3,500 rules, or of 400 with twenty parentheses each, ends the process
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from pyagent.core.errors import RequestError
+from pyagent.core.structured_output.lark_parts import parts_in, rule_name
 
 _MAX_DEPTH = 1000
 """References and parentheses on the way: a third of what a stack of 8 MB takes."""
-_PARTS = re.compile(
-    r"""
-      (?P<skip> //[^\n]* | \#[^\n]* | "(?:\\.|[^"\\\n])*+"? | /(?:\\.|[^/\\\n])++/? | <[^>\s]*+>? )
-    | (?P<head> (?:(?<=\n)|\A)[ \t]*+(?P<rule>[!?]?[A-Za-z_][\w-]*+)(?:::[\w-]*+)?+
-        (?:[^:\n|/"\[]|\[(?:"(?:\\.|[^"\\\n])*+"|[^\]"\n])*+\])*+:(?!:) )
-    | (?P<name> [A-Za-z_][\w-]* )
-    | (?P<open> [(\[{~] )
-    | (?P<close> [)\]}] )
-    """,
-    re.VERBOSE,
-)
 
 
 def check_depth(lark: str) -> None:
@@ -51,16 +40,16 @@ def _rules(lark: str) -> tuple[Mapping[str, list[str]], Mapping[str, int]]:
     """Return the names in each rule, `start` first, and how much of a stack each rule takes."""
     bodies, weights = {"start": list[str]()}, {"start": 1}
     rule, depth = "start", 0
-    for part in _PARTS.finditer(lark):
+    for part, _ in parts_in(lark):
         if part["head"]:
-            rule, depth = part["rule"].lstrip("!?"), 0
+            rule, depth = rule_name(part), 0
             bodies.setdefault(rule, [])
             weights.setdefault(rule, 1)
         elif part["name"]:
             bodies[rule].append(part["name"])
-        elif part["open"]:
+        elif part["open"] or part["nested"]:
             depth += 1
             weights[rule] = max(weights[rule], 1 + depth)
-        elif part["close"]:
+        elif part["close"] or part["end"]:
             depth -= 1
     return bodies, weights

@@ -6,7 +6,6 @@ and never goes back.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import TypeVar, cast
@@ -18,18 +17,20 @@ from pyagent.core.messages import JsonObject
 from pyagent.core.response_format import GrammarFormat, ResponseFormat
 from pyagent.core.structured_output.gbnf_lark import lark_of_gbnf
 from pyagent.core.structured_output.lark_depth import check_depth
+from pyagent.core.structured_output.lark_parts import parts_in
 
 _T = TypeVar("_T")
 _PARAM = "response_format"
 _REGULAR = frozenset({"text", "choice", "regex"})
 _JSON = frozenset({"json_object", "json_schema"})
-_SCHEMA_IN_LARK = re.compile(r"%json\s*")
 _NOT_HERE = re.compile(
     r'^[ \t]*[\w!?-]++[ \t]*\[(?:"(?:[^"\\\n]|\\.)*+"|[^\]"\n])*?\b(temperature|stop)[ \t]*=', re.MULTILINE
 )
 """Options of Lark rules that change how tokens are sampled, or take some of them back."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords of JSON schemas whose values are no schemas."""
+_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"})
+"""Keywords whose values hold schemas under names of the caller's."""
 
 
 class LarkWriter:
@@ -197,29 +198,29 @@ def _check_options(lark: str) -> None:
 
 
 def _schemas_in_lark(lark: str) -> Iterator[JsonObject]:
-    """Yield the schemas that a grammar holds; what is no JSON there, its compiler refuses."""
-    for found in _SCHEMA_IN_LARK.finditer(lark):
-        try:
-            schema = cast("object", json.JSONDecoder().raw_decode(lark, found.end())[0])
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(schema, dict):
-            yield cast("JsonObject", schema)
+    """Yield the schemas that a grammar holds."""
+    for part, value in parts_in(lark):
+        if part["json"] == "json" and isinstance(value, dict):
+            yield cast("JsonObject", value)
 
 
 def _moved(schema: JsonObject, root: str) -> JsonObject:
     """Return a schema whose references within itself hold when it stands at `root`."""
+    return {keyword: _moved_value(keyword, held, root) for keyword, held in schema.items()}
 
-    def move(key: str, value: object) -> object:
-        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            return root + value[1:]
-        if isinstance(value, dict) and key not in _VALUES:
-            return _moved(cast("JsonObject", value), root)
-        if isinstance(value, list) and key not in _VALUES:
-            return [move("", held) for held in cast("list[object]", value)]
-        return cast("object", value)
 
-    return {name: move(name, held) for name, held in schema.items()}
+def _moved_value(keyword: str, value: object, root: str) -> object:
+    """Return a keyword's value likewise: what is a name in it, as of a property, is no keyword."""
+    if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+        return root + value[1:]
+    if keyword in _VALUES:
+        return value
+    if isinstance(value, dict):
+        held = cast("JsonObject", value)
+        if keyword in _BY_NAME:
+            return {name: _moved_value("", one, root) for name, one in held.items()}
+        return _moved(held, root)
+    return [_moved_value("", one, root) for one in cast("list[object]", value)] if isinstance(value, list) else value
 
 
 def _present(value: _T | None, name: str) -> _T:

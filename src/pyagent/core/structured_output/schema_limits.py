@@ -14,6 +14,7 @@ from typing import cast
 
 from pyagent.core.grammars import GrammarSource
 from pyagent.core.messages import JsonObject
+from pyagent.core.structured_output.lark_limits import regexes_in, repeated_in_lark
 
 _MAX_NODES = 6_000
 """Schemas within a schema, and names that are required: 0.1 ms each."""
@@ -25,7 +26,10 @@ _MAX_PATTERN_PROPERTIES = 40
 _MAX_PATTERNS = 8
 """For one text, by `allOf` and `$ref`."""
 _MAX_REPEATED = 2_000
-"""Repetitions within repetitions of a pattern."""
+"""Repetitions within repetitions of a pattern, or of a terminal of a grammar."""
+_MAX_REPEATED_RULES = 20_000
+"""Those of a rule: each is a place in the grammar, not a state of a pattern."""
+_REPETITIONS = "repetitions within repetitions repeat"
 _MAX_FACTOR = 10_000
 """Of `multipleOf`, but for its powers of ten: each remainder is a state."""
 
@@ -36,8 +40,6 @@ _MAX_PATTERNS_IN_ALL = 500
 """Different patterns of a schema: with 3,000 a mask took 112 ms."""
 
 _REPEAT = re.compile(r"\{(\d*+)(,?+)(\d*+)\}")
-_LARK_REGEX = re.compile(r'"(?:[^"\\\n]|\\.)*+(?:"|$)|/((?:[^/\\\n]|\\.)++)(?:/|$)', re.MULTILINE)
-"""A text, whose slashes are letters, or a regex. One that is not closed ends with its line."""
 
 
 def excess(nodes: Mapping[str, JsonObject], targets: Mapping[str, str]) -> tuple[str, str] | None:
@@ -65,11 +67,18 @@ def source_excess(source: GrammarSource) -> str:
         case "regex":
             return pattern_excess(source.text)
         case "lark":
-            return next(
-                filter(None, (pattern_excess(match[1] or "") for match in _LARK_REGEX.finditer(source.text))), ""
-            )
+            texts = [pattern_excess(pattern) for pattern in regexes_in(source.text)]
+            return next((text for text in texts if text), "") or _lark_excess(source.text)
         case "json_schema":
             return ""
+
+
+def _lark_excess(lark: str) -> str:
+    in_terminals, in_rules = repeated_in_lark(lark, counted)
+    for kind, count, most in (("terminal", in_terminals, _MAX_REPEATED), ("rule", in_rules, _MAX_REPEATED_RULES)):
+        if count > most:
+            return f"in a {kind} of a grammar, {_REPETITIONS} up to {most} times, got {count}"
+    return ""
 
 
 def pattern_excess(pattern: str) -> str:
@@ -77,7 +86,7 @@ def pattern_excess(pattern: str) -> str:
     if len(pattern) > _MAX_PATTERN_CHARS:
         return f"a pattern has up to {_MAX_PATTERN_CHARS} characters, got {len(pattern)}"
     if (count := repeated(pattern)) > _MAX_REPEATED:
-        return f"repetitions within repetitions repeat up to {_MAX_REPEATED} times, got {count}"
+        return f"{_REPETITIONS} up to {_MAX_REPEATED} times, got {count}"
     return ""
 
 
@@ -114,6 +123,11 @@ def _excesses(node: JsonObject) -> Iterator[tuple[str, str]]:
 
 def repeated(pattern: str) -> int:
     """Return how often the innermost part of nested repetitions of a regex is repeated; 1 where none are nested."""
+    return counted(pattern)[1]
+
+
+def counted(pattern: str) -> tuple[int, int]:
+    """Return how often a regex repeats what is innermost in it, and that where repetitions are nested."""
     groups, last, most, at = [1], 1, 1, 0  # `last`: repetitions within what a quantifier here would repeat
     while at < len(pattern):
         letter = pattern[at]
@@ -132,7 +146,7 @@ def repeated(pattern: str) -> int:
             last = groups.pop()
             groups[-1] = max(groups[-1], last)
         at = _class_end(pattern, at) if letter == "[" else at + 1 + (letter == "\\")
-    return most
+    return max(groups), most
 
 
 def _class_end(pattern: str, at: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pyagent.core.dialects.lark import MAX_CHARS
+from pyagent.core.dialects.lark import FREE_ANSWER, MAX_CHARS
 from pyagent.core.errors import RequestError
 from pyagent.core.grammars import GrammarKind, GrammarSource
 from pyagent.core.messages import ResponseFormat
@@ -42,13 +42,24 @@ def _source(wanted: ResponseFormat) -> GrammarSource:
 
 
 def calls_source(calls: str, other: ResponseFormat | None) -> GrammarSource:
-    """Return the source of a Lark grammar of calls; with `other`, an answer that follows that is the other choice."""
+    """Return the source of a Lark grammar of calls; with `other`, an answer that follows that is the other choice.
+
+    Where the grammar has a place for the answer's text (`FREE_ANSWER`), it stands there, else for the whole.
+    """
     lark = calls
     if other is not None:
-        answer = nested(lark_of(other))
-        lark = f"{calls.replace('start:', 'called:', 1)}\nstart: called | answer\nanswer: {answer}"
+        answer = f"answer: {nested(lark_of(other))}"
+        if has_answer(calls):
+            lark = calls.replace(f"\n{FREE_ANSWER}", f"\n{answer}", 1)
+        else:
+            lark = f"{calls.replace('start:', 'called:', 1)}\nstart: called | answer\n{answer}"
     check_length("tools have", lark, "tools")
     return GrammarSource("lark", lark)
+
+
+def has_answer(calls: str) -> bool:
+    """Whether a grammar of calls says where the text of an answer stands."""
+    return f"\n{FREE_ANSWER}\n" in f"{calls}\n"
 
 
 def check_length(what: str, text: str, param: str = "response_format") -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast  # Any: a type that the program chooses
 
 import msgspec
 
 from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import JsonObject
+from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_format import GrammarFormat, JsonSchemaFormat, ResponseFormat
 from pyagent.core.structured_output.matching import Beginning, fault_of_text
+from pyagent.core.structured_output.work import checked_aside
 
 Schema = type[Any] | JsonObject
 """A Pydantic model, a msgspec struct, any type that msgspec reads, or a JSON schema."""
@@ -44,6 +47,12 @@ class Wanted:
             grammar = GrammarFormat.of(self.grammar) if isinstance(self.grammar, str) else self.grammar
             return ResponseFormat("grammar", grammar=grammar)
         return None
+
+    async def read_aside(self, text: str, deadline: Deadline, tenant: str = "") -> object:
+        """Read as `read` does, while the event loop goes on; types of the program's are read where it runs."""
+        if self.schema is not None and not isinstance(self.schema, dict):
+            return self.read(text)
+        return await checked_aside(partial(self.read, text), deadline, tenant)
 
     def read(self, text: str) -> object:
         """Return an answer as what was asked for; raises `ValueError` saying what does not fit."""

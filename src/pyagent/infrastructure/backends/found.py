@@ -6,8 +6,11 @@ done again every few seconds: a server that is started later is found, and one t
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -131,6 +134,7 @@ class FoundLink:
     _made: Backend | None = None
     _absence: str = ""
     _look_at: float = field(default=float("-inf"))
+    _making: threading.Lock = field(default_factory=threading.Lock)
 
     def absence(self) -> str:
         """Return why it is not there; empty when it is."""
@@ -142,8 +146,15 @@ class FoundLink:
     @property
     def backend(self) -> Backend:
         """Return the backend itself, made on first use."""
-        self._made = self._made or self.make()
-        return self._made
+        with self._making:
+            self._made = self._made or self.make()
+            return self._made
+
+    async def prepare(self) -> None:
+        """Make it beside the event loop, where it is there. What goes wrong is raised where it is asked."""
+        if self._made is None and not self.absence():
+            with contextlib.suppress(PyAgentError):
+                await asyncio.to_thread(lambda: self.backend)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -157,6 +168,7 @@ class FoundLink:
 
     async def models(self) -> list[ModelInfo]:
         """Return its models."""
+        await self.prepare()
         return await self.backend.models()
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
@@ -170,7 +182,10 @@ class FoundLink:
     async def health(self) -> Health:
         """Return its health; not ready while it is absent."""
         absence = self.absence()
-        return Health(is_ready=False, detail=absence) if absence else await self.backend.health()
+        if absence:
+            return Health(is_ready=False, detail=absence)
+        await self.prepare()
+        return await self.backend.health()
 
     async def close(self) -> None:
         """Close it, if it was made."""

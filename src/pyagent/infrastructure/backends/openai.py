@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
 from pyagent.core.abilities import ABILITIES, SOFT, TOKEN_FIELDS, Abilities, needs, noting
-from pyagent.core.backends import Backend, BackendFactory, LinkSpec
+from pyagent.core.backends import Backend, BackendFactory, LinkSpec, ServerSetting
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.config import read_headers, read_secret
 from pyagent.core.emulation.fulfil import fulfil
@@ -25,13 +26,12 @@ from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.secrets import strike_text
 from pyagent.core.trace_context import trace_headers
 from pyagent.http_pool import HttpPool, error_body, load_httpx
-from pyagent.infrastructure.backends.openai_errors import map_error
-from pyagent.infrastructure.backends.openai_wire import (
-    ChunkReader,
-    decode_embeddings,
-    decode_models,
-    encode_request,
-)
+from pyagent.infrastructure.backends.openai_errors import map_error, told_failure
+from pyagent.infrastructure.backends.openai_forms import ServerKind
+from pyagent.infrastructure.backends.openai_models import ListedModel, decode_models
+from pyagent.infrastructure.backends.openai_requests import encode_request
+from pyagent.infrastructure.backends.openai_server_forms import ServerForms, is_for_servers
+from pyagent.infrastructure.backends.openai_wire import ChunkReader, decode_embeddings
 from pyagent.infrastructure.backends.sse import MAX_EVENT_BYTES, EventTooLargeError, SseDecoder
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class OpenAIBackend:
         unsupported: Unsupported = "emulate",
         preset: Preset | None = None,
         headers: Mapping[str, str] | None = None,
+        server: ServerSetting = "auto",
     ) -> None:
         parts = _split(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -119,29 +120,45 @@ class OpenAIBackend:
             self.name = f"{preset.name}:{model}" if model else preset.name
         else:
             self.name = f"openai:{self.url}" + (f"#{model}" if model else "")
+        is_service = preset is not None or self._is_openai
+        self._forms = ServerForms(self.name, "openai" if is_service else server, self._listed, self._asked)
 
     async def models(self) -> list[ModelInfo]:
         """What GET /models lists."""
+        return [
+            ModelInfo(id=model.id, backend=self.name, context_length=model.context, reads_images=model.reads_images)
+            for model in await self._listed()
+        ]
+
+    async def _listed(self) -> list[ListedModel]:
         async with self._errors_mapped():
             response = await self._http().get(self._preset.models_url if self._preset else f"{self.url}/models")
             if response.status_code != 200:
                 raise self._mapped(response, response.content)
-        return [
-            ModelInfo(id=model.id, backend=self.name, context_length=model.context, reads_images=model.reads_images)
-            for model in decode_models(response.content, self.name)
-        ]
+        return decode_models(response.content, self.name)
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Stream the answer; closing the iterator closes the connection, which aborts the server's work."""
-        return fulfil(request, self._answer, _ABILITIES, backend=self.name, unsupported=self._unsupported)
+        if is_for_servers(request.response_format):
+            return self._forms.answer(request, request.model or self._model)
+        return self._asked(request, None)
 
-    async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+    def _asked(self, request: ChatRequest, server: ServerKind | None) -> AsyncGenerator[ChatDelta, None]:
+        """Stream the answer of a server that holds it to the form wanted, or knows no more than OpenAI's."""
+        wanted = request.response_format
+        can = _ABILITIES if server is None or wanted is None else _ABILITIES | {wanted.type}
+        answer = partial(self._answer, server=server)
+        return fulfil(request, answer, can, backend=self.name, unsupported=self._unsupported)
+
+    async def _answer(self, request: ChatRequest, server: ServerKind | None = None) -> AsyncGenerator[ChatDelta, None]:
         deadline = Deadline.after(request.timeout_seconds)
         model = await deadline.bound(self._pick_model(request), self.name)
         while True:
             refused = self._model_to_refused.get(model, frozenset())
             ignored = (needs(request) | set(request.sampling.fields_set)) & refused & SOFT
-            path, body = encode_request(request, model, is_openai=self._is_openai, refused=refused)
+            path, body = encode_request(
+                request, model, is_openai=self._is_openai, refused=refused, server=server, backend=self.name
+            )
             reader = ChunkReader(
                 self.name,
                 request.model or self._model,
@@ -264,28 +281,11 @@ class OpenAIBackend:
             LineTooLongError,
             OSError,
         ) as error:
-            raise BackendError(f"{self.name}: {_why(error)}", backend=self.name) from error
+            raise BackendError(f"{self.name}: {told_failure(error)}", backend=self.name) from error
 
     def _mapped(self, response: httpx.Response, body: bytes) -> PyAgentError:
         told = self._pool.without_secrets(body)
         return map_error(self.name, response.status_code, told, response.headers.get("retry-after"))
-
-
-def _why(error: Exception) -> str:
-    """A network failure in words a user can act on."""
-    import httpx
-
-    match error:
-        case httpx.ConnectError() if any(word in str(error) for word in ("SSL", "TLS", "CERTIFICATE")):
-            return f"no secure connection ({error}); is its certificate trusted, and https:// right?"
-        case httpx.ConnectTimeout() | httpx.ConnectError():
-            return f"cannot connect ({str(error) or 'timed out'}); is the server running?"
-        case httpx.ReadTimeout():
-            return "sent nothing for too long (backends.timeout_seconds)"
-        case httpx.RemoteProtocolError() | httpx.ReadError():
-            return "closed the connection in mid-answer"
-        case _:
-            return str(error) or type(error).__name__
 
 
 async def _whole_body(response: httpx.Response) -> bytes:
@@ -313,21 +313,15 @@ def _split(url: str) -> SplitResult:
 def make_backend(link: LinkSpec, settings: Settings) -> Backend:
     """The backend of a chain entry `openai:URL[#model]`, with the key that `backends.api_keys` names for its host."""
     url, _, model = link.target.partition("#")
-    return _made(url, model, settings, headers=read_headers(link))
+    return _made(link, url, model, settings)
 
 
 def make_github(link: LinkSpec, settings: Settings) -> Backend:
     """GitHub Models: a chain entry `github` or `github:MODEL`, with the token in GITHUB_TOKEN."""
-    return _made(GITHUB.url, link.target, settings, GITHUB, headers=read_headers(link))
+    return _made(link, GITHUB.url, link.target, settings, GITHUB)
 
 
-def _made(
-    url: str,
-    model: str,
-    settings: Settings,
-    preset: Preset | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Backend:
+def _made(link: LinkSpec, url: str, model: str, settings: Settings, preset: Preset | None = None) -> Backend:
     parts = _split(url)
     references = settings.backends.api_keys
     reference = references.get(parts.netloc) or references.get(parts.hostname or "")
@@ -343,7 +337,8 @@ def _made(
         read_seconds=settings.backends.timeout_seconds,
         unsupported=settings.backends.unsupported,
         preset=preset,
-        headers=headers,
+        headers=read_headers(link),
+        server=link.server,
     )
 
 

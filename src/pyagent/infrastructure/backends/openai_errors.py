@@ -93,6 +93,23 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
     return BackendError(text, backend=backend, retryable=retryable, status=status)
 
 
+def told_failure(error: Exception) -> str:
+    """A network failure in words a user can act on."""
+    import httpx
+
+    match error:
+        case httpx.ConnectError() if any(word in str(error) for word in ("SSL", "TLS", "CERTIFICATE")):
+            return f"no secure connection ({error}); is its certificate trusted, and https:// right?"
+        case httpx.ConnectTimeout() | httpx.ConnectError():
+            return f"cannot connect ({str(error) or 'timed out'}); is the server running?"
+        case httpx.ReadTimeout():
+            return "sent nothing for too long (backends.timeout_seconds)"
+        case httpx.RemoteProtocolError() | httpx.ReadError():
+            return "closed the connection in mid-answer"
+        case _:
+            return str(error) or type(error).__name__
+
+
 def _lack(fault: Fault, backend: str, status: int) -> UnsupportedError | None:
     """Return the fields that the server says its model cannot be asked for, which another link's may."""
     fields = [name for name in _lacking(fault) if name not in _UNFORBIDDEN]

@@ -1,55 +1,36 @@
-"""OpenAI's wire format as a client speaks it: requests out, chunks and errors in.
+"""OpenAI's wire format as a client reads it: chunks of answers, and vectors.
 
-Pure translation between `core.messages` and JSON; no socket. Servers differ, so what is read is read loosely (unknown
-fields pass, missing ones have defaults) and what is sent is only what was asked for.
+Pure translation of JSON to `core.messages`; no socket. Servers differ, so it is read loosely: unknown fields pass,
+missing ones have defaults.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import cast
 
 import msgspec
 
-from pyagent.core.abilities import SOFT
 from pyagent.core.errors import BackendError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
-    ChatRequest,
     EmbedResult,
     FinishReason,
-    JsonObject,
     PromptLogprob,
     PromptTokensDetails,
-    ResponseFormat,
-    SamplingParams,
     TokenLogprob,
     ToolCallDelta,
     Usage,
-    check_echo,
 )
+from pyagent.infrastructure.backends.openai_calls import Member, ToolCallPart
 from pyagent.infrastructure.backends.openai_errors import Fault
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCallPart(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    function: _Function | None = None
 
 
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[_ToolCallPart] | None = None
+    tool_calls: list[ToolCallPart] | None = None
 
 
 class _Rival(msgspec.Struct):
@@ -107,41 +88,6 @@ class _Chunk(msgspec.Struct):
     error: Fault | str | None = None
 
 
-class _Limits(msgspec.Struct):
-    max_input_tokens: int | None = None
-
-
-class _Architecture(msgspec.Struct):
-    input_modalities: list[str] | None = None
-
-
-class ListedModel(msgspec.Struct):
-    """One entry of GET /models. Context lengths have no agreed name; these are the ones servers use."""
-
-    id: str
-    max_model_len: int | None = None
-    context_length: int | None = None
-    limits: _Limits | None = None
-    supported_input_modalities: list[str] | None = None
-    architecture: _Architecture | str | None = None
-
-    @property
-    def reads_images(self) -> bool | None:
-        """Whether it reads images, where the server says: GitHub and OpenRouter do."""
-        about = self.architecture if isinstance(self.architecture, _Architecture) else _Architecture()
-        said = self.supported_input_modalities or about.input_modalities
-        return None if said is None else "image" in said
-
-    @property
-    def context(self) -> int | None:
-        """The longest prompt, where the server says."""
-        return self.context_length or self.max_model_len or (self.limits and self.limits.max_input_tokens)
-
-
-class _ModelList(msgspec.Struct):
-    data: list[ListedModel] = []
-
-
 class _Vector(msgspec.Struct):
     embedding: list[float]
     index: int = 0
@@ -153,15 +99,6 @@ class Embeddings(msgspec.Struct):
     data: list[_Vector] = []
     model: str = ""
     usage: _Usage | None = None
-
-
-def decode_models(body: bytes, backend: str) -> list[ListedModel]:
-    """What GET /models lists, in an object or bare. Raises `BackendError`."""
-    try:
-        listed = msgspec.json.decode(body, type=_ModelList | list[ListedModel])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BackendError(f"{backend}: what it lists as models is no such list: {error}", backend=backend) from error
-    return listed.data if isinstance(listed, _ModelList) else listed
 
 
 def decode_embeddings(body: bytes, backend: str, count: int) -> EmbedResult:
@@ -191,191 +128,6 @@ _FINISHES: dict[str, FinishReason] = {
 }
 
 
-def encode_request(
-    request: ChatRequest, model: str, *, is_openai: bool = False, refused: Collection[str] = ()
-) -> tuple[str, bytes]:
-    """The path below the base URL, and the JSON body, of a streamed answer to `request` by `model`.
-
-    Models of OpenAI's that reason take the limit of a chat only under its newer name, which others do not all know:
-    `is_openai` says whose they are, and `refused` which fields a server was found not to take.
-    """
-    check_echo(request)
-    body: JsonObject = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-    if request.sampling.prompt_logprobs is not None:  # vLLM gives them with whole answers only
-        body = {"model": model}
-    is_chat = bool(request.messages)
-    body |= {"messages": _messages(request)} if is_chat else {"prompt": request.prompt or ""}
-    if begun_with := request.assistant_prefix + request.answer_prefix:
-        begun = {"role": "assistant", "content": begun_with}
-        body["messages"] = [*_messages(request), begun]
-        body |= {"continue_final_message": True, "add_generation_prompt": False}  # vLLM's; llama.cpp needs neither
-    body |= _sampling(request.sampling, is_chat=is_chat)
-    if is_chat and "max_tokens" in body and (is_openai or "max_tokens" in refused):
-        body["max_completion_tokens"] = body.pop("max_tokens")
-    for name in refused:
-        body.pop(name, None)
-    if request.n > 1:
-        body["n"] = request.n
-    if request.tools:
-        body["tools"] = [{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in request.tools]
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice
-        if not request.parallel_tool_calls:
-            body["parallel_tool_calls"] = False
-    if request.reasoning_effort is not None:
-        body["reasoning_effort"] = request.reasoning_effort
-    if request.chat_template_kwargs:
-        body["chat_template_kwargs"] = request.chat_template_kwargs
-    if request.response_format and request.response_format.type != "text":
-        body["response_format"] = _response_format(request.response_format)
-    return "chat/completions" if is_chat else "completions", msgspec.json.encode(body)
-
-
-def _messages(request: ChatRequest) -> list[JsonObject]:
-    """The messages, without thoughts: not all servers take those back."""
-    plain = [msgspec.structs.replace(message, reasoning_content=None) for message in request.messages]
-    return msgspec.to_builtins(plain)
-
-
-_SAMPLING = tuple(
-    name
-    for name in SamplingParams.__struct_fields__
-    if name not in {"temperature", "stop", "logit_bias", "top_logprobs", "fields_set"}
-)
-"""Fields that go as they are: vLLM and llama.cpp have them under these names."""
-
-
-def _sampling(sampling: SamplingParams, *, is_chat: bool) -> JsonObject:
-    """What differs from the defaults, and hints given as these, since servers have others; temperature always."""
-    plain = SamplingParams()
-    given = SOFT.intersection(sampling.fields_set)
-    body: JsonObject = {"temperature": sampling.temperature}
-    for name in _SAMPLING:
-        value: object = getattr(sampling, name)
-        if value != getattr(plain, name) or name in given:
-            body[name] = value
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    if sampling.top_logprobs is not None:
-        body |= (
-            {"logprobs": True, "top_logprobs": sampling.top_logprobs}
-            if is_chat
-            else {"logprobs": sampling.top_logprobs}
-        )
-    return body
-
-
-def _response_format(wanted: ResponseFormat) -> JsonObject:
-    """OpenAI's form."""
-    if wanted.json_schema is None:
-        return {"type": wanted.type}
-    spec: JsonObject = {"name": wanted.json_schema.name, "schema": wanted.json_schema.schema}
-    if wanted.json_schema.strict is not None:
-        spec["strict"] = wanted.json_schema.strict
-    if wanted.json_schema.description:
-        spec["description"] = wanted.json_schema.description
-    return {"type": wanted.type, "json_schema": spec}
-
-
-@dataclass(slots=True)
-class _Call:
-    """One of an answer's calls under way: what came of it, and how much of that was told."""
-
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-    is_told: bool = False
-    num_told: int = 0
-
-    def add(self, id_: str, function: _Function) -> None:
-        self.id = self.id or id_
-        self.name = self.name or function.name or ""
-        self.arguments += function.arguments or ""
-
-    def is_other(self, id_: str, function: _Function) -> bool:
-        """Whether a piece under this call's index begins another one: by its id, or by a name after whole arguments."""
-        if id_ and self.id:
-            return id_ != self.id
-        return bool(function.name) and bool(self.arguments) and _is_object(self.arguments)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether its arguments are there; where none came, more may."""
-        return bool(self.arguments) and _is_object(self.arguments)
-
-    def pieces(self, index: int, *, is_last: bool = False) -> list[ToolCallDelta]:
-        """What came since it was last told; until its end nothing while it has no name."""
-        if not (self.name or is_last):
-            return []
-        if is_last:
-            self.arguments = self.arguments or "{}"
-        arguments, self.num_told = self.arguments[self.num_told :], len(self.arguments)
-        if self.is_told:
-            return [ToolCallDelta(index=index, arguments=arguments)] if arguments else []
-        self.is_told = True
-        id_ = self.id or f"call_{uuid.uuid4().hex[:12]}"
-        return [ToolCallDelta(index=index, id=id_, name=self.name, arguments=arguments)]
-
-
-@dataclass(slots=True)
-class _Member:
-    """One of the answers under way. Its calls are told one after another: one that begins early waits."""
-
-    finish: FinishReason | None = None
-    high: str = ""
-    calls: list[_Call] = field(default_factory=list[_Call])
-    places: dict[int, int] = field(default_factory=dict[int, int])
-    num_ended: int = 0
-    num_echoed: int = 0
-
-    def add_call(self, part: _ToolCallPart) -> list[ToolCallDelta]:
-        """Join a piece to its call, and return what can be told. Some servers give every call the index 0."""
-        function, id_ = part.function or _Function(), part.id or ""
-        place = self.places.get(part.index)
-        if place is None or self.calls[place].is_other(id_, function):
-            place = self.places[part.index] = len(self.calls)
-            self.calls.append(_Call())
-        self.calls[place].add(id_, function)
-        return self._news()
-
-    def _news(self) -> list[ToolCallDelta]:
-        """What is new of the call being told, and of those after it once it is whole."""
-        pieces = self.calls[self.num_ended].pieces(self.num_ended)
-        while self.num_ended + 1 < len(self.calls) and self.calls[self.num_ended].is_whole:
-            self.num_ended += 1
-            pieces += self.calls[self.num_ended].pieces(self.num_ended)
-        return pieces
-
-    def rest(self) -> list[ToolCallDelta]:
-        """What is left to tell of the calls at the answer's end."""
-        places = range(self.num_ended, len(self.calls))
-        return [piece for place in places for piece in self.calls[place].pieces(place, is_last=True)]
-
-    def joined(self, content: str) -> str:
-        """Put a character together whose two halves (UTF-16 surrogates) came in two chunks."""
-        if not self.high and (not content or content.isascii()):
-            return content
-        content, self.high = self.high + content, ""
-        if "\ud800" <= content[-1] <= "\udbff" and not self.finish:
-            content, self.high = content[:-1], content[-1]
-        return content.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-    def faulty_call(self) -> str:
-        """The arguments of a call that are no JSON object; empty when there is none. One that was cut off may be."""
-        if self.finish == "length":
-            return ""
-        return next((call.arguments for call in self.calls if not _is_object(call.arguments)), "")
-
-
-def _is_object(arguments: str) -> bool:
-    try:
-        return not arguments or isinstance(cast("object", msgspec.json.decode(arguments.encode())), dict)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return False
-
-
 def _chunk_of(data: bytes) -> _Chunk:
     """A chunk, also one with half a character, which is no JSON by the letter."""
     try:
@@ -400,7 +152,7 @@ class ChunkReader:
     has_prompt_logprobs: bool = False
     is_finished: bool = False
     _usage: Usage | None = None
-    _members: dict[int, _Member] = field(default_factory=dict[int, _Member])
+    _members: dict[int, Member] = field(default_factory=dict[int, Member])
 
     def read(self, data: bytes) -> list[ChatDelta]:
         """The deltas of one event. Raises `BackendError` for what is not a chunk."""
@@ -456,7 +208,7 @@ class ChunkReader:
         )
 
     def _delta(self, choice: _Choice) -> ChatDelta | None:
-        member = self._members.setdefault(choice.index, _Member())
+        member = self._members.setdefault(choice.index, Member())
         if choice.finish_reason:
             member.finish = self._finish(choice.finish_reason)
         delta = choice.delta or choice.message or _Delta(content=choice.text)
@@ -482,7 +234,7 @@ class ChunkReader:
             backend=self.backend,
         )
 
-    def _check_echo(self, member: _Member, content: str, *, is_whole: bool = False) -> None:
+    def _check_echo(self, member: Member, content: str, *, is_whole: bool = False) -> None:
         """Raise `UnsupportedError` when an answer does not begin with the prompt: many servers do not know `echo`."""
         left = self.echo[member.num_echoed :]
         if not (left.startswith(content) or content.startswith(left)) or (is_whole and left):

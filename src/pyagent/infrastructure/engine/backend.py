@@ -100,7 +100,14 @@ class NativeBackend:
         request = msgspec.structs.replace(request, model=self._chosen(request.model), unsupported=unsupported)
         if needs(request) <= _ABILITIES:
             return self.engine.stream(request)
-        return fulfil(request, self._answer, _ABILITIES, backend=self.name, unsupported=self._unsupported)
+        return fulfil(
+            request,
+            self._answer,
+            _ABILITIES,
+            backend=self.name,
+            unsupported=self._unsupported,
+            checks_schemas=True,
+        )
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         stream = self.engine.stream(request)

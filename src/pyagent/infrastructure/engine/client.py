@@ -23,6 +23,7 @@ from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
+from pyagent.infrastructure.engine.models.answer_grammars import at_once
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
 from pyagent.infrastructure.engine.sampling.sampler import excluding_fields, names_texts
@@ -180,7 +181,9 @@ class LocalEngine(Shared):
             self.life.enter()
             stack.callback(self.life.leave)
             model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
-            prepared = await self._prepare(model, request, tell, log, past)
+            if past is not None:
+                await within(deadline, self.in_thread(model.remember, request, past), name)
+            prepared = await within(deadline, self._prepare(model, request, tell, log, deadline), name)
             prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
             model.engine.submit(prepared)
             of_prompt: PromptReport | None = None
@@ -211,20 +214,12 @@ class LocalEngine(Shared):
         request: ChatRequest,
         sink: Callable[[Output], None],
         log: TokenLog | None,
-        past: PastTurn | None,
+        deadline: float | None,
     ) -> Request:
-        length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
-        is_structured = request.response_format is not None and request.response_format.type != "text"
-        if past is not None:
-            await self.in_thread(model.remember, request, past)
-        is_structured = is_structured or bool(request.tools)
-        is_processed = model.logits.runs_for(request.sampling)
-        # A schema may take long to compile, a log to replay, texts of sampling fields to be found in a vocabulary, and
-        # plugins to make what they bring.
-        is_long = length > _LONG_TEXT or is_structured or is_processed
-        if is_long or log is not None or names_texts(request.sampling):
-            return await self.in_thread(model.input_processor.process, request, sink, log)
-        return model.input_processor.process(request, sink)
+        # A log may take long to replay, and plugins to make what they bring.
+        is_long = log is not None or model.logits.runs_for(request.sampling) or _takes_long(request)
+        beside = self.in_thread if is_long else at_once
+        return await model.input_processor.process(request, sink, log, deadline=deadline, beside=beside)
 
     async def state(self) -> EngineState:
         """What it is doing."""
@@ -273,6 +268,13 @@ class LocalEngine(Shared):
 
 _NOTHING_LEFT = "no token is allowed"
 """How the kernels begin to say that nothing is left to sample."""
+
+
+def _takes_long(request: ChatRequest) -> bool:
+    """Whether to prepare a request beside the event loop: for its text, schemas, or texts to find in a vocabulary."""
+    is_structured = request.response_format is not None and request.response_format.type != "text"
+    length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
+    return is_structured or bool(request.tools) or length > _LONG_TEXT or names_texts(request.sampling)
 
 
 def _info(name: str, model: LoadedModel) -> ModelInfo:

@@ -197,6 +197,7 @@ class Engine:
     def _add_masks(self, plan: Plan) -> dict[int, str]:
         """Give the batch its masks; return the reasons of grammars that failed, by row."""
         plan.batch.masks, failed = self._masks.compute(plan.sampled)
+        plan.force_tokens()
         return {row: _grammar_fault(plan.sampled[row], error) for row, error in failed.items()}
 
     def _compute(self, in_flight: InFlightStep) -> StepOutput | None:

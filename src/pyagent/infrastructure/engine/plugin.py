@@ -5,7 +5,7 @@ The links of one host share one engine: one ledger, one set of threads, each mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -127,26 +127,28 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
 def _tokenizers(engine: EngineSettings, brought: Mapping[str, TokenizerFactory]) -> TokenizerOptions:
     from pyagent.core.tokenizers import READERS, TokenizerOptions
 
-    name, known = engine.tokenizer, ["auto", *dict.fromkeys([*brought, *READERS])]
-    if name not in known:
-        hint = did_you_mean(name, known, f"there are {', '.join(known)}")
-        raise ConfigError(f"engine.tokenizer: there is no tokenizer {name!r}; {hint}", key="engine.tokenizer")
-    for key, chosen in {"chat_template": engine.chat_template, **engine.chat_templates}.items():
+    _check_name("tokenizer", engine.tokenizer, ["auto", *dict.fromkeys([*brought, *READERS])])
+    of_models = {f"engine.chat_templates.{name}": chosen for name, chosen in engine.chat_templates.items()}
+    for key, chosen in {"engine.chat_template": engine.chat_template, **of_models}.items():
         if chosen != "auto":
             from pyagent.infrastructure.engine.tokens.template_choice import read_chosen
 
-            read_chosen(chosen, "engine.chat_template" + ("" if key == "chat_template" else f"s.{key}"))
-    return TokenizerOptions(name, tuple(brought.values()), engine.chat_template, engine.chat_templates)
+            read_chosen(chosen, key)
+    return TokenizerOptions(engine.tokenizer, tuple(brought.values()), engine.chat_template, engine.chat_templates)
 
 
 def _checked_dialect(name: str, brought: Mapping[str, Dialect]) -> str:
     from pyagent.core.dialects.registry import dialects
 
-    known = ["auto", "none", *dialects(brought.values())]
+    _check_name("dialect", name, ["auto", "none", *dialects(brought.values())])
+    return name
+
+
+def _check_name(what: str, name: str, known: Sequence[str]) -> None:
+    """Raise `ConfigError` where the setting `engine.WHAT` names none of those that are known."""
     if name not in known:
         hint = did_you_mean(name, known, f"there are {', '.join(known)}")
-        raise ConfigError(f"engine.dialect: there is no dialect {name!r}; {hint}", key="engine.dialect")
-    return name
+        raise ConfigError(f"engine.{what}: there is no {what} {name!r}; {hint}", key=f"engine.{what}")
 
 
 @hookimpl

@@ -114,7 +114,7 @@ def _echoed(token: int, row: Row, num_top: int, text_of: Callable[[int], str], p
 
 
 def _places(request: Request) -> list[int]:
-    """Where in the echoed text each token of the prompt begins.
+    """Return where in the echoed text each token of the prompt begins.
 
     Counted from its end: what a tokenizer puts before a text by itself (a first token, a space) is not in the text.
     """

@@ -299,6 +299,8 @@ class Request:
         if self.first_token is None:
             self.first_token = now
         place = self.text.num_chars
+        if self.forced_token is not None:
+            self.sampler.observe([token])  # another one has sampled it
         parsed, is_stopped = self._read(token)
         logprobs = () if likelihood is None else self._logprobs(token, likelihood, place)
         if is_stopped or (self.grammar is not None and self.grammar.is_finished):

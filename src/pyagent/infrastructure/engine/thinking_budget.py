@@ -1,7 +1,8 @@
 """How long a model may think: after so many tokens of reasoning, the tokens that end it are forced, one a step.
 
 Forced tokens are sampled under a mask that allows nothing else, so that KV, log probabilities, penalties and usage are
-those of any token. The bound is one answer's: reasoning that begins again after it is spent is ended at once.
+those of any token; by a sampler of their own, since what a request excludes elsewhere must not keep its thoughts open.
+The bound is one answer's: reasoning that begins again after it is spent is ended at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyagent._rust import SamplerState
     from pyagent.core.dialects.output import Parsed
     from pyagent.infrastructure.engine.answer_text import AnswerText
 
@@ -18,11 +20,13 @@ if TYPE_CHECKING:
 class ThinkingBudget:
     """A bound of `num_tokens`, and the tokens that are forced when it is reached, the tag that ends reasoning last.
 
-    Where reasoning stands in messages of its own (`is_in_messages`), it has begun when there is text of it.
+    `sampler` excludes nothing. Where reasoning stands in messages of its own (`is_in_messages`), it has begun when
+    there is text of it.
     """
 
     num_tokens: int
     ending: tuple[int, ...]
+    sampler: SamplerState
     is_in_messages: bool = False
     _num_forced: int | None = field(default=None, init=False)
 

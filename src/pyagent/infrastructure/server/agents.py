@@ -1,9 +1,9 @@
 """The fleet's agents as models: a request for `agent:math` is a task for the agent `math`.
 
 The last user message is the task; what the agent says on its way comes as reasoning, its result as content. An agent
-draws as it sees fit, so sampling fields are not passed on; tools and answer formats are refused.
+samples as it sees fit, so sampling fields are not passed on; tools and answer formats are refused.
 
-The fleet is made when somebody first asks: importing all agents takes longer than a server should take to answer.
+The fleet is made with the first request: importing all agents takes longer than a server should take to answer.
 """
 
 from __future__ import annotations

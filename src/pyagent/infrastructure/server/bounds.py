@@ -30,7 +30,7 @@ _TOO_LONG = "context_length_exceeded"
 
 
 def check_body(body: bytes) -> None:
-    """Raise `RequestError` for JSON of so many values that reading it would hold up everybody; texts may be long."""
+    """Raise `RequestError` for JSON of so many values that reading it would hold up all clients; texts may be long."""
     if _count(body, b'":') > _MAX_FIELDS:
         raise RequestError(f"the body has more than {_MAX_FIELDS} fields; send less", code=_TOO_LONG)
     if _count(body, b",") > _MAX_COMMAS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -16,6 +16,9 @@ from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
 from pyagent.infrastructure.server.bounds import MAX_PATTERN_CHARS
 
 _BEGINNING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_MAY_BEGIN = re.compile(r'\s*(\{\s*("(i(n(p(u(t("\s*(:\s*)?)?)?)?)?)?)?)?)?')
+_MAX_BEGINNING = 1000
+"""Letters within which the input begins; spaces without an end would be looked at again with each piece."""
 _END = re.compile(r"(?<=[^\\])\$\Z")
 """The anchor at a regex's end; after a backslash it may be a letter, and is left."""
 _HIGH, _REST = r"u[dD][89abAB][0-9a-fA-F]{2}", r"u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -67,27 +70,30 @@ def as_arguments(text: str) -> str:
 def input_of(arguments: str) -> str:
     """Return the input that arguments stand for, as far as it is there; what is something else, as it is."""
     reader = InputReader()
-    text = reader.push(arguments)
-    return text if reader.is_begun else arguments
+    return reader.push(arguments) + reader.finish()
 
 
 class InputReader:
-    """Reads the input from the arguments of a call, in pieces."""
+    """Reads the input from the arguments of a call, in pieces.
+
+    Arguments that begin with the input are told as they come; others at their end, when it is known what they are.
+    """
 
     def __init__(self) -> None:
-        self.is_begun = False
-        self._held = ""
+        self._is_begun = False
         self._is_over = False
+        self._held = ""
+        self._others: list[str] = []
 
     def push(self, piece: str) -> str:
         """Take a piece of the arguments; return what it adds to the input."""
-        if self._is_over:
+        if self._others:
+            self._others.append(piece)
+        if self._is_over or self._others:
             return ""
         self._held += piece
-        if not self.is_begun:
-            if (begun := _BEGINNING.match(self._held)) is None:
-                return ""
-            self.is_begun, self._held = True, self._held[begun.end() :]
+        if not self._is_begun and not self._begins():
+            return ""
         parts, at = list[str](), 0
         while (part := _PART.match(self._held, at)) is not None:
             parts.append("\N{REPLACEMENT CHARACTER}" if part["half"] else _unescaped(part[0]))
@@ -95,6 +101,29 @@ class InputReader:
         self._held = self._held[at:]
         self._is_over = self._held.startswith('"')
         return "".join(parts)
+
+    def finish(self) -> str:
+        """Return what is left of the input at the end of the arguments."""
+        return "" if self._is_begun else _input_in(self._held + "".join(self._others))
+
+    def _begins(self) -> bool:
+        """Whether the input begins in what is held; where it cannot any more, keep all that comes."""
+        begun = _BEGINNING.match(self._held)
+        if begun is not None and begun.end() <= _MAX_BEGINNING:
+            self._is_begun, self._held = True, self._held[begun.end() :]
+        elif begun is not None or len(self._held) > _MAX_BEGINNING or not _MAY_BEGIN.fullmatch(self._held):
+            self._others, self._held = [self._held], ""
+        return self._is_begun
+
+
+def _input_in(arguments: str) -> str:
+    """Return the input among other arguments; where there is none, the arguments."""
+    try:
+        found = cast("object", json.loads(arguments))
+    except (ValueError, RecursionError):
+        return arguments
+    text = cast("JsonObject", found).get("input") if isinstance(found, dict) else None
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else arguments
 
 
 def _unescaped(text: str) -> str:

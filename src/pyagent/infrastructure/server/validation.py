@@ -65,6 +65,29 @@ def with_all_faults(read: Callable[[], T], parts: Iterable[Callable[[], object]]
         raise together(errors) from first
 
 
+def read_all(
+    body: bytes,
+    kind: type[Body],
+    refused: Refused,
+    read: Callable[[Body], T],
+    parts: Callable[[Body], Iterable[Callable[[], object]]],
+) -> T:
+    """Return what `read` makes of a body of this kind; an error has the faults of all its `parts`, and what is refused.
+
+    Raises `RequestError`. Where types are wrong, it has those alone: of what they are in nothing more can be known.
+    """
+    parsed = decode(body, kind, {})
+
+    def check() -> None:
+        refuse(parsed, refused)
+
+    def checked() -> T:
+        check()
+        return read(parsed)
+
+    return with_all_faults(checked, (check, *parts(parsed)))
+
+
 def refuse(parsed: msgspec.Struct, refused: Refused, prefix: str = "") -> None:
     """Raise `RequestError` for the fields of `parsed` that are not supported and ask for something."""
 

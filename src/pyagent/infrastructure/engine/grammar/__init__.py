@@ -1,6 +1,6 @@
 """Structured output: what an answer must match, compiled to masks of the tokens that may come next.
 
-`sources.py` turns what was asked for into the text that a backend compiles, `compiler.py` compiles and remembers it,
+What was asked for is text already (`core/structured_output/sources.py`); `compiler.py` compiles and remembers it,
 `guidance.py` is the built-in backend, and `grammar.py` is one answer's place in its grammar. Knows a tokenizer; no
 model, no request of the loop.
 """

@@ -6,19 +6,20 @@ import logging
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import CapacityError, PluginError, RequestError
+from pyagent.core.errors import PluginError, RequestError
 from pyagent.core.grammars import HOOK, GrammarBackend, GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.core.messages import JsonObject, ResponseFormat, Tool
-from pyagent.core.structured_output.deep_stack import start_deep
 from pyagent.core.structured_output.errors import CANNOT_ENFORCE, GrammarError, told_briefly
 from pyagent.core.structured_output.lark_source import schemas_in
 from pyagent.core.structured_output.schema_checks import check_schema
 from pyagent.core.structured_output.schema_limits import source_excess
 from pyagent.core.structured_output.sources import calls_source, source_of
-from pyagent.infrastructure.engine.grammar.compilation import Compilation
+from pyagent.infrastructure.engine.grammar.compilation import Compilation, CompileQueue
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_CACHED, _MAX_COMPILING, _MAX_STUCK = 64, 2, 2
+_MAX_CACHED = 64
 _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 390, 100
 """What llguidance takes for its code, a vocabulary and a schema, as measured: 6.6 MB of its file, 18.2 MB of heap for
 49,152 tokens, 4.5 MB for 48 kB."""
@@ -50,38 +51,43 @@ class GrammarCompiler:
         factories: Sequence[GrammarBackendFactory] = (GUIDANCE,),
         compile_seconds: float = 10.0,
     ) -> None:
-        """With the backends in the order in which they are asked, and how long a request waits for its grammar."""
+        """With the backends in the order in which they are asked, and how long a grammar may compile."""
         self._vocabulary = ModelVocabulary(tokenizer)
         self._memory = memory
         self._factories = factories
         self._backends: dict[str, GrammarBackend] = {}
         self._opening = threading.Lock()
-        self._compile_seconds = compile_seconds
-        self._slots = threading.BoundedSemaphore(_MAX_COMPILING)
+        self._queue = CompileQueue(compile_seconds, self._opening.locked, self._replace)
         self._compiled: OrderedDict[_Key, Compilation] = OrderedDict()
         # The process's own account has a library that was there before the model.
         self._library_bytes = 0 if "llguidance" in sys.modules else _LIBRARY_BYTES
         self._lock = threading.Lock()  # never held while something compiles
 
     def compile(self, wanted: ResponseFormat, tenant: str = "") -> Grammar:
-        """Return a grammar at its start. Raises `RequestError` saying what in the schema cannot be enforced.
+        """Return a grammar at its start, waiting for it. Raises what `begin` does, and what its future has."""
+        return self.begin(wanted, tenant).result()
+
+    def begin(self, wanted: ResponseFormat, tenant: str = "") -> Future[Grammar]:
+        """Have a grammar compiled; it comes at its start, or as `RequestError` saying what cannot be enforced.
 
         What was compiled for another tenant (`Origin.tenant`) is compiled again: the time would tell of it.
         """
-        return self._compile((tenant, source_of(wanted)), [*schemas_in(wanted)])
+        return self._begin((tenant, source_of(wanted)), [*schemas_in(wanted)], _as_it_is)
 
     def compile_calls(
         self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
     ) -> Grammar:
-        """Likewise for a Lark grammar of calls; with `other`, an answer that follows that will do instead of a call."""
+        """Likewise for a Lark grammar of calls."""
+        return self.begin_calls(calls, tools, tenant, other).result()
+
+    def begin_calls(
+        self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
+    ) -> Future[Grammar]:
+        """Likewise; with `other`, an answer that follows that will do instead of a call."""
         source = calls_source(calls, other)
         for schema in () if other is None else schemas_in(other):
             check_schema(schema)
-        try:
-            return self._compile((tenant, source), [tool.function.parameters for tool in tools])
-        except (ValueError, RecursionError, RequestError) as error:
-            text = str(error) if isinstance(error, RequestError) else told_briefly(error)
-            raise RequestError(text.replace("response_format", "tools", 1), param="tools") from error
+        return self._begin((tenant, source), [tool.function.parameters for tool in tools], _of_tools)
 
     def give_back(self) -> None:
         """Forget what is remembered, unless memory is being asked for just now."""
@@ -94,56 +100,59 @@ class GrammarCompiler:
         finally:
             self._lock.release()
 
-    def _compile(self, key: _Key, schemas: Sequence[JsonObject]) -> Grammar:
+    def _begin(
+        self, key: _Key, schemas: Sequence[JsonObject], told: Callable[[BaseException], BaseException]
+    ) -> Future[Grammar]:
+        """Return what one request waits for. It may be cancelled: what is compiled is of use to others."""
         with self._lock:
             coming = self._compiled.get(key)
             is_first = coming is None
             if coming is None:
-                self._check_stuck(key[0])
+                self._queue.check(key[0])
                 self._make_room(key)
-                coming = self._compiled[key] = Compilation(self._slots)
+                coming = self._compiled[key] = Compilation(key, partial(self._compiled_from, key[1], schemas))
+                coming.add_done_callback(self._forget_failed)
             self._compiled.move_to_end(key)
         if is_first:
-            # No thread can be ended from outside: one that goes on for ever takes none of those that prepare requests.
-            start_deep(lambda: self._fulfil(coming, key, schemas), "pyagent-grammar")
-        grammar = self._awaited(coming)
-        with self._lock:  # one thread at a time looks at what they all share
-            return grammar.fork()
+            self._queue.add(coming)
+        own = Future[Grammar]()
+        coming.add_done_callback(lambda done: self._hand_over(done, own, told))
+        return own
 
-    def _check_stuck(self, tenant: str) -> None:
-        """Raise `CapacityError` while grammars of this tenant's go on compiling that were given up."""
-        if sum(one.is_stuck for (owner, _), one in self._compiled.items() if owner == tenant) >= _MAX_STUCK:
-            text = (
-                "grammars asked for before still compile, though they were given up; no other is begun until they end"
-            )
-            raise CapacityError(text, retry_after_seconds=self._compile_seconds)
-
-    def _awaited(self, coming: Compilation) -> Grammar:
-        while True:
-            try:
-                return coming.result(0 if coming.is_stuck else self._compile_seconds)
-            except TimeoutError:
-                if (
-                    coming.is_stuck or not self._opening.locked()
-                ):  # a backend may import torch first, which is no fault of the request
-                    coming.give_up()
-                    text = f"{CANNOT_ENFORCE}: it did not compile within {self._compile_seconds:g} s; simplify it"
-                    raise RequestError(text, param="response_format") from None
-
-    def _fulfil(self, coming: Compilation, key: _Key, schemas: Sequence[JsonObject]) -> None:
+    def _hand_over(
+        self, done: Future[Grammar], own: Future[Grammar], told: Callable[[BaseException], BaseException]
+    ) -> None:
+        if not own.set_running_or_notify_cancel():
+            return
         try:
-            for schema in schemas:
-                check_schema(schema)
-            if text := source_excess(key[1]):
-                raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")  # noqa: TRY301
-            coming.begin()
-            coming.set_result(self._first_that_can(key[1]))
-        except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
-            with self._lock:
-                self._compiled.pop(key, None)
-            coming.set_exception(error)
-        finally:
-            coming.leave()
+            with self._lock:  # one thread at a time looks at what they all share
+                grammar = done.result().fork()
+        except BaseException as error:  # noqa: BLE001 - the request that waits must get it
+            own.set_exception(told(error))
+        else:
+            own.set_result(grammar)
+
+    def _forget_failed(self, done: Future[Grammar]) -> None:
+        assert isinstance(done, Compilation)
+        if done.exception() is not None and not done.is_given_up:
+            self._replace(done, None)
+
+    def _replace(self, over: Compilation, compiled: Grammar | None) -> None:
+        """Remember what came of a compilation after it was given up; forget it where nothing did."""
+        with self._lock:
+            if self._compiled.get(over.key) is not over:
+                return
+            del self._compiled[over.key]
+            if compiled is not None:
+                late = self._compiled[over.key] = Compilation(over.key, over.work)
+                late.set_result(compiled)
+
+    def _compiled_from(self, source: GrammarSource, schemas: Sequence[JsonObject]) -> Grammar:
+        for schema in schemas:
+            check_schema(schema)
+        if text := source_excess(source):
+            raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")
+        return self._first_that_can(source)
 
     def _first_that_can(self, source: GrammarSource) -> Grammar:
         """Compile by the first backend that can enforce it; raise the first one's reason where none can."""
@@ -204,3 +213,17 @@ class GrammarCompiler:
     def _num_bytes(self, *more: _Key) -> int:
         sources = sum(len(source.text) for _, source in (*self._compiled, *more))
         return self._library_bytes + _BYTES_A_TOKEN * self._vocabulary.size + _BYTES_A_LETTER * sources
+
+
+def _as_it_is(error: BaseException) -> BaseException:
+    return error
+
+
+def _of_tools(error: BaseException) -> BaseException:
+    """Return what tools are refused with."""
+    if not isinstance(error, ValueError | RecursionError | RequestError):
+        return error
+    text = str(error) if isinstance(error, RequestError) else told_briefly(error)
+    refusal = RequestError(text.replace("response_format", "tools", 1), param="tools")
+    refusal.__cause__ = error
+    return refusal

@@ -33,10 +33,6 @@ class Grammar:
         """Go on by a token that the mask allowed. Raises `GrammarError` for any other."""
         self.matcher.accept(token)
 
-    def rollback(self, num_tokens: int) -> None:
-        """Go back by the last tokens accepted."""
-        self.matcher.rollback(num_tokens)
-
     def fork(self) -> Grammar:
         """Return a grammar at the same place; neither moves the other."""
         return Grammar(self.matcher.copy(), self.backend, self.backend_name, self.row_bytes)

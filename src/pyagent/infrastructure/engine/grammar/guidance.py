@@ -51,11 +51,6 @@ class GuidanceMatcher:
         if not self.inner.consume_token(token):
             raise self.error(f"token {token} is not allowed here")
 
-    def rollback(self, num_tokens: int) -> None:
-        """Go back by the last tokens."""
-        if not self.inner.rollback(num_tokens):
-            raise self.error(f"it cannot go back by {num_tokens} tokens")
-
     def copy(self) -> GuidanceMatcher:
         """Return a matcher at the same place."""
         return GuidanceMatcher(self.inner.deep_copy())

@@ -61,10 +61,6 @@ class XGrammarMatcher:
         if self.is_finished or not self.inner.accept_token(token):
             raise GrammarError(f"token {token} is not allowed here", "refused")
 
-    def rollback(self, num_tokens: int) -> None:
-        """Go back by the last tokens."""
-        self.inner.rollback(num_tokens)
-
     def copy(self) -> XGrammarMatcher:
         """Return a matcher at the same place."""
         return XGrammarMatcher(self.inner.fork())
@@ -101,7 +97,7 @@ class XGrammarBackend:
     def _compile(self, source: GrammarSource) -> Any:
         match source.kind:
             case "json_schema":
-                _check(json.loads(source.text))
+                check(json.loads(source.text))
                 return self._compiler.compile_json_schema(
                     source.text, any_whitespace=False, separators=(", ", ": "), strict_mode=False
                 )
@@ -146,7 +142,7 @@ def pyagent_register_grammar_backends() -> Sequence[GrammarBackendFactory]:
     return [XGRAMMAR]
 
 
-def _check(schema: JsonObject) -> None:
+def check(schema: JsonObject) -> None:
     """Raise `RequestError` for a keyword that would be ignored, with its place."""
     for pointer, node in nodes_of(schema).items():
         if keyword := _ignored(node):
@@ -162,14 +158,27 @@ def _ignored(node: JsonObject) -> str:
         return "$ref" if is_elsewhere else min(said - {alone[0]}, default="")
     if not said or not isinstance(kind, str):
         return min(said, default="")
-    bounds = {keyword for keyword in said if keyword.startswith(("min", "max")) and not isinstance(node[keyword], int)}
     unknown = said - {"type"} - _BY_TYPE.get(kind, frozenset())
     if node.get("items") is False or {"prefixItems", "items"} <= said:
         unknown.add("items")
-    names = [*cast("JsonObject", node.get("properties", {})), *cast("list[object]", node.get("required", []))]
-    if not all(isinstance(name, str) and _PLAIN_NAME.fullmatch(name) for name in names):
+    names = cast("JsonObject", node.get("properties", {}))
+    required = cast("list[object]", node.get("required", []))
+    if not all(isinstance(name, str) and _PLAIN_NAME.fullmatch(name) for name in (*names, *required)):
         unknown.add("properties")
-    return min(unknown | bounds, default="")
+    if any(name not in names for name in required):
+        unknown.add("required")
+    return min(unknown | _bounds_left_out(node), default="")
+
+
+def _bounds_left_out(node: JsonObject) -> set[str]:
+    """Return the bounds that are no numbers of things, and those that leave nothing between them."""
+    bounds = {keyword: value for keyword, value in node.items() if keyword.startswith(("min", "max"))}
+    found = {keyword for keyword, value in bounds.items() if type(value) is not int or value < 0}
+    for things in ("Items", "Length"):
+        least, most = bounds.get(f"min{things}", 0), bounds.get(f"max{things}")
+        if isinstance(least, int) and isinstance(most, int) and least > most:
+            found.add(f"min{things}")
+    return found
 
 
 def _ebnf(text: str) -> str:

@@ -18,6 +18,10 @@ class LeftBehind(BaseException):
     """Raised in a thread that was left behind, wherever it is. Code that catches everything lets it pass."""
 
 
+_DONE = -1
+"""The place past the last piece."""
+
+
 class _Worker:
     """One thread, and where it is in its present pieces."""
 
@@ -25,7 +29,8 @@ class _Worker:
         self.pieces: SimpleQueue[Sequence[Callable[[], None]] | None] = SimpleQueue()
         self.is_done: SimpleQueue[None] = SimpleQueue()
         self.present = (0, time.monotonic())  # which piece, and when it began
-        self.is_left = False
+        self._is_left = False
+        self._claiming = threading.Lock()
         self.thread = threading.Thread(target=self._run, name="pyagent-logits", daemon=True)
         self.thread.start()
 
@@ -36,30 +41,43 @@ class _Worker:
     def _work(self) -> None:
         while (pieces := self.pieces.get()) is not None:
             for index, piece in enumerate(pieces):
-                self.present = (index, time.monotonic())
-                piece()
-                if self.is_left:
+                if not self._claim(index):
                     return
-            self.is_done.put(None)
+                piece()
+            self._claim(_DONE)
+
+    def _claim(self, index: int) -> bool:
+        """Go on to a piece, or end; False when what is left is another thread's."""
+        with self._claiming:
+            if self._is_left:
+                return False
+            if index == _DONE:
+                self.is_done.put(None)
+            self.present = (index, time.monotonic())
+            return True
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the pieces; return the one that took longer than this, None when all are done."""
         while True:
             index, began = self.present
             left = began + seconds - time.monotonic()
-            if left <= 0:
+            if left <= 0 and index != _DONE:
                 return index
             try:
-                self.is_done.get(timeout=left)
+                self.is_done.get(timeout=max(left, 0))
             except Empty:
                 continue
             return None
 
-    def leave(self) -> None:
-        """Have the thread end as soon as it can."""
-        self.is_left = True
-        ident = ctypes.c_ulong(self.thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(LeftBehind))
+    def leave(self, index: int) -> bool:
+        """Have the thread end as soon as it can; False when it has ended this piece by now, and goes on."""
+        with self._claiming:
+            if self.present[0] != index:
+                return False
+            self._is_left = True
+            ident = ctypes.c_ulong(self.thread.ident or 0)  # its own as long as it cannot claim, and end
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(LeftBehind))
+            return True
 
 
 class BoundedThread:
@@ -78,10 +96,10 @@ class BoundedThread:
             worker = self._worker = self._worker or _Worker()
             worker.present = (0, time.monotonic())
             worker.pieces.put(pieces[start:])
-            stuck = worker.wait(self._limit)
+            while (stuck := worker.wait(self._limit)) is not None and not worker.leave(stuck):
+                pass
             if stuck is None:
                 break
-            worker.leave()
             self._worker = None
             overdue[start + stuck] = worker.thread
             start += stuck + 1

@@ -1,4 +1,4 @@
-"""The memory that processors write to: never the model's, and never used again while somebody may still write there."""
+"""The memory that processors write to: never the model's, and never used again while a plugin may still write there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scratch:
 
 
 def _is_free(lent: memoryview[float], memory: bytearray) -> bool:
-    """Take floats back; False where somebody still refers to them, in whatever way."""
+    """Take floats back; return False where a plugin still refers to them, in whatever way."""
     try:
         lent.release()
         memory.append(0)  # refused while anything refers to the memory

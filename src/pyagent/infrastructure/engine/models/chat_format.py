@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,9 +21,11 @@ from pyagent.core.dialects.json_calls import JsonCalls
 from pyagent.core.dialects.registry import dialect_for, dialects
 from pyagent.core.emulation import dialect as in_words
 from pyagent.core.errors import UnsupportedError
-from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, Tool
+from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, SamplingParams, Tool
+from pyagent.core.structured_output.sources import has_answer
 from pyagent.infrastructure.engine.models.tool_results import in_call_order
 from pyagent.infrastructure.engine.options import ThinkingLimits
+from pyagent.infrastructure.engine.sampling.sampler import make_sampler
 from pyagent.infrastructure.engine.thinking_budget import ThinkingBudget
 
 if TYPE_CHECKING:
@@ -90,16 +92,24 @@ class AnswerFormat:
         return self.dialect.parser(self.callable_tools, is_reasoning=is_reasoning, is_held=is_held)
 
     def grammar(self, token_ids: Mapping[str, int], *, is_loose: bool = False) -> str:
-        """Return the grammar of the calls; with `is_loose`, any object will do as arguments."""
-        tools = [_without_schema(tool) for tool in self.callable_tools] if is_loose else self.callable_tools
+        """Return the grammar of the calls; with `is_loose`, any object will do as arguments.
+
+        A form that text must match is the other choice: within a grammar that holds the whole answer, in the place of
+        its text.
+        """
         assert self.dialect is not None  # there are tools
+        tools = [_without_schema(tool) for tool in self.callable_tools] if is_loose else self.callable_tools
         is_named = isinstance(self.request.tool_choice, dict)  # OpenAI: "exactly one specific function"
-        return self.dialect.grammar(
+        write = partial(
+            self.dialect.grammar,
             tools,
-            is_required=self.must_call or self.is_structured,
             is_parallel=self.request.parallel_tool_calls and not is_named,
             token_ids=token_ids,
         )
+        if self.must_call or not self.is_structured:
+            return write(is_required=self.must_call)
+        whole = write(is_required=False) if self.dialect.spans_reasoning else ""
+        return whole if has_answer(whole) else write(is_required=True)
 
     def as_rendered(self, message: Message) -> Message:
         """Return an answer as later prompts of its conversation will have it."""
@@ -183,13 +193,14 @@ class ChatFormat:
             said = self._limits.by_effort.get(effort, self._limits.num_tokens)
         return None if said is None or said < 0 else said
 
-    def thinking_budget(self, asked: AnswerFormat) -> ThinkingBudget | None:
-        """Return the bound of an answer's reasoning."""
+    def thinking_budget(self, asked: AnswerFormat, num_logprobs: int | None) -> ThinkingBudget | None:
+        """Return the bound of an answer's reasoning; of the tokens that end it, so many log probabilities are told."""
         if asked.thinking_budget is None or asked.dialect is None or asked.dialect.reasoning is None:
             return None
         ending = asked.dialect.reasoning.ending(has_tools=bool(asked.callable_tools))
         tokens = self._tokenizer.encode_continuation(self._limits.message + ending)
-        return ThinkingBudget(asked.thinking_budget, tuple(tokens), asked.dialect.spans_reasoning)
+        sampler = make_sampler(SamplingParams(temperature=0, top_logprobs=num_logprobs), self._tokenizer)
+        return ThinkingBudget(asked.thinking_budget, tuple(tokens), sampler, asked.dialect.spans_reasoning)
 
     def is_open(self, tokens: Sequence[int]) -> bool:
         """Whether a prompt ends inside of reasoning."""

@@ -7,7 +7,6 @@ touches neither its runner nor the loop. Any thread may call.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from pyagent.core.errors import CapacityError, RequestError, UnsupportedError
-from pyagent.core.messages import ChatRequest, ResponseFormat, SamplingParams, check_echo
+from pyagent.core.errors import RequestError, UnsupportedError
+from pyagent.core.messages import ChatRequest, SamplingParams, check_echo
 from pyagent.core.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.answer_text import AnswerText
+from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars, Beside, at_once
 from pyagent.infrastructure.engine.models.answer_log import record_answer, record_answers, without_prefix
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.models.preprocessor import InputPreprocessor, PromptTokens
@@ -29,10 +29,9 @@ from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, nu
 from pyagent.infrastructure.engine.sampling.sampler import answer_params, find_tokens, make_sampler
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+    from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
     from pyagent.infrastructure.engine.logits.row_processors import RowProcessor
-    from pyagent.infrastructure.engine.models.chat_format import AnswerFormat
     from pyagent.infrastructure.engine.sessions.sessions import Sessions
     from pyagent.infrastructure.engine.tokens import Detokenizer
 
@@ -41,15 +40,16 @@ if TYPE_CHECKING:
 class ProcessedInput:
     """What all answers to a chat request have in common.
 
-    `tokens` are the prompt's, `max_new_tokens` those that may follow it. `log` has the tokens of the only answer that
-    are given already: an answer prefix, and what another engine delivered. `token_lists` are those that sampling fields
-    name, `processors` those of the first answer.
+    `tokens` are the prompt's, `max_new_tokens` those that may follow it. `given` is what another engine delivered,
+    `log` all tokens of the only answer that there are already, an answer prefix included. `token_lists` are those that
+    sampling fields name, `processors` those of the first answer.
     """
 
     request: ChatRequest
     prompt: PromptTokens
     tokens: list[int]
     max_new_tokens: int
+    given: TokenLog | None
     log: TokenLog | None
     request_class: str
     deadline: float | None
@@ -65,7 +65,7 @@ class InputProcessor:
         self,
         preprocessor: InputPreprocessor,
         sessions: Sessions,
-        grammars: GrammarCompiler,
+        grammars: AnswerGrammars,
         logits: LogitsProcessors,
         check_class: Callable[[str], str],
         *,
@@ -83,16 +83,30 @@ class InputProcessor:
         self._check_class = check_class
         self._ids = itertools.count(1)
 
-    def process(
-        self, request: ChatRequest, on_output: Callable[[Output], None], log: TokenLog | None = None
+    async def process(
+        self,
+        request: ChatRequest,
+        on_output: Callable[[Output], None],
+        log: TokenLog | None = None,
+        *,
+        deadline: float | None = None,
+        beside: Beside = at_once,
     ) -> Request:
         """Return the request for the engine; it stands for all its answers, and goes on after what `log` has.
 
-        Raises `RequestError`; nothing has reached the engine's loop then.
+        What takes long is done `beside` the event loop. Raises `RequestError`; nothing has reached the engine's loop
+        then.
         """
         num_answers = _check(request)
-        common = self._process(request, log)
-        make = partial(self._answer, common, on_output)
+        common = await beside(self._process, request, log, deadline)
+        grammar = await self._grammars.compile(common.prompt, beside)
+        return await beside(self._request, common, grammar, num_answers, on_output)
+
+    def _request(
+        self, common: ProcessedInput, grammar: Grammar | None, num_answers: int, on_output: Callable[[Output], None]
+    ) -> Request:
+        request, log = common.request, common.given
+        make = partial(self._answer, common, grammar, on_output)
         answers = [make((), index) for index in range(num_answers)]
         lead = answers[0]
         if request.beam is not None:
@@ -152,7 +166,7 @@ class InputProcessor:
         is_told = prompt.echo or lead.scores is not None
         return with_prompt(on_output, prompt.echo, lead.scores) if is_told else on_output
 
-    def _process(self, request: ChatRequest, log: TokenLog | None) -> ProcessedInput:
+    def _process(self, request: ChatRequest, log: TokenLog | None, deadline: float | None) -> ProcessedInput:
         prompt = self._preprocessor.tokenize(request, log)
         if request.beam is not None and (prompt.format.must_call or prompt.format.has_strict):
             text = "beam search cannot be combined with forced or strict calls; leave one of them out"
@@ -162,15 +176,15 @@ class InputProcessor:
         context = self._preprocessor.context
         if context.num_tokens - len(tokens) <= len(answer_prefix):
             raise context.overflow(len(tokens) + len(answer_prefix))
-        seconds = request.timeout_seconds
         return ProcessedInput(
             request,
             prompt,
             tokens,
             max_new_tokens=context.num_tokens - len(tokens),
+            given=log,
             log=None if _has_several(request) else _with_prefix(answer_prefix, log),
             request_class=self._check_class(request.request_class),
-            deadline=None if seconds is None else time.perf_counter() + seconds,
+            deadline=deadline,
             key=PrefixKey(tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
             token_lists=find_tokens(request.sampling, self._tokenizer),
             processors=self._processors(request),
@@ -184,6 +198,7 @@ class InputProcessor:
     def _answer(
         self,
         common: ProcessedInput,
+        compiled: Grammar | None,
         on_output: Callable[[Output], None],
         output_tokens: Sequence[int],
         index: int = 0,
@@ -192,11 +207,12 @@ class InputProcessor:
         request, prefix, tokenizer = common.request, common.prompt.assistant_prefix, self._tokenizer
         params = request.sampling
         sampled = answer_params(request, index, len(tokenizer.end_ids))
-        grammar = prefix.accepted(self._grammar(common.prompt.format))
+        grammar = None if compiled is None else compiled.fork()
         chat_format, answer_format = self._preprocessor.chat_format, common.prompt.format
         is_first = index == 0 and not output_tokens
         processors = common.processors if is_first else tuple(one.for_another() for one in common.processors)
         may_think = grammar is not None and answer_format.thinks and not prefix.tokens
+        is_begun = bool(prefix.tokens or request.answer_prefix)
         called = answer_format.dialect if answer_format.needs_grammar else None
         return Request(
             id=next(self._ids),
@@ -211,7 +227,7 @@ class InputProcessor:
             reasoning_ids=chat_format.reasoning_ids if may_think else frozenset(),
             opener_ids=chat_format.opener_ids(called) if grammar is not None and called else frozenset(),
             spans_reasoning=called is not None and called.spans_reasoning,
-            thinking=None if prefix.tokens or request.answer_prefix else chat_format.thinking_budget(answer_format),
+            thinking=None if is_begun else chat_format.thinking_budget(answer_format, sampled.top_logprobs),
             on_output=on_output,
             origin=request.origin,
             priority=request.priority,
@@ -248,33 +264,6 @@ class InputProcessor:
         return self._tokenizer.detokenizer(
             shows_special=not params.skip_special_tokens, shown=shown, is_further=is_further
         )
-
-    def _grammar(self, answer_format: AnswerFormat) -> Grammar | None:
-        request = answer_format.request
-        form = request.response_format if answer_format.is_structured else None
-        if request.beam is not None:
-            return None
-        if answer_format.dialect is None or not answer_format.needs_grammar:
-            return None if form is None else self._grammars.compile(form, request.origin.tenant)
-        try:
-            return self._calls(answer_format, form)
-        except RequestError:
-            if answer_format.has_strict:
-                raise
-        try:
-            return self._calls(answer_format, form, is_loose=True)
-        except (RequestError, CapacityError):
-            if answer_format.must_call or form is not None:
-                raise
-        return None  # calls are read all the same
-
-    def _calls(self, answer_format: AnswerFormat, form: ResponseFormat | None, *, is_loose: bool = False) -> Grammar:
-        """Return the grammar of calls, or of text of a form where none is forced. Raises `RequestError`."""
-        assert answer_format.dialect is not None
-        token_ids = self._preprocessor.chat_format.tag_ids(answer_format.dialect)
-        lark = answer_format.grammar(token_ids, is_loose=is_loose)
-        tools, other = () if is_loose else answer_format.callable_tools, None if answer_format.must_call else form
-        return self._grammars.compile_calls(lark, tools, answer_format.request.origin.tenant, other)
 
 
 def _check(request: ChatRequest) -> int:

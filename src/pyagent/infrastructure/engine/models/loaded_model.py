@@ -16,6 +16,7 @@ from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.memory.ledger import Reservation
 from pyagent.infrastructure.engine.memory.process import heap_bytes
+from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
 from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
@@ -73,7 +74,7 @@ class LoadedModel:
         self.input_processor = InputProcessor(
             self.preprocessor,
             self.sessions,
-            self.grammars,
+            AnswerGrammars(self.grammars, self._chat_format),
             self.logits,
             self.engine.scheduler.queues.check,
             scores_prompts=self.runner.scores_prompts,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
-
 _TRUNCATED_CONTEXTS = 8
 """Contexts that a prompt may have of which the end is read: all of it is tokenised, since the end alone might be
 tokenised otherwise."""

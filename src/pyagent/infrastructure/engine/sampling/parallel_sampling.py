@@ -1,7 +1,7 @@
 """`n` answers to one prompt, or the best `n` of more: requests that share the prompt and end together.
 
-Each draws with a seed of its own, so that the i-th answer is what seed + i gives alone. The best are those whose log
-probability over the number of output tokens is highest; they are emitted when all have ended, likeliest first.
+Each is sampled with a seed of its own, so that the i-th answer is what seed + i gives alone. The best are those whose
+log probability over the number of output tokens is highest; they are emitted when all have ended, likeliest first.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Scheduler:
 
     @property
     def has_masks(self) -> bool:
-        """Whether a running request may not draw every token."""
+        """Whether some token may not be sampled for a running request."""
         return self._num_masked > 0
 
     @property

@@ -84,9 +84,17 @@ class Plan:
             self.num_decoding = batch.num_decoding = len(places)
         self.batch.tokens = [log[-1] for log in self.logs]
 
+    def force_tokens(self) -> None:
+        """Have the only tokens that may come next sampled whatever their requests exclude."""
+        for row, request in enumerate(self.sampled):
+            if request.thinking is not None and request.forced_token is not None:
+                self.batch.samplers[row] = request.thinking.sampler
+
     def process_logits(self, process: Callable[[list[Request], LogitsRows], dict[int, str]]) -> None:
         """Have the logits of requests that have processors changed before they are sampled from."""
-        processed = frozenset(row for row, request in enumerate(self.sampled) if request.processors)
+        processed = frozenset(
+            row for row, request in enumerate(self.sampled) if request.processors and request.forced_token is None
+        )
         if processed:
             self.batch.processed, self.batch.process = processed, partial(process, self.sampled)
 

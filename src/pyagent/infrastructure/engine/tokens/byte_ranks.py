@@ -56,7 +56,7 @@ def build_ranked(
 
 
 def _texts(ranks: Sequence[bytes], added: Mapping[int, tuple[str, bool]], first_rank: int, name: str) -> list[str]:
-    """All tokens by id, bytes as their letters; ids that stand for nothing have a name that no text is."""
+    """Return all tokens by id, bytes as their letters; ids that stand for nothing have a name that no text is."""
     num_tokens = max(first_rank + len(ranks), 1 + max(added, default=-1))
     if num_tokens > MAX_TOKENS:
         raise ModelError(f"{name}: a vocabulary of {num_tokens} tokens; {MAX_TOKENS} are read at most", model=name)

@@ -17,16 +17,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
+from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, QWEN
 
 # Token types of GGUF.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _MADE_BY_MERGES = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3"})
 SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "default")
@@ -87,11 +82,11 @@ def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) 
     tokenizer = Tokenizer(model)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if pre in LLAMA3_NAMES:
-        words = pre_tokenizers.Split(Regex(_LLAMA3), "isolated")
+        words = pre_tokenizers.Split(Regex(CL100K), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     elif pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-        words = pre_tokenizers.Split(Regex(_QWEN2), "isolated")
+        words = pre_tokenizers.Split(Regex(QWEN), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     elif pre == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)

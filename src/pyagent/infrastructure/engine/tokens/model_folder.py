@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -14,7 +14,7 @@ from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 
-MAX_JSON_BYTES = 256_000_000
+_MAX_JSON_BYTES = 256_000_000
 _NAMED = "added_tokens_decoder"
 
 
@@ -99,14 +99,25 @@ class HuggingFaceReader:
         return made
 
 
+def file_in(folder: Path, patterns: Sequence[str], is_one: Callable[[Path], bool]) -> Path | None:
+    """Return the first file of a folder that has one of these names, and looks like what is wanted."""
+    found = (file for pattern in patterns for file in sorted(folder.glob(pattern))) if folder.is_dir() else ()
+    return next((file for file in found if file.is_file() and is_one(file)), None)
+
+
+def read_bounded(file: Path, max_bytes: int = _MAX_JSON_BYTES) -> bytes:
+    """Return what is in a file. Raises `ModelError` for a larger one."""
+    if file.stat().st_size > max_bytes:
+        raise ModelError(f"{file}: larger than {max_bytes} bytes", model=str(file.parent))
+    return file.read_bytes()
+
+
 def read_json(path: Path) -> dict[str, object]:
     """Return the object in a JSON file; an empty one where there is none. Raises `ModelError`."""
     if not path.is_file():
         return {}
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelError(f"{path}: larger than {MAX_JSON_BYTES} bytes", model=str(path.parent))
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_bounded(path))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not valid JSON: {error}", model=str(path.parent)) from error
     return cast("dict[str, object]", value) if isinstance(value, dict) else {}

@@ -1,6 +1,6 @@
 """Tokens of parts of prompts, kept for prompts of the same tenant that have the same parts. Knows no tokenizer.
 
-Found for another tenant too, they would tell by the time taken what somebody else has sent.
+Found for another tenant too, they would tell by the time taken what another tenant has sent.
 """
 
 from __future__ import annotations

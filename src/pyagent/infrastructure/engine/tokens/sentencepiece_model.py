@@ -14,7 +14,7 @@ from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
-from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder
+from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder, file_in, read_bounded
 
 _MAX_FILE_BYTES, _MAX_PIECES = 64_000_000, 1 << 20
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -53,10 +53,8 @@ class SentencePieceReader:
         file, name = _file_in(path), str(path)
         if file is None:
             raise ModelError(f"{path}: no tokenizer.model", model=name)
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise ModelError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", model=name)
         try:
-            model = _read(file.read_bytes())
+            model = _read(read_bounded(file, _MAX_FILE_BYTES))
         except (IndexError, ValueError, struct.error) as error:
             raise ModelError(f"{file}: not a model of SentencePiece: {error}", model=name) from error
         _check(model, file)
@@ -78,8 +76,7 @@ class SentencePieceReader:
 
 
 def _file_in(path: Path) -> Path | None:
-    found = (file for pattern in _FILES for file in sorted(path.glob(pattern))) if path.is_dir() else iter(())
-    return next((file for file in found if file.is_file() and _is_message(file)), None)
+    return file_in(path, _FILES, _is_message)
 
 
 def _is_message(file: Path) -> bool:
@@ -133,7 +130,7 @@ def _number(value: bytes | int | None, default: int) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a protobuf message: numbers as such, texts, messages and floats as their bytes."""
+    """Yield the fields of a protobuf message: numbers as such, texts, messages and floats as their bytes."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)

@@ -11,7 +11,7 @@ import msgspec
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer
 from pyagent.infrastructure.engine.tokens.byte_ranks import build_ranked
-from pyagent.infrastructure.engine.tokens.model_folder import MAX_JSON_BYTES, ModelFolder
+from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder, read_bounded
 
 FILE = "tekken.json"
 _BEFORE_V7 = (
@@ -79,9 +79,7 @@ def read_tekken(path: Path) -> _Tekken:
     """Return what the folder's tekken.json says. Raises `ModelError`."""
     file = path / FILE
     try:
-        if file.stat().st_size > MAX_JSON_BYTES:
-            raise ModelError(f"{file}: larger than {MAX_JSON_BYTES} bytes", model=str(path))
-        return msgspec.json.decode(file.read_bytes(), type=_Tekken)
+        return msgspec.json.decode(read_bounded(file), type=_Tekken)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelError(f"{file}: not a tekken file: {error}", model=str(path)) from error
 

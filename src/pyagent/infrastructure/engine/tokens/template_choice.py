@@ -87,7 +87,7 @@ def _names(tokenizer: Tokenizer) -> set[str]:
 
 
 def _texts(files: ModelFolder | GgufHeader, tokenizer: Tokenizer) -> dict[str, str]:
-    """What templates call `bos_token` and `eos_token`."""
+    """Return what templates call `bos_token` and `eos_token`."""
     if isinstance(files, GgufHeader):
         return {f"{key}_token": _name_of(files.token_id(key), tokenizer) for key in ("bos", "eos")}
     begin, end = tokenizer.begin_id, min(tokenizer.end_ids, default=None)

@@ -14,23 +14,12 @@ from pathlib import Path
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer
 from pyagent.infrastructure.engine.tokens.byte_ranks import MAX_BYTES, MAX_TOKENS, build_ranked
-from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder
+from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder, file_in, read_bounded
+from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, GPT2, KIMI, O200K, QWEN
 
 _MAX_FILE_BYTES = 2 * MAX_BYTES
 _LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (\d{1,7})")
 _FILES = ("*.tiktoken", "tiktoken.model", "tokenizer.model")
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
-_HAN = r"\p{Han}"
-
-
-def _cased(upper: str, lower: str) -> str:
-    return (
-        rf"{_BEFORE_WORD}{upper}*{lower}+{_CONTRACTIONS}?|{_BEFORE_WORD}{upper}+{lower}*{_CONTRACTIONS}?|"
-        r"\p{N}{1,3}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +31,6 @@ class _Known:
     after_ranks: tuple[str, ...] = ()
 
 
-_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CL100K = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_QWEN = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}|{_REST}"
-_O200K = rf"{_cased(_UPPER, _LOWER)}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_KIMI = rf"{_HAN}+|{_cased(f'[{_UPPER}&&[^{_HAN}]]', f'[{_LOWER}&&[^{_HAN}]]')}|{_REST}"
 _END_OF_TEXT = {"<|endoftext|>": 50256}
 _FILLS = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
 _LLAMA3 = (
@@ -57,14 +41,14 @@ _LLAMA3 = (
 )
 _QWEN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 KNOWN = {
-    "gpt2": _Known(_GPT2, _END_OF_TEXT),
-    "r50k_base": _Known(_GPT2, _END_OF_TEXT),
-    "p50k_base": _Known(_GPT2, _END_OF_TEXT),
-    "cl100k_base": _Known(_CL100K, {"<|endoftext|>": 100257, **_FILLS, "<|endofprompt|>": 100276}),
-    "o200k_base": _Known(_O200K, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
-    "llama3": _Known(_CL100K, after_ranks=_LLAMA3),
-    "qwen": _Known(_QWEN, after_ranks=_QWEN_TOKENS),
-    "kimi": _Known(_KIMI),
+    "gpt2": _Known(GPT2, _END_OF_TEXT),
+    "r50k_base": _Known(GPT2, _END_OF_TEXT),
+    "p50k_base": _Known(GPT2, _END_OF_TEXT),
+    "cl100k_base": _Known(CL100K, {"<|endoftext|>": 100257, **_FILLS, "<|endofprompt|>": 100276}),
+    "o200k_base": _Known(O200K, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
+    "llama3": _Known(CL100K, after_ranks=_LLAMA3),
+    "qwen": _Known(QWEN, after_ranks=_QWEN_TOKENS),
+    "kimi": _Known(KIMI),
 }
 _CLASSES = {"QWenTokenizer": "qwen", "TikTokenTokenizer": "kimi"}
 """By `tokenizer_class` of tokenizer_config.json."""
@@ -98,11 +82,8 @@ class TiktokenReader:
 
 
 def _file_in(path: Path) -> Path | None:
-    """The folder's rank file: `tokenizer.model` may be one, or SentencePiece's."""
-    if not path.is_dir():
-        return None
-    found = (file for pattern in _FILES for file in sorted(path.glob(pattern)))
-    return next((file for file in found if file.is_file() and _is_ranks(file)), None)
+    """Return the folder's rank file: `tokenizer.model` may be one, or SentencePiece's."""
+    return file_in(path, _FILES, _is_ranks)
 
 
 def _is_ranks(file: Path) -> bool:
@@ -111,12 +92,10 @@ def _is_ranks(file: Path) -> bool:
 
 
 def _read_ranks(file: Path) -> list[bytes]:
-    """The tokens by rank. Raises `ModelError` for a line that is none, or a rank that is missing."""
+    """Return the tokens by rank. Raises `ModelError` for a line that is none, or a rank that is missing."""
     name = str(file.parent)
-    if file.stat().st_size > _MAX_FILE_BYTES:
-        raise ModelError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", model=name)
     rank_to_token: dict[int, bytes] = {}
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_bounded(file, _MAX_FILE_BYTES).splitlines(), 1):
         if not line.strip():
             continue
         found = _LINE.fullmatch(line.strip())
@@ -133,7 +112,7 @@ def _read_ranks(file: Path) -> list[bytes]:
 
 
 def _known(file: Path, folder: ModelFolder) -> _Known:
-    """How the vocabulary cuts words. Raises `ModelError` where nothing says it."""
+    """Return how the vocabulary cuts words. Raises `ModelError` where nothing says it."""
     pattern = folder.about.get("pat_str")
     if isinstance(pattern, str) and pattern:
         return _Known(pattern)

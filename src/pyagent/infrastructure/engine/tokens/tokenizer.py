@@ -97,7 +97,7 @@ class ModelTokenizer:
         return loaded
 
     def encode_text(self, text: str, tenant: str = "", *, is_begun: bool = False) -> list[int]:
-        """A tenant's text; control tokens in it are read as such. Empty text has none.
+        """Return the tokens of a tenant's text; control tokens in it are read as such. Empty text has none.
 
         It is the start of a document, with the token that begins one, unless it `is_begun`.
         """
@@ -249,7 +249,7 @@ class ModelTokenizer:
     def detokenizer(
         self, *, shows_special: bool = False, shown: frozenset[int] = frozenset(), is_further: bool = False
     ) -> Detokenizer:
-        """A new stream of text for one answer, control tokens left out unless all or those of `shown` are written.
+        """Return a new stream of one answer's text, without control tokens unless all or those of `shown` are written.
 
         With `is_further` it goes on with a text, so that a space it begins with is one.
         """
@@ -279,7 +279,7 @@ class ModelTokenizer:
 
 
 def _added(tokenizer: Tokenizer) -> dict[int, AddedToken]:
-    """The tokens that are found in a text before anything else: of others than the library's, the control tokens."""
+    """Return the tokens that are found in a text before all others: of a plugin's tokenizer, its control tokens."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return tokenizer.added
     named = tokenizer.special_tokens.items()

@@ -6,6 +6,8 @@ or is refused by name. Pure: bytes in, a `ChatRequest` out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -28,8 +30,8 @@ from pyagent.infrastructure.server.validation import (
     check_name,
     checked_choice,
     checked_sampling,
-    decode,
     model_asked,
+    read_all,
     refuse,
 )
 
@@ -86,7 +88,7 @@ class _Format(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the answer must look like. How much effort to make is a wish that no link here can be told."""
+    """What the answer must look like. `effort` is ignored: some clients send it with every request."""
 
     format: _Format | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -154,14 +156,11 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def request(self, sampling: SamplingParams, client: str = "") -> ChatRequest:
         """Return what the backend is asked."""
-        if not self.messages:
-            raise RequestError("messages is empty; send at least one message", param="messages")
-        earlier, assistant_prefix = self._begun()
-        messages = read_conversation(self.system, earlier)
+        messages, assistant_prefix = self._conversation()
         if self.context_management is not None:
             self.context_management.check()
             messages = self.context_management.cleared(messages)
-        tools = [_tool(tool) for tool in self.tools or []]
+        tools = self._tools()
         return ChatRequest(
             model=model_asked(self.model),
             messages=messages,
@@ -175,6 +174,26 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             private=bool(self.private),
             origin=Origin(client=client),
         )
+
+    def parts(self) -> tuple[Callable[[], object], ...]:
+        """Return what is checked, each by itself, to find all that is wrong."""
+        return (
+            self._conversation,
+            lambda: self.context_management and self.context_management.check(),
+            *(partial(_tool, tool, number) for number, tool in enumerate(self.tools or ())),
+            lambda: checked_choice(self._tools(), _choice(self.tool_choice)),
+            lambda: model_asked(self.model),
+        )
+
+    def _tools(self) -> list[Tool]:
+        return [_tool(tool, number) for number, tool in enumerate(self.tools or ())]
+
+    def _conversation(self) -> tuple[list[Message], str]:
+        """Return the messages, and the answer's beginning."""
+        if not self.messages:
+            raise RequestError("messages is empty; send at least one message", param="messages")
+        earlier, assistant_prefix = self._begun()
+        return read_conversation(self.system, earlier), assistant_prefix
 
     def _begun(self) -> tuple[list[InputMessage], str]:
         """Return the messages without the last one where that is the assistant's: the answer's beginning."""
@@ -230,18 +249,37 @@ def _budget(thinking: Thinking | None) -> int | None:
 
 def read_messages(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/messages; raises `RequestError` naming the field at fault."""
-    parsed = decode(body, MessagesBody, REFUSED)
+    return read_all(body, MessagesBody, REFUSED, _read_messages, _message_parts)
+
+
+def _message_parts(parsed: MessagesBody) -> tuple[Callable[[], object], ...]:
+    return (
+        lambda: _sampling(parsed, None),
+        lambda: _budget(parsed.thinking),
+        lambda: check_name("metadata.user_id", _client(parsed)),
+        *parsed.parts(),
+    )
+
+
+def _sampling(parsed: MessagesBody, thinking_budget: int | None) -> SamplingParams:
     sampling = SamplingParams(
         max_tokens=parsed.max_tokens,
         temperature=1.0 if parsed.temperature is None else parsed.temperature,
         top_p=1.0 if parsed.top_p is None else parsed.top_p,
         top_k=parsed.top_k or 0,
         stop=tuple(parsed.stop_sequences or ()),
-        thinking_token_budget=_budget(parsed.thinking),
+        thinking_token_budget=thinking_budget,
     )
     sampling = sampling.with_given(name for name in ("top_p", "top_k") if getattr(parsed, name) is not None)
-    checked_sampling(sampling, {"stop": "stop_sequences"})
-    client = (parsed.metadata.user_id if parsed.metadata else None) or ""
+    return checked_sampling(sampling, {"stop": "stop_sequences"})
+
+
+def _client(parsed: MessagesBody) -> str:
+    return (parsed.metadata.user_id if parsed.metadata else None) or ""
+
+
+def _read_messages(parsed: MessagesBody) -> ParsedRequest:
+    sampling, client = _sampling(parsed, _budget(parsed.thinking)), _client(parsed)
     check_name("metadata.user_id", client)
     return ParsedRequest(
         request=parsed.request(sampling, client),
@@ -254,11 +292,11 @@ def read_messages(body: bytes) -> ParsedRequest:
 
 def read_count(body: bytes) -> ChatRequest:
     """Understand the body of POST /v1/messages/count_tokens."""
-    return decode(body, CountBody, REFUSED).request(SamplingParams())
+    return read_all(body, CountBody, REFUSED, lambda parsed: parsed.request(SamplingParams()), CountBody.parts)
 
 
-def _tool(tool: InputTool) -> Tool:
-    refuse(tool, _REFUSED_TOOL, "tools.")
+def _tool(tool: InputTool, number: int) -> Tool:
+    refuse(tool, _REFUSED_TOOL, f"tools[{number}].")
     examples = [msgspec.json.encode(example).decode() for example in tool.input_examples or ()]
     lines = [tool.description, *(f"Example of its input: {example}" for example in examples)]
     description = "\n".join(filter(None, lines))

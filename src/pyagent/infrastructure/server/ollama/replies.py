@@ -40,7 +40,7 @@ class OllamaEncoder:
 
     def whole(self, deltas: list[ChatDelta]) -> bytes:
         """Return the body of an answer that is not streamed, from all of its deltas."""
-        self._first = self._asked  # when they came is not known here: without timings all is drawing
+        self._first = self._asked  # when they came is not known here: without timings all of the time is the answer's
         for delta in deltas:
             self._saw(delta)
         joined = ChatDelta(
@@ -105,10 +105,10 @@ class OllamaEncoder:
     def _counts(self, usage: Usage) -> JsonObject:
         total = time.perf_counter() - self._asked
         prompt, load = (self._first or self._asked) - self._asked, 0.0
-        drawing = total - prompt
+        answering = total - prompt
         if usage.timings is not None and usage.timings.total_seconds:
             prompt = usage.timings.prefill_seconds
-            drawing = usage.timings.total_seconds - usage.timings.first_token_seconds
+            answering = usage.timings.total_seconds - usage.timings.first_token_seconds
             load = max(0.0, total - usage.timings.total_seconds)
         return {
             "total_duration": nanoseconds(total),
@@ -116,7 +116,7 @@ class OllamaEncoder:
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": max(1, nanoseconds(prompt)),
             "eval_count": usage.completion_tokens,
-            "eval_duration": max(1, nanoseconds(drawing)),  # clients divide by it
+            "eval_duration": max(1, nanoseconds(answering)),  # clients divide by it
         }
 
 

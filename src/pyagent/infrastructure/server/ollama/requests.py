@@ -8,11 +8,14 @@ bytes in, a `ChatRequest` out.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.field_errors import check_all
 from pyagent.core.messages import (
     ChatRequest,
     JsonObject,
@@ -24,7 +27,14 @@ from pyagent.core.messages import (
 )
 from pyagent.infrastructure.server.ollama.context import read_context
 from pyagent.infrastructure.server.ollama.messages import ChatMessage, InputTool, content_of, read_messages
-from pyagent.infrastructure.server.validation import Refused, checked_sampling, decode, model_asked, refuse
+from pyagent.infrastructure.server.validation import (
+    Refused,
+    checked_sampling,
+    decode,
+    model_asked,
+    read_all,
+    refuse,
+)
 
 IGNORED_OPTIONS = (
     "num_ctx",
@@ -104,10 +114,20 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logits_all: object = None
 
     def sampling(self, top_logprobs: int | None) -> SamplingParams:
-        """How to draw, checked."""
+        """Return how to sample, checked."""
+        self._refuse()
+        return self._sampling(self._max_tokens(), top_logprobs)
+
+    def parts(self, top_logprobs: int | None) -> tuple[Callable[[], object], ...]:
+        """Return what is checked, each by itself, to find all that is wrong."""
+        return self._refuse, self._max_tokens, lambda: self._sampling(None, top_logprobs)
+
+    def _refuse(self) -> None:
         refuse(self, REFUSED_OPTIONS, "options.")
+
+    def _sampling(self, max_tokens: int | None, top_logprobs: int | None) -> SamplingParams:
         params = SamplingParams(
-            max_tokens=self._max_tokens(),
+            max_tokens=max_tokens,
             temperature=0.8 if self.temperature is None else self.temperature,
             top_p=0.9 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
@@ -127,7 +147,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return checked_sampling(params.with_given(self._given()), _SAMPLING)
 
     def _given(self) -> list[str]:
-        """The sampling parameters that the options name, by our names."""
+        """Return the sampling parameters that the options name, by our names."""
         renamed = {name: theirs.removeprefix("options.") for name, theirs in _SAMPLING.items()}
         return [name for name, theirs in renamed.items() if getattr(self, theirs, None) is not None]
 
@@ -160,10 +180,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         tools: list[Tool] | None = None,
     ) -> ParsedRequest:
         """Return the request understood."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        options = self.options or Options()
-        sampling = options.sampling((self.top_logprobs or 0) if self.logprobs else None)
+        sampling = (self.options or Options()).sampling(self._top_logprobs())
         request = ChatRequest(
             messages=messages,
             prompt=prompt,
@@ -181,6 +198,22 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             is_unloaded=_keep_seconds(self.keep_alive) == 0,
             has_thinking=self.think is not False,
         )
+
+    def parts(self) -> tuple[Callable[[], object], ...]:
+        """Return what is checked of the fields that both kinds share, each by itself, to find all that is wrong."""
+        top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return (
+            self._top_logprobs,
+            *(self.options or Options()).parts(top_logprobs),
+            lambda: _format(self.format),
+            lambda: model_asked(self.model),
+            lambda: _keep_seconds(self.keep_alive),
+        )
+
+    def _top_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -251,7 +284,16 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_chat(body: bytes) -> ParsedRequest:
     """Understand the body of POST /api/chat; raises `RequestError` naming the field at fault."""
-    parsed = decode(body, ChatBody, REFUSED)
+    return read_all(
+        body,
+        ChatBody,
+        REFUSED,
+        _read_chat,
+        lambda parsed: (lambda: read_messages(parsed.messages or []), *parsed.parts()),
+    )
+
+
+def _read_chat(parsed: ChatBody) -> ParsedRequest:
     messages, assistant_prefix = read_messages(parsed.messages or []), ""
     if len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         assistant_prefix = messages.pop().text  # Ollama goes on with it
@@ -260,20 +302,34 @@ def read_chat(body: bytes) -> ParsedRequest:
 
 def read_generate(body: bytes) -> ParsedRequest:
     """Understand the body of POST /api/generate."""
-    parsed = decode(body, GenerateBody, REFUSED)
+    return read_all(
+        body, GenerateBody, REFUSED, _read_generate, lambda parsed: (lambda: _prompted(parsed), *parsed.parts())
+    )
+
+
+def _read_generate(parsed: GenerateBody) -> ParsedRequest:
+    messages = _prompted(parsed)
+    if not messages:
+        return parsed.ask([], prompt=(parsed.prompt or "") if parsed.raw else None)
+    return msgspec.structs.replace(parsed.ask(messages), keeps_context=True)
+
+
+def _prompted(parsed: GenerateBody) -> list[Message]:
+    """Return the conversation that a prompt goes on; none of a raw one, and where a model is only to be loaded."""
     prompt = parsed.prompt or ""
     if parsed.raw:
-        for name in ("system", "context", "images"):
-            if getattr(parsed, name):
-                raise RequestError(f"raw mode takes no {name}; write all of it into prompt", param=name)
-        return parsed.ask([], prompt=prompt)
-    if not prompt and not parsed.images:
-        return parsed.ask([])
+        given = [name for name in ("system", "context", "images") if getattr(parsed, name)]
+        check_all(partial(_refuse_in_raw, name) for name in given)
+    if parsed.raw or not (prompt or parsed.images):
+        return []
     history = read_context(parsed.context) if parsed.context else []
     if parsed.system:
         history = [Message("system", parsed.system), *(message for message in history if message.role != "system")]
-    messages = [*history, Message("user", content_of(prompt, parsed.images))]
-    return msgspec.structs.replace(parsed.ask(messages), keeps_context=True)
+    return [*history, Message("user", content_of(prompt, parsed.images))]
+
+
+def _refuse_in_raw(name: str) -> None:
+    raise RequestError(f"raw mode takes no {name}; write all of it into prompt", param=name)
 
 
 def read_embed(body: bytes) -> tuple[EmbedBody, list[str]]:

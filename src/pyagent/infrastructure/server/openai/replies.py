@@ -83,6 +83,11 @@ class OpenAIEncoder:
             return {"index": piece.index, "id": piece.id, "type": "custom", "custom": custom}
         return {"index": piece.index, "custom": {"input": text}} if text else {}
 
+    def _last_pieces(self, index: int) -> list[JsonObject]:
+        """What is left to tell of the calls of an answer that has ended."""
+        rests = {at: self._inputs.pop((index, at)).finish() for of, at in [*self._inputs] if of == index}
+        return [{"index": at, "custom": {"input": rest}} for at, rest in rests.items() if rest]
+
     def piece(self, delta: ChatDelta) -> bytes:
         """One event of a streamed answer."""
         is_first = delta.index not in self._begun
@@ -94,6 +99,7 @@ class OpenAIEncoder:
             piece |= {"content": delta.content} if delta.content else {}
             piece |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
             pieces = [told for call in delta.tool_calls if (told := self._call_piece(delta.index, call))]
+            pieces += self._last_pieces(delta.index) if delta.finish_reason else []
             piece |= {"tool_calls": pieces} if pieces else {}
             choice |= {"delta": piece, "logprobs": _chat_logprobs(delta.logprobs)}
         else:

@@ -40,9 +40,8 @@ from pyagent.infrastructure.server.validation import (
     check_name,
     checked_choice,
     checked_sampling,
-    decode,
     model_asked,
-    with_all_faults,
+    read_all,
 )
 
 IGNORED = (
@@ -207,7 +206,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     spaces_between_special_tokens: object = None
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None, *, echo: bool = False) -> SamplingParams:
-        """How to draw, checked."""
+        """Return how to sample, checked."""
         given = {name: value for name in _SAMPLING if (value := cast("object", getattr(self, name))) is not None}
         params = msgspec.structs.replace(
             SamplingParams(
@@ -258,9 +257,18 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
             lambda: _checked_time(self.timeout_seconds),
             lambda: _checked_number(self.n),
             self._beam,
+            self.check_stream,
             lambda: _checked_priority(self.priority),
             lambda: _checked_truncation(self.truncate_prompt_tokens),
         )
+
+    def check_stream(self) -> None:
+        """Raise `RequestError` for what goes with whole answers only, or with streams only."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream: true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            text = "prompt_logprobs come with whole answers only; leave stream out"
+            raise RequestError(text, param="prompt_logprobs")
 
     def _beam(self) -> BeamSearch | None:
         """The search wanted; as in vLLM `best_of`, else `n`, is its width where no width is given."""
@@ -346,15 +354,19 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_chat(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/chat/completions; raises `RequestError` naming the field at fault."""
-    parsed = decode(body, ChatBody, REFUSED)
-    parts = (
+    return read_all(body, ChatBody, REFUSED, _read_chat, _chat_parts)
+
+
+def _chat_parts(parsed: ChatBody) -> tuple[Callable[[], object], ...]:
+    return (
         lambda: _messages(parsed),
         lambda: _chat_sampling(parsed),
         lambda: checked_choice(read_tools(parsed.tools or []), _as_function(parsed.tool_choice)),
         parsed.thinking,
+        lambda: _check_chat(parsed),
+        lambda: _begun(parsed, _messages(parsed)),
         *parsed.parts(),
     )
-    return with_all_faults(lambda: _read_chat(parsed), parts)
 
 
 def _messages(parsed: ChatBody) -> list[Message]:
@@ -379,9 +391,7 @@ def _chat_sampling(parsed: ChatBody) -> SamplingParams:
 
 def _read_chat(parsed: ChatBody) -> ParsedRequest:
     messages, sampling = _messages(parsed), _chat_sampling(parsed)
-    if parsed.add_special_tokens:
-        text = "add_special_tokens: true is for prompts; the model's chat template writes what a chat begins with"
-        raise RequestError(text, param="add_special_tokens")
+    _check_chat(parsed)
     tools = read_tools(parsed.tools or [])
     sampling = msgspec.structs.replace(sampling, thinking_token_budget=parsed.thinking())
     choice = checked_choice(tools, _as_function(parsed.tool_choice))
@@ -400,11 +410,19 @@ def _read_chat(parsed: ChatBody) -> ParsedRequest:
     return msgspec.structs.replace(understood, custom_tools=custom_names(parsed.tools or []))
 
 
+def _check_chat(parsed: ChatBody) -> None:
+    if parsed.add_special_tokens:
+        text = "add_special_tokens: true is for prompts; the model's chat template writes what a chat begins with"
+        raise RequestError(text, param="add_special_tokens")
+
+
 def read_completion(body: bytes) -> ParsedRequest:
     """Understand the body of POST /v1/completions."""
-    parsed = decode(body, CompletionBody, REFUSED)
-    parts = (lambda: read_prompts(parsed.prompt), lambda: _completion_sampling(parsed), *parsed.parts())
-    return with_all_faults(lambda: _read_completion(parsed), parts)
+    return read_all(body, CompletionBody, REFUSED, _read_completion, _completion_parts)
+
+
+def _completion_parts(parsed: CompletionBody) -> tuple[Callable[[], object], ...]:
+    return (lambda: read_prompts(parsed.prompt), lambda: _completion_sampling(parsed), *parsed.parts())
 
 
 def _completion_sampling(parsed: CompletionBody) -> SamplingParams:
@@ -444,11 +462,7 @@ def _begun(parsed: ChatBody, messages: list[Message]) -> tuple[list[Message], st
 
 
 def _asked(parsed: _Common, request: ChatRequest, *, is_chat: bool) -> ParsedRequest:
-    if parsed.stream_options is not None and not parsed.stream:
-        raise RequestError("stream_options needs stream: true", param="stream_options")
-    if parsed.prompt_logprobs is not None and parsed.stream:
-        text = "prompt_logprobs come with whole answers only; leave stream out"
-        raise RequestError(text, param="prompt_logprobs")
+    parsed.check_stream()
     return ParsedRequest(
         request=request,
         model=parsed.model or "default",

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.field_errors import field_error
+from pyagent.core.field_errors import MAX_FAULTS, field_error, together
 from pyagent.core.messages import FunctionCall, ImagePart, ImageUrl, JsonObject, Message, TextPart, ToolCall
 from pyagent.infrastructure.server.custom_tools import as_arguments
 from pyagent.infrastructure.server.responses.namespaces import flat_name
@@ -68,7 +68,7 @@ class _Turns:
         self.end().append(message)
 
     def say(self, role: Literal["user", "assistant", "system", "developer"], content: _Content) -> None:
-        """Add what somebody said; the assistant says it after what it thought last."""
+        """Add what a role said; the assistant says it after what it thought last."""
         if role != "assistant":
             self.add(Message(role, content))
             return
@@ -203,19 +203,33 @@ _KINDS: dict[object, type[_Said | _Call | _CustomCall | _CallOutput | _Reasoning
 }
 
 
-def messages_of(items: Sequence[JsonObject]) -> list[Message]:
-    """Return the messages that items stand for; raises `RequestError` naming the item at fault."""
-    turns = _Turns()
-    for number, item in enumerate(items):
-        kind = item.get("type") or "message"
-        if not isinstance(kind, str) or kind not in _KINDS:
-            text = f"input[{number}] is {str(kind)[:40]!r}; there are {', '.join(map(str, _KINDS))}"
-            raise RequestError(text, param=f"input[{number}].type", code="unsupported_parameter")
+def messages_of(items: Sequence[JsonObject], num_earlier: int = 0) -> list[Message]:
+    """Return the messages that items stand for, of which so many are of earlier responses.
+
+    Raises `RequestError` naming the items at fault, the first of them where they are many.
+    """
+    turns, errors = _Turns(), list[RequestError]()
+    for number, item in enumerate(items, -num_earlier):
         try:
-            msgspec.convert(item, _KINDS[kind]).add_to(turns)
-        except msgspec.ValidationError as error:
-            raise field_error(error, _KINDS[kind], f"input[{number}]") from error
+            _add(item, f"input[{number}]", turns)
+        except RequestError as error:
+            errors.append(error)
+            if len(errors) == MAX_FAULTS:
+                break
+    if errors:
+        raise together(errors)
     return turns.end()
+
+
+def _add(item: JsonObject, where: str, turns: _Turns) -> None:
+    kind = item.get("type") or "message"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        text = f"{where} is {str(kind)[:40]!r}; there are {', '.join(map(str, _KINDS))}"
+        raise RequestError(text, param=f"{where}.type", code="unsupported_parameter")
+    try:
+        msgspec.convert(item, _KINDS[kind]).add_to(turns)
+    except msgspec.ValidationError as error:
+        raise field_error(error, _KINDS[kind], where) from error
 
 
 def _content(content: str | _Parts) -> _Content:

@@ -189,11 +189,14 @@ class ResponseEncoder:
         arguments, reason = "".join(self._texts), self._last.finish_reason if self._last else None
         arguments = arguments or ("" if reason == "length" else "{}")
         item = self._call_item(call, arguments, "incomplete" if is_cut(arguments, reason) else "completed")
+        events = b""
         if self._input is None:
             done = {"arguments": arguments, "name": item["name"]}
-            events = self._call_event("response.function_call_arguments.done", **done)
+            events += self._call_event("response.function_call_arguments.done", **done)
         else:
-            events = self._call_event("response.custom_tool_call_input.done", input=item["input"])
+            rest = ("" if self._texts else self._input.push(arguments)) + self._input.finish()
+            events += self._call_event("response.custom_tool_call_input.delta", delta=rest) if rest else b""
+            events += self._call_event("response.custom_tool_call_input.done", input=item["input"])
         events += self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._call, self._input, self._texts = None, None, []

@@ -5,6 +5,8 @@ Every field is honoured, changes no answer here (`IGNORED`), or is refused by na
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -28,8 +30,8 @@ from pyagent.infrastructure.server.validation import (
     check_name,
     checked_choice,
     checked_sampling,
-    decode,
     model_asked,
+    read_all,
     refuse,
 )
 
@@ -145,10 +147,12 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return _SEALED in (self.include or ())
 
     def sampling(self) -> SamplingParams:
-        """How to draw, checked."""
+        """Return how to sample, checked."""
         wanted = set(self.include or ())
         if unknown := sorted(wanted.difference(_INCLUDABLE)):
-            raise RequestError(f"include[]={unknown[0]!r} is not supported; there is {_LOGPROBS}", param="include")
+            raise RequestError(
+                f"include[]={unknown[0]!r} is not supported; there are {', '.join(_INCLUDABLE)}", param="include"
+            )
         has_logprobs = _LOGPROBS in wanted or self.top_logprobs is not None
         params = SamplingParams(
             max_tokens=self.max_output_tokens,
@@ -162,7 +166,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def request(self, history: list[JsonObject]) -> ChatRequest:
         """Return what the backend is asked, after the items of earlier responses."""
-        messages = messages_of([*history, *self.items])
+        messages = messages_of([*history, *self.items], len(history))
         if not any(message.content or message.tool_calls for message in messages):
             raise RequestError("input is empty; send some text", param="input")
         system = [Message("system", self.instructions)] if self.instructions else []
@@ -183,12 +187,39 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def read_response(body: bytes) -> ResponsesBody:
     """Understand the body of POST /v1/responses; raises `RequestError` naming the field at fault."""
-    parsed = decode(body, ResponsesBody, REFUSED)
-    check_metadata(parsed.metadata)
-    check_name("user", parsed.user)
+    return read_all(
+        body, ResponsesBody, REFUSED, _read, lambda parsed: (*_parts(parsed), partial(_check_items, parsed))
+    )
+
+
+def _read(parsed: ResponsesBody) -> ResponsesBody:
+    for check in _parts(parsed):
+        check()
+    return parsed
+
+
+def _parts(parsed: ResponsesBody) -> tuple[Callable[[], object], ...]:
+    """Return what is checked before the input's references are followed, each by itself, to find all that is wrong."""
+    return (
+        lambda: check_metadata(parsed.metadata),
+        lambda: check_name("user", parsed.user),
+        lambda: _check_stream(parsed),
+        lambda: model_asked(parsed.model),
+        parsed.sampling,
+        lambda: checked_choice(functions(parsed.tools or ()), _choice(parsed.tool_choice)),
+        lambda: _format(parsed.text),
+    )
+
+
+def _check_stream(parsed: ResponsesBody) -> None:
     if parsed.stream_options is not None and not parsed.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
-    return parsed
+
+
+def _check_items(parsed: ResponsesBody) -> None:
+    own = [item for item in parsed.items if item.get("type") != "item_reference"]
+    if len(own) == len(parsed.items):  # else their numbers are not those of the input
+        messages_of(own)
 
 
 def _choice(choice: str | JsonObject | None) -> str | JsonObject | None:
