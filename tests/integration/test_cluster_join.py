@@ -13,8 +13,10 @@ from support.doors import Node, Wire, tapped
 
 from pyagent.core.cluster.join_code import ALPHABET, code_from, read_code, written
 from pyagent.core.errors import ClusterError
+from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS
 from pyagent.infrastructure.cluster.invitation import MAX_TRIES, VALID_SECONDS, InvitationFile
-from pyagent.infrastructure.cluster.join import Handover, Newcomer, ask_to_join
+from pyagent.infrastructure.cluster.join import _OPENINGS, Handover, JoinOpening, Newcomer, ask_to_join
+from pyagent.infrastructure.wire.codec import with_length
 
 pytestmark = pytest.mark.anyio
 
@@ -189,8 +191,20 @@ async def test_join_refuses_a_changed_message(tmp_path: Path) -> None:
                 await ask(one, two, code, Wire(port=server.sockets[0].getsockname()[1]))
             server.close()
             await server.wait_closed()
-        assert one.invitations.outcome() == "open"
         assert one.cluster.load().members == {}
+
+
+async def test_join_exchange_that_is_broken_off_counts(tmp_path: Path) -> None:
+    """A visitor that hangs up in the middle has used a try all the same: it can make the node compute three times."""
+    async with inviting(tmp_path) as (one, two, code):
+        for _ in range(MAX_TRIES):
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.door.port)
+            message = HELLOS.encode(HELLO), _OPENINGS.encode(JoinOpening(code[:2], b"A" + bytes(32)))
+            writer.write(b"".join(map(with_length, message)))
+            await reader.read()
+            writer.close()
+        assert one.invitations.outcome() == "tried out"
+        assert await ask(one, two, code) is None
 
 
 async def test_join_of_a_revoked_node_is_refused(tmp_path: Path) -> None:

@@ -38,8 +38,11 @@ class FrameStream:
     @property
     def peer_host(self) -> str:
         """The address that the other end is seen at; of a link-local IPv6 one, with the interface."""
-        address = cast("tuple[str, ...] | None", self._writer.get_extra_info("peername"))
-        return address[0] if address else ""
+        address = cast("tuple[str, int] | tuple[str, int, int, int] | None", self._writer.get_extra_info("peername"))
+        if address is None:
+            return ""
+        scope = address[3] if len(address) == 4 else 0
+        return f"{address[0]}%{scope}" if scope and "%" not in address[0] else address[0]
 
     async def receive(self, codec: Codec[M]) -> M:
         """Return the next message. Raises `WireError` for anything else than one within the codec's bound."""

@@ -1,7 +1,7 @@
 """The open invitation of a node: a join code, kept in a file beside the cluster's, until it is used, tried out or old.
 
 `pyagent cluster invite` writes it, and the door of whichever process runs here answers it. A try is written down before
-its answer is known, so that no number of connections at once gives more than three.
+the exchange begins, so that no number of connections at once, or broken off, gives more than three.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class InvitationFile:
             self._file.unlink(missing_ok=True)
 
     def note_try(self, code: str) -> bool:
-        """Write down a try of a code, before it is judged; False where the invitation is no longer open."""
+        """Write down a try of a code, before it is made; False where the invitation is no longer open."""
         with locked(self._folder):
             found = self.find_open()
             if found is None or found.code != code:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from typing import Annotated, Protocol, cast
+from typing import Annotated, Never, Protocol, cast
 
 import msgspec
 
@@ -109,22 +109,27 @@ class Inviter:
         """Talk to one visitor. Raises `ClusterError` that says why it is not let in."""
         invitation = self._invitations.find_open()
         if invitation is None or hint_of(invitation.code) != opening.hint or self._num_visitors >= _MAX_VISITORS:
-            await stream.send(HELLOS.encode(HELLO), _ANSWERS.encode(Refused()))
-            raise ClusterError("a join code that no open invitation here has")
+            await self._refuse(stream)
         self._num_visitors += 1
         try:
             await self._receive(stream, opening, invitation.code)
         finally:
             self._num_visitors -= 1
 
+    async def _refuse(self, stream: FrameStream) -> Never:
+        await stream.send(HELLOS.encode(HELLO), _ANSWERS.encode(Refused()))
+        raise ClusterError("a join code that no open invitation here has")
+
     async def _receive(self, stream: FrameStream, opening: JoinOpening, code: str) -> None:
+        # Counted before it begins: neither many visitors at once nor visits broken off give more tries, or work.
+        if not await asyncio.to_thread(self._invitations.note_try, code):
+            await self._refuse(stream)
         exchange = await asyncio.to_thread(_Exchange.inviting, code)
         key = await asyncio.to_thread(exchange.finish, opening.message)
         await stream.send(HELLOS.encode(HELLO), _ANSWERS.encode(JoinAnswer(exchange.message)))
         keys = _JoinKeys(key, stream.transcript)
         proof = await stream.receive(PROOFS)
-        is_counted = await asyncio.to_thread(self._invitations.note_try, code)
-        if not is_counted or isinstance(proof, Refused) or not hmac.compare_digest(proof.mac, keys.joining_proof):
+        if isinstance(proof, Refused) or not hmac.compare_digest(proof.mac, keys.joining_proof):
             await stream.send(PROOFS.encode(Refused()))
             raise ClusterError("a wrong join code; three of them end the invitation")
         await stream.send(PROOFS.encode(Proof(keys.inviting_proof)))
