@@ -218,7 +218,7 @@ def test_lost_peer_fails_what_waits_for_it_and_is_found_again() -> None:
             with pytest.raises(ClusterError, match="connection with node node1 was lost"):
                 await call
             await until(lambda: one.links[-1] == (two.id, "refused"))
-            with pytest.raises(ClusterError, match="node1 is not connected: it refuses"):
+            with pytest.raises(ClusterError, match="node1 is not connected"):
                 await one.transport.call(two.id, "slow", b"", timeout=50)
             again = Node("node1")
             again.transport, again.public = type(two.transport)("node1", two.public, two.secret), two.public

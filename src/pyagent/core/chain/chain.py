@@ -314,12 +314,11 @@ class Chain:
 
     async def explain(self, request: ChatRequest) -> list[LinkView]:
         """Return what would be tried for `request`, in order, and why the rest would not. Sends no request."""
+        links = self._links
         asked, named = self._named(request)
-        reasons = [
-            why_not(link, asked, self.private) if link in named else "another link is named" for link in self._links
-        ]
-        states = await asyncio.gather(*map(self._health, self._links))
-        rows = zip(self._links, states, reasons, strict=True)
+        reasons = [why_not(link, asked, self.private) if link in named else "another link is named" for link in links]
+        states = await asyncio.gather(*map(self._health, links))
+        rows = zip(links, states, reasons, strict=True)
         return [view_of(link, state, reason) for link, state, reason in rows]
 
     @property
