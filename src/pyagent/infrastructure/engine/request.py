@@ -255,6 +255,30 @@ class Request:
             self.grammar.accept(token)
         return parsed, is_stopped
 
+    @property
+    def is_read(self) -> bool:
+        """Whether what may come next depends on what the text has come to."""
+        return self.grammar is not None or self.thinking is not None
+
+    def follow(self, parent: Request) -> None:
+        """Go on from where a beam is that this one is forked from."""
+        self.text = parent.text.copy()
+        self.grammar = None if parent.grammar is None else parent.grammar.fork()
+        if self.thinking is not None and parent.thinking is not None:
+            self.thinking.follow(parent.thinking)
+
+    def read(self, token: int) -> None:
+        """Go on by a beam's token, of which nothing is told yet. Raises `GrammarError`."""
+        self._read(token)
+
+    def ends_with(self, token: int) -> bool:
+        """Whether nothing can follow a token that the mask allows, as the form is whole then."""
+        if self.grammar is None or self.is_outside_grammar:
+            return False
+        after = self.grammar.fork()
+        after.accept(token)
+        return after.is_finished
+
     def resume(self, log: TokenLog) -> Output:
         """Go on after tokens sampled and delivered elsewhere, in the state that sampling them here would have led to.
 

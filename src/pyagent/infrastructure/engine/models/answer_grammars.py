@@ -40,7 +40,7 @@ class AnswerGrammars:
 
     async def compile(self, prompt: PromptTokens, beside: Beside) -> Grammar | None:
         """Return the grammar at the place where answers begin; None where they are free. Raises `RequestError`."""
-        if prompt.format.request.beam is not None:
+        if prompt.format.request.beam is not None and not prompt.format.is_structured:
             return None
         grammar = await self._compile(prompt.format, beside)
         return await beside(prompt.assistant_prefix.accepted, grammar) if prompt.assistant_prefix.tokens else grammar
