@@ -507,7 +507,7 @@ FAULTS = (
     Fault(
         "result-of-a-tool-goes-to-the-first-call",
         f"{_BACKENDS}/openai_requests.py",
-        'result.name in {None, "", call.function.name}',
+        'name in {None, "", call.function.name}',
         "True",
         "tests/integration/test_link_formats.py -k id_of_its_call",
     ),
