@@ -389,7 +389,7 @@ class Engine:
     def _loop(self) -> None:
         try:
             while self._turn():
-                pass
+                pass  # a turn says whether another one follows
         except BaseException as error:
             logger.exception("the engine's loop failed")
             with self._wake:

@@ -95,7 +95,7 @@ class GrammarCompiler:
             return
         try:
             while self._forget_oldest():
-                pass
+                pass  # until there is none
             self._memory.try_resize(min(self._memory.num_bytes, self._num_bytes()))
         finally:
             self._lock.release()
