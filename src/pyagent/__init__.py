@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from pyagent.core.response_format import GrammarFormat as GrammarFormat
     from pyagent.core.response_format import JsonSchemaFormat as JsonSchemaFormat
     from pyagent.core.response_format import ResponseFormat as ResponseFormat
+    from pyagent.core.sampling_schedules import PenaltySchedule as PenaltySchedule
+    from pyagent.core.sampling_schedules import TemperatureSchedule as TemperatureSchedule
     from pyagent.core.settings import Settings as Settings
     from pyagent.core.structured_output.wanted import validate_partial as validate_partial
     from pyagent.fleet import Fleet as Fleet
@@ -80,6 +82,7 @@ _NAMES = {
     "pyagent.core.fleet.tools": "FleetTool",
     "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",
     "pyagent.core.response_format": "GrammarFormat JsonSchemaFormat ResponseFormat",
+    "pyagent.core.sampling_schedules": "PenaltySchedule TemperatureSchedule",
     "pyagent.core.settings": "Settings",
     "pyagent.core.structured_output.wanted": "validate_partial",
     "pyagent.fleet": "Fleet",

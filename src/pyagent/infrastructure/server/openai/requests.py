@@ -25,6 +25,7 @@ from pyagent.core.messages import (
     Unsupported,
 )
 from pyagent.core.sampling_params import LogitsProcessorSpec
+from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
 from pyagent.infrastructure.server.openai.messages import (
     InputMessage,
     InputTool,
@@ -96,8 +97,12 @@ _SAMPLING = (
     "mirostat_eta",
     "dynatemp_range",
     "dynatemp_exponent",
+    "temperature_schedule",
+    "top_k_entropy",
+    "min_p_entropy",
     "repeat_last_n",
     "penalty_decay",
+    "penalty_schedule",
     "no_repeat_ngram_size",
     "dry_multiplier",
     "dry_base",
@@ -106,6 +111,7 @@ _SAMPLING = (
     "dry_sequence_breakers",
     "bad_words",
     "bad_words_penalty",
+    "bad_words_decay_tokens",
     "allowed_token_ids",
     "logits_processors",
 )
@@ -170,8 +176,12 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     mirostat_eta: float | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
+    temperature_schedule: TemperatureSchedule | None = None
+    top_k_entropy: float | None = None
+    min_p_entropy: float | None = None
     repeat_last_n: int | None = None
     penalty_decay: float | None = None
+    penalty_schedule: PenaltySchedule | None = None
     no_repeat_ngram_size: int | None = None
     dry_multiplier: float | None = None
     dry_base: float | None = None
@@ -180,6 +190,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     dry_sequence_breakers: tuple[str, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     bad_words_penalty: float | None = None
+    bad_words_decay_tokens: int | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     logits_processors: tuple[LogitsProcessorSpec, ...] | None = None
     timeout_seconds: float | None = None
