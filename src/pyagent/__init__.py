@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import RequestError as RequestError
     from pyagent.core.errors import UnsupportedError as UnsupportedError
     from pyagent.core.errors import WireError as WireError
+    from pyagent.core.flat_logprobs import FlatLogprobs as FlatLogprobs
     from pyagent.core.fleet.agent import Agent as Agent
     from pyagent.core.fleet.agent import Task as Task
     from pyagent.core.fleet.context import Context as Context
@@ -74,6 +75,7 @@ _NAMES = {
     "pyagent.core.errors": "AgentError BackendError BudgetError CapacityError ConfigError ContextOverflowError "
     "DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError UnsupportedError "
     "WireError",
+    "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted ModelCalled Progress "

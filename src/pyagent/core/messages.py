@@ -308,16 +308,18 @@ class Resumption(msgspec.Struct, frozen=True):
     reason: str
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token's log probability, and those of the likeliest tokens at its position; None for a text's first token.
 
-    `text_offset` is where in the answer's text the token begins, where that is known.
+    `text_offset` is where in the answer's text the token begins, where that is known. With `flat_logprobs` neither it
+    nor a text is told: `flat` has the token's id and log probability and those of the likeliest, packed.
     """
 
     token: str
     logprob: float | None
     top_logprobs: list[tuple[str, float]] = []
     text_offset: int | None = None
+    flat: bytes = b""
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -48,6 +48,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     - `top_logprobs` of the likeliest tokens are told beside each sampled token, and its own. With
       `return_tokens_as_token_ids` tokens stand there as `token_id:` and their id, as many share a text (vLLM's).
+    - With `flat_logprobs` both come as packed numbers by token id, which `Answer.flat_logprobs()` reads: for programs
+      that ask for many (vLLM's; `Engine` alone has it, the HTTP APIs do not).
     - `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside
       it. With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens;
       only then `max_tokens` may be 0.
@@ -103,6 +105,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    flat_logprobs: bool = False
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     skip_special_tokens: bool = True
@@ -172,6 +175,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def _check_numbers(self) -> None:
         if self.max_tokens == 0 and not self.echo:
             raise RequestError("max_tokens must be between 1 and 2147483647, got 0", param="max_tokens")
+        if self.flat_logprobs and (self.top_logprobs is None or self.echo):
+            lacks = "needs top_logprobs" if self.top_logprobs is None else "cannot be combined with echo"
+            raise RequestError(f"flat_logprobs {lacks}", param="flat_logprobs")
         for name in _ABOVE_ZERO:
             if getattr(self, name) == 0:
                 raise RequestError(f"{name} must be greater than 0, got 0", param=name)

@@ -415,6 +415,7 @@ _REQUESTS: dict[str, ChatRequest] = {
         prompt="Once upon", add_special_tokens=False, sampling=SamplingParams(max_tokens=8)
     ),
     "top_logprobs": _sampled(top_logprobs=2, max_tokens=4),
+    "flat_logprobs": _sampled(flat_logprobs=True, top_logprobs=2, max_tokens=4),
     "prompt_logprobs": _sampled(prompt_logprobs=1, max_tokens=4),
     "echo": ChatRequest(prompt="Once upon", sampling=SamplingParams(echo=True, top_logprobs=1, max_tokens=4)),
     "typical_p": _sampled(typical_p=0.9),

@@ -51,6 +51,7 @@ _ABILITIES = ABILITIES - {
     *("temperature_schedule", "penalty_schedule", "top_k_entropy", "min_p_entropy"),
     # vLLM has them; others leave them out without a word
     *("bad_words", "allowed_token_ids", "thinking_token_budget", *TOKEN_FIELDS),
+    "flat_logprobs",  # they say no token ids
     "logits_processors",  # plugins of this program's
 }
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")

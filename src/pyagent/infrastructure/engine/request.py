@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.dialects.output import Parsed
+from pyagent.core.flat_logprobs import pack
 from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob, ToolCallDelta
 from pyagent.core.runners.batch import PLAIN_KEY, Likelihood, PrefixKey
 from pyagent.infrastructure.engine.answer_text import AnswerText, joined
@@ -395,6 +396,9 @@ class Request:
     def _logprobs(self, token: int, likelihood: Likelihood, place: int) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None:
             return ()
+        if self.params.flat_logprobs:
+            entries = [(token, likelihood.logprob), *likelihood.top[: self.params.top_logprobs]]
+            return (TokenLogprob("", likelihood.logprob, flat=pack(entries)),)
         name = token_by_id if self.params.return_tokens_as_token_ids else self.tokenizer.token_text
         top = [(name(other), logprob) for other, logprob in likelihood.top[: self.params.top_logprobs]]
         return (TokenLogprob(name(token), likelihood.logprob, top, place),)
