@@ -23,6 +23,7 @@ from pyagent.core.logits_processors import BroughtLogitsProcessor
 from pyagent.core.messages import BeamSearch, ChatDelta, ChatRequest, ResponseFormat, SamplingParams, TokenLogprob
 from pyagent.core.plugins import PluginHost
 from pyagent.core.sampling_params import LogitsProcessorSpec
+from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.options import SchedulerLimits
@@ -193,6 +194,32 @@ def test_greedy_requests_go_without_what_changes_no_best_token(tiny_model_path: 
             assert gaps[1] == pytest.approx([gap / 2 for gap in gaps[0]], abs=1e-4)
             await collect(backend.chat(asked("hello", "soften", temperature=1.0, max_tokens=3)))
             assert logits_plugin.Soften.num_calls == before + 15
+
+    run(work())
+
+
+def test_schedules_count_processed_tokens_too(tiny_model_path: Path) -> None:
+    """What depends on a token's place is the same for logits that a processor changes."""
+
+    async def work() -> None:
+        tokens = list(range(40, 60))
+        schedules: dict[str, object] = {
+            "temperature": 1.5,
+            "temperature_schedule": TemperatureSchedule(end=0.1, tokens=10),
+            "penalty_schedule": PenaltySchedule(warmup_tokens=6),
+            "presence_penalty": 2.0,
+            "frequency_penalty": 2.0,
+            "max_tokens": 30,
+            "seed": 3,
+        }
+        async with engine(tiny_model_path) as backend:
+            processed = await collect(backend.chat(asked("hello", "only", {"tokens": tokens}, **schedules)))
+            allowed = await collect(backend.chat(asked("hello", allowed_token_ids=tuple(tokens), **schedules)))
+            assert processed.text == allowed.text
+            late = {**schedules, "penalty_schedule": PenaltySchedule(warmup_tokens=1000)}
+            assert (
+                allowed.text != (await collect(backend.chat(asked("hello", "only", {"tokens": tokens}, **late)))).text
+            )
 
     run(work())
 

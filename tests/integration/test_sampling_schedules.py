@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from support.native import native_server
+
+from pyagent import ChatRequest, Message, PenaltySchedule, SamplingParams, TemperatureSchedule, UnsupportedError
+from pyagent.assembly import make_chain
+from pyagent.core.backends import collect
+from pyagent.core.config import load_settings
+from pyagent.core.plugins import PluginHost
+from pyagent.testing.openai import openai_server
 
 PROMPT = "the user is at the system and on"
 LOOP = {"logit_bias": {"40": 30.0, "41": 30.0}}
@@ -129,3 +138,22 @@ def test_wrong_schedules_are_400s_that_name_the_field(url: str, fields: dict[str
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert said in answer.json()["error"]["message"]
+
+
+def test_other_servers_are_not_sent_what_is_too_hot_without_its_schedule() -> None:
+    """A temperature that is to fall is refused by name; a hint is left out and named."""
+
+    async def work() -> None:
+        with openai_server() as server:
+            settings = load_settings(overrides={"chain": [f"openai:{server.url}"]}).settings
+            chain = make_chain(settings, PluginHost.discover(settings.plugins))
+            asked = ChatRequest(messages=[Message("user", "hello")])
+            falling = SamplingParams(temperature_schedule=TemperatureSchedule(end=0.2, tokens=9))
+            with pytest.raises(UnsupportedError, match="temperature_schedule"):
+                await collect(chain.chat(replace(asked, sampling=falling)))
+            hints = SamplingParams(presence_penalty=1, penalty_schedule=PenaltySchedule(9), top_k_entropy=1.0)
+            answer = await collect(chain.chat(replace(asked, sampling=hints)))
+            assert sorted(answer.usage.ignored) == ["penalty_schedule", "top_k_entropy"]
+            await chain.close()
+
+    asyncio.run(work())
