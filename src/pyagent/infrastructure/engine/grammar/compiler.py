@@ -74,16 +74,10 @@ class GrammarCompiler:
         """
         return self._begin((tenant, source_of(wanted)), [*schemas_in(wanted)], _as_it_is)
 
-    def compile_calls(
-        self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
-    ) -> Grammar:
-        """Likewise for a Lark grammar of calls."""
-        return self.begin_calls(calls, tools, tenant, other).result()
-
     def begin_calls(
         self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
     ) -> Future[Grammar]:
-        """Likewise; with `other`, an answer that follows that will do instead of a call."""
+        """Likewise for a Lark grammar of calls; with `other`, an answer that follows that will do instead of a call."""
         source = calls_source(calls, other)
         for schema in () if other is None else schemas_in(other):
             check_schema(schema)
