@@ -48,6 +48,8 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     # not to reason is a wish, told to those that know it
     "reasoning_effort": lambda request: request.reasoning_effort not in (None, "none"),
     "chat_template_kwargs": lambda request: bool(request.chat_template_kwargs),
+    "chat_template": lambda request: bool(request.chat_template),
+    "guided_decoding_backend": lambda request: bool(request.guided_decoding_backend),
     "truncate_prompt_tokens": lambda request: request.truncate_prompt_tokens is not None,
     "add_special_tokens": lambda request: not request.add_special_tokens,
     "n": lambda request: request.n > 1,

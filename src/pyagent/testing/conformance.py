@@ -390,6 +390,8 @@ _REQUESTS: dict[str, ChatRequest] = {
     "parallel_tool_calls": _chat(tools=[_TOOL], parallel_tool_calls=False),
     "reasoning_effort": _chat(reasoning_effort="low"),
     "chat_template_kwargs": _chat(chat_template_kwargs={"enable_thinking": False}),
+    "chat_template": _chat(chat_template="{% for message in messages %}{{ message.content }}{% endfor %}"),
+    "guided_decoding_backend": _chat(guided_decoding_backend="guidance"),
     "best_of": _chat(best_of=2),
     "beam": _chat(beam=BeamSearch(width=2)),
     "max_tokens": _sampled(max_tokens=5),
