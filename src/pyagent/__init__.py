@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import RequestError as RequestError
     from pyagent.core.errors import UnsupportedError as UnsupportedError
     from pyagent.core.errors import WireError as WireError
+    from pyagent.core.flat_logprobs import FlatLogprobs as FlatLogprobs
     from pyagent.core.fleet.agent import Agent as Agent
     from pyagent.core.fleet.agent import Task as Task
     from pyagent.core.fleet.context import Context as Context
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from pyagent.core.response_format import GrammarFormat as GrammarFormat
     from pyagent.core.response_format import JsonSchemaFormat as JsonSchemaFormat
     from pyagent.core.response_format import ResponseFormat as ResponseFormat
+    from pyagent.core.sampling_schedules import PenaltySchedule as PenaltySchedule
+    from pyagent.core.sampling_schedules import TemperatureSchedule as TemperatureSchedule
     from pyagent.core.settings import Settings as Settings
     from pyagent.core.structured_output.wanted import validate_partial as validate_partial
     from pyagent.fleet import Fleet as Fleet
@@ -73,6 +76,7 @@ _NAMES = {
     "pyagent.core.errors": "AgentError BackendError BudgetError CapacityError ClusterError ConfigError "
     "ContextOverflowError DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError "
     "UnsupportedError WireError",
+    "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted ModelCalled Progress "
@@ -81,6 +85,7 @@ _NAMES = {
     "pyagent.core.fleet.tools": "FleetTool",
     "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",
     "pyagent.core.response_format": "GrammarFormat JsonSchemaFormat ResponseFormat",
+    "pyagent.core.sampling_schedules": "PenaltySchedule TemperatureSchedule",
     "pyagent.core.settings": "Settings",
     "pyagent.core.structured_output.wanted": "validate_partial",
     "pyagent.fleet": "Fleet",

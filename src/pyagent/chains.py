@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 import msgspec
 
 from pyagent.assembly import make_chain, make_host
-from pyagent.core.backends import Answer, collect
+from pyagent.core.backends import Answer, accumulate, collect
 from pyagent.core.errors import InvalidOutputError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, JsonObject, Message, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
@@ -45,6 +45,13 @@ class Chain:
     def stream(self, asked: Asked, sampling: SamplingParams | None = None) -> AsyncIterator[ChatDelta]:
         """Return an answer as a stream of deltas; closing the stream aborts the request."""
         return self.backend.chat(_request(asked, sampling))
+
+    def stream_answers(self, asked: Asked, sampling: SamplingParams | None = None) -> AsyncGenerator[Answer, None]:
+        """Return the answer so far with each delta, where `stream` has the deltas alone (vLLM's cumulative outputs).
+
+        Of several answers (`n`) each is told for itself, that of `last.index`. Closing the stream aborts the request.
+        """
+        return accumulate(self.stream(asked, sampling))
 
     @overload
     async def generate(self, asked: Asked, *, schema: type[T], sampling: SamplingParams | None = None) -> T: ...

@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
     from pyagent.core.runners.runner import ModelRunner, RunnerInfo
     from pyagent.core.sampling_params import LogitsProcessorSpec
+    from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
     from pyagent.core.token_estimate import estimated_tokens
     from pyagent.core.tokenizers import Tokenizer, TokenizerFactory
@@ -165,6 +166,7 @@ _LATER = {
     "PagedRunner": "pyagent.infrastructure.engine.runners.paged",
     "Parsed": "pyagent.core.dialects.output",
     "Parts": "pyagent.core.hooks",
+    "PenaltySchedule": "pyagent.core.sampling_schedules",
     "PinPrompt": "pyagent.core.prompt_cache",
     "PreemptingPolicy": "pyagent.core.scheduling",
     "PrefixKey": "pyagent.core.runners.batch",
@@ -183,6 +185,7 @@ _LATER = {
     "TOKEN_FIELDS": "pyagent.core.abilities",
     "TagDialect": "pyagent.core.dialects.dialect",
     "Task": "pyagent.core.fleet.agent",
+    "TemperatureSchedule": "pyagent.core.sampling_schedules",
     "Tokenizer": "pyagent.core.tokenizers",
     "TokenizerFactory": "pyagent.core.tokenizers",
     "ToolProvider": "pyagent.core.fleet.tool_providers",
@@ -276,6 +279,7 @@ __all__ = [
     "PagedRunner",
     "Parsed",
     "Parts",
+    "PenaltySchedule",
     "PinPrompt",
     "PluginError",
     "PreemptingPolicy",
@@ -301,6 +305,7 @@ __all__ = [
     "StepOutput",
     "TagDialect",
     "Task",
+    "TemperatureSchedule",
     "TextPart",
     "Timings",
     "TokenLogprob",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import pyagent
+from support.installed import write_distribution
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pyagent-count" / "pyagent_count.py"
 _BROKEN = """
@@ -32,21 +33,13 @@ def pyagent_register_commands():
 """
 
 
-def _installed(folder: Path, name: str, module: str) -> None:
-    """Make a package with an entry point for commands, as an installer leaves it."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[pyagent]\n{name}.commands = {module}\n")
-
-
 @pytest.fixture
 def plugged(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """A user who has installed the example, a group of commands, and a plugin that fails at import."""
     site = tmp_path / "site"
-    _installed(site, "count", "pyagent_count")
-    _installed(site, "things", "pyagent_things")
-    _installed(site, "broken", "pyagent_broken")
+    write_distribution(site, "count", "count.commands = pyagent_count")
+    write_distribution(site, "things", "things.commands = pyagent_things")
+    write_distribution(site, "broken", "broken.commands = pyagent_broken")
     shutil.copy(EXAMPLE, site)
     (site / "pyagent_things.py").write_text(_BROKEN)
     (site / "pyagent_broken.py").write_text("raise RuntimeError('no')\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.installed import write_distribution
 
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
@@ -241,10 +242,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     plugins["doubles"] = ("agents", agent("score-nan"))
     for name, (noun, source) in plugins.items():
         module = "bad_" + name.replace("-", "_")
-        info = site / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[pyagent]\n{name}.{noun} = {module}\n")
+        write_distribution(site, name, f"{name}.{noun} = {module}")
         (site / f"{module}.py").write_text(textwrap.dedent(source))
     return Place(home, site, json.dumps([*FAULTY_BACKENDS, "good"]))
 

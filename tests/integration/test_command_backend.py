@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.installed import write_distribution
 
 EXAMPLE = Path(__file__).parents[2] / "examples/pyagent-command/pyagent_command.py"
 
@@ -17,11 +18,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples/pyagent-command/pyagent_command.
 def environment(tmp_path: Path) -> dict[str, str]:
     """The environment of a program that has the example installed, and a folder of its own."""
     site = tmp_path / "site"
-    info = site / "pyagent_command-0.1.0.dist-info"
-    info.mkdir(parents=True)
+    write_distribution(site, "pyagent-command", "command.backends = pyagent_command")
     shutil.copy(EXAMPLE, site)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyagent-command\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[pyagent]\ncommand.backends = pyagent_command\n")
     path = os.pathsep.join([str(site), *filter(None, sys.path)])
     return {**os.environ, "PYTHONPATH": path, "PYAGENT_PATHS__DATA": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
 

@@ -21,13 +21,14 @@ from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError, DeadlineError
-from pyagent.core.messages import ChatRequest, ResponseFormat, SamplingParams
+from pyagent.core.messages import ChatRequest, FunctionCall, Message, ResponseFormat, SamplingParams, ToolCall
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_cache.cache import ResponseCache
 from pyagent.core.response_cache.store import ResponseStore
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output import work
 from pyagent.core.structured_output.matching import fault_of_text
+from pyagent.infrastructure.backends.openai import OpenAIBackend
 from pyagent.testing import openai_server
 
 AMBIGUOUS = 'start: s\ns: s s | "a" | "ab" | "b"'
@@ -191,13 +192,6 @@ def test_grammar_of_tokens_is_left_to_links_that_know_them(tiny_model_path: Path
     assert server.requests == []
 
 
-CALLED: Any = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": f"c{number}", "function": {"name": name, "arguments": {}}} for number, name in enumerate("fg")
-    ],
-}
 DATE = {"type": "regex", "pattern": "[0-9]{4}"}
 CHOICE = {"type": "choice", "choice": ['a "b"', "c\n"]}
 GBNF = {"type": "grammar", "grammar": "root ::= [0-9]+"}
@@ -314,30 +308,41 @@ def test_form_that_a_server_refuses_is_asked_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "ids"),
+    ("results", "ids"),
     [
-        ([CALLED, {"role": "tool", "content": "1", "tool_name": "g"}, {"role": "tool", "content": "2"}], ["c1", "c0"]),
-        ([CALLED, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}], ["c0", "c1"]),
-        ([{"role": "tool", "content": "1", "tool_name": "f"}], None),
+        ([Message("tool", "1", "g"), Message("tool", "2", "f")], ["c1", "c0"]),
+        ([Message("tool", "1"), Message("tool", "2")], ["c0", "c1"]),
+        ([Message("tool", "1"), Message("tool", "2", tool_call_id="c0")], ["c1", "c0"]),
     ],
 )
-def test_result_of_a_tool_has_the_id_of_its_call(messages: Any, ids: list[str] | None) -> None:
-    """A result without an id goes to the call before it of its name, or in order; one without a call is refused."""
+def test_result_of_a_tool_has_the_id_of_its_call(results: list[Message], ids: list[str]) -> None:
+    """A result without an id, as a program may write it, answers the call of its name, or the first that has none."""
+    calls = [ToolCall(id=f"c{number}", function=FunctionCall(name, "{}")) for number, name in enumerate("fg")]
+    request = ChatRequest(messages=[*HI, Message("assistant", "", tool_calls=calls), *results])
+
+    async def main(url: str) -> None:
+        backend = OpenAIBackend(url)
+        await collect(backend.chat(request))
+        await backend.close()
+
+    with openai_server() as server:
+        asyncio.run(main(server.url))
+    told = cast("list[Any]", server.requests[0]["messages"])
+    assert [message["tool_call_id"] for message in told if message["role"] == "tool"] == ids
+
+
+def test_result_of_a_tool_without_a_call_is_refused_by_name() -> None:
+    """litellm sends results alone to Ollama's API: OpenAI's knows no such, and the message is named."""
 
     async def main(url: str) -> httpx.Response:
         settings = load_settings(overrides={"chain": [f"openai:{url}"]}).settings
         backend = make_chain(settings, make_host(settings))
         async with serving(backend) as own, httpx.AsyncClient(base_url=own, timeout=60, verify=False) as http:
-            user = {"role": "user", "content": "go"}
-            body = {"model": "fake-1", "messages": [user, *messages], "stream": False}
-            answer = await http.post("/api/chat", json=body)
+            messages = [{"role": "user", "content": "go"}, {"role": "tool", "content": "1", "tool_name": "f"}]
+            answer = await http.post("/api/chat", json={"model": "fake-1", "messages": messages, "stream": False})
             await backend.close()
             return answer
 
     with openai_server() as server:
         answer = asyncio.run(main(server.url))
-    if ids is None:
-        assert (answer.status_code, "messages[1]" in answer.text, server.requests) == (400, True, [])
-    else:
-        told = cast("list[Any]", server.requests[0]["messages"])
-        assert [message["tool_call_id"] for message in told if message["role"] == "tool"] == ids
+    assert (answer.status_code, "messages[1]" in answer.text, server.requests) == (400, True, [])

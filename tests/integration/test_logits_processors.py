@@ -23,6 +23,7 @@ from pyagent.core.logits_processors import BroughtLogitsProcessor
 from pyagent.core.messages import BeamSearch, ChatDelta, ChatRequest, ResponseFormat, SamplingParams, TokenLogprob
 from pyagent.core.plugins import PluginHost
 from pyagent.core.sampling_params import LogitsProcessorSpec
+from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.options import SchedulerLimits
@@ -193,6 +194,22 @@ def test_greedy_requests_go_without_what_changes_no_best_token(tiny_model_path: 
             assert gaps[1] == pytest.approx([gap / 2 for gap in gaps[0]], abs=1e-4)
             await collect(backend.chat(asked("hello", "soften", temperature=1.0, max_tokens=3)))
             assert logits_plugin.Soften.num_calls == before + 15
+
+    run(work())
+
+
+def test_schedules_count_processed_tokens_too(tiny_model_path: Path) -> None:
+    """What depends on a token's place is the same for logits that a processor halves, at half the temperature."""
+
+    async def work() -> None:
+        penalties: dict[str, object] = {"repetition_penalty": 0.3, "max_tokens": 30, "seed": 3}
+        warm = {**penalties, "penalty_schedule": PenaltySchedule(warmup_tokens=15)}
+        hot = {"temperature": 1.5, "temperature_schedule": TemperatureSchedule(end=0.5, tokens=20)}
+        half = {"temperature": 0.75, "temperature_schedule": TemperatureSchedule(end=0.25, tokens=20)}
+        async with engine(tiny_model_path) as backend:
+            plain = await collect(backend.chat(asked("hello", **warm, **hot)))
+            assert plain.text == (await collect(backend.chat(asked("hello", "soften", **warm, **half)))).text
+            assert plain.text != (await collect(backend.chat(asked("hello", "soften", **penalties, **half)))).text
 
     run(work())
 

@@ -267,7 +267,7 @@ def test_turn_of_another_engine_is_logged_as_it_was_sampled(tmp_path: Path, is_c
             following = [*ASK, Message("assistant", "Hi"), Message("user", "and?")]
             request = asked(tools=[], messages=following)
             loaded.remember(request, PastTurn(2, array("I", prompt).tobytes(), tuple(sampled), "Hi"))
-            asked_next = loaded.preprocessor.tokenize(request)
+            asked_next = loaded.input_processor.preprocessor.tokenize(request)
             assert asked_next.prompt.num_log_tokens == len(prompt) + len(sampled)
             assert asked_next.tokens[: len(prompt) + len(sampled)] == [*prompt, *sampled]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.installed import find_first, write_distribution
 from support.native import chat, engine_of, run
 from support.tiny_model import write_tiny_model
 
@@ -80,16 +81,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Installs a plugin that brings runners, for this process and those it starts."""
     site = tmp_path / "site"
     site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    find_first(monkeypatch, site)
 
     def write(name: str, source: str) -> None:
         module = f"runner_of_{name}"
         (site / f"{module}.py").write_text(textwrap.dedent(source))
-        info = site / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[pyagent]\n{name}.runners = {module}\n")
+        write_distribution(site, name, f"{name}.runners = {module}")
         monkeypatch.delitem(sys.modules, module, raising=False)
 
     return write

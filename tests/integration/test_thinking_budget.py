@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from support.calling_model import TEMPLATE, saying, write_calling_model
 from support.native import engine_of, run
 from support.server import serving
 
 from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
-from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.errors import ConfigError
 from pyagent.core.messages import BeamSearch, ChatRequest, FunctionDefinition, Message, SamplingParams, Tool
 from pyagent.core.plugins import PluginHost
 from pyagent.infrastructure.engine.options import ThinkingLimits
@@ -167,16 +168,39 @@ def ask(budget: int | None, **fields: Any) -> ChatRequest:
     return ChatRequest(messages=[Message("user", "hi")], **({"sampling": sampling} | fields))
 
 
-def test_budget_is_for_all_kinds_of_answers_but_beams(model: Path) -> None:
-    """A model that thinks although it was told not to is bounded too; beams are compared by likelihood, and refused."""
-    beams = ask(3, beam=BeamSearch(width=2), sampling=SamplingParams(max_tokens=5, thinking_token_budget=3))
+def test_budget_is_for_models_that_were_told_not_to_think(model: Path) -> None:
+    """One that thinks all the same is bounded too."""
 
     async def main() -> None:
         async with saying(model, TEXT) as backend:
             answer = await collect(backend.chat(ask(3, reasoning_effort="none")))
-            with pytest.raises(RequestError, match="thinking_token_budget"):
-                await collect(backend.chat(beams))
         assert answer.usage.reasoning_tokens == 4
+
+    run(main())
+
+
+@pytest.mark.parametrize("budget", [0, 5])
+def test_each_beam_thinks_within_the_budget(tmp_path: Path, budget: int) -> None:
+    """Asked for or set: the thoughts of each of several beams end after so many tokens, once."""
+    template = TEMPLATE.rpartition("{% if enable_thinking")[0] + "{{ '<think>' }}"
+    path = write_calling_model(tmp_path / "tiny.gguf", tokenizer__chat_template=template)
+    plain = SamplingParams(max_tokens=14, ignore_eos=True)
+    beams: dict[str, Any] = {"beam": BeamSearch(width=3), "n": 2}
+
+    async def main() -> None:
+        async with engine_of(path, process=False, **{"engine.thinking_token_budget": budget}) as backend:
+            answers = [
+                await collect(backend.chat(ask(None, sampling=sampling, **beams)))
+                for sampling in (plain, replace(plain, thinking_token_budget=budget))
+            ]
+            free = await collect(backend.chat(ask(None, sampling=replace(plain, thinking_token_budget=-1), **beams)))
+        for answer in answers:
+            assert answer.usage.reasoning_tokens == 2 * (budget + 1)
+            assert answer.usage.completion_tokens == 28
+            contents = ["".join(delta.content for delta in answer.deltas if delta.index == index) for index in (0, 1)]
+            assert contents[0] != contents[1]
+            assert "</think>" not in "".join(contents)
+        assert free.usage.reasoning_tokens == 28
 
     run(main())
 

@@ -103,6 +103,48 @@ def test_sentencepiece_models_are_its_own_for_any_text(spm: tuple[ModelTokenizer
 
 
 @pytest.fixture(scope="module")
+def unigram(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelTokenizer, Any]:
+    """A unigram model trained here on pages of ours, whose rarer letters go by bytes."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("unigram")
+    pages = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
+    (folder / "text").write_text("\n".join(page.read_text() for page in pages))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=900,
+        hard_vocab_limit=False,
+        model_type="unigram",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        character_coverage=0.995,
+        required_chars="<0x123456789ABCDEF>",
+        minloglevel=2,
+    )
+    return load(folder), sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
+
+def test_unigram_models_are_sentencepieces(unigram: tuple[ModelTokenizer, Any]) -> None:
+    """Every text has the tokens that sentencepiece gives it, names of bytes included, and decodes to what it does."""
+    ours, theirs = unigram
+    texts = [*corpus(), "<0x41> and <0xE9>", "a  b\n\tc ", "\U0001f600<0x00>"]
+    for text in (without_controls(ours, text) for text in texts):
+        ids = theirs.encode(text)
+        assert ours.encode_text(text, is_begun=True) == ids, text
+        assert ours.decode(ids) == theirs.decode(ids).replace(" \u2047 ", "\ufffd"), text
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=_TEXT)
+def test_unigram_models_are_sentencepieces_for_any_text(unigram: tuple[ModelTokenizer, Any], text: str) -> None:
+    """Whatever the text, the tokens are sentencepiece's."""
+    ours, theirs = unigram
+    text = without_controls(ours, text)
+    assert ours.encode_text(text, is_begun=True) == theirs.encode(text)
+
+
+@pytest.fixture(scope="module")
 def ranks() -> dict[bytes, int]:
     """The ranks of a real vocabulary."""
     told = json.loads(data_file("tekken_240911.json").read_bytes())

@@ -8,12 +8,23 @@ from pathlib import Path
 import pytest
 
 
+def write_distribution(folder: Path, name: str, entries: str, *, version: str = "1.0", requires: str = "") -> None:
+    """Write what an installer leaves of a package: its metadata, with these entry points of PyAgent's, a line each."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    requirement = f"Requires-Dist: {requires}\n" if requires else ""
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requirement}")
+    (info / "entry_points.txt").write_text(f"[pyagent]\n{entries}\n")
+
+
+def find_first(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have this process, and those it starts, look for packages in a folder first."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str, noun: str = "queue_policies") -> None:
     """Put a plugin where this process, and those it starts, find it."""
     (folder / f"{name}.py").write_text(code)
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[pyagent]\n{name}.{noun} = {name}\n")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    write_distribution(folder, name, f"{name}.{noun} = {name}")
+    find_first(monkeypatch, folder)

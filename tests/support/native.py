@@ -24,6 +24,7 @@ from pyagent.core.messages import (
     SamplingParams,
 )
 from pyagent.core.runners.factory import KvDtype, RunnerOptions
+from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
@@ -95,7 +96,7 @@ def chat(text: str, **sampling: object) -> ChatRequest:
 
 
 def mixed_requests(number: int) -> list[ChatRequest]:
-    """Greedy and seeded requests of many lengths, some with penalties, stop texts and forms."""
+    """Greedy and seeded requests of many lengths, some with penalties, schedules, stop texts and forms."""
     draw = random.Random(11)
     requests: list[ChatRequest] = []
     for index in range(number):
@@ -104,6 +105,9 @@ def mixed_requests(number: int) -> list[ChatRequest]:
         sampling: dict[str, object] = {"max_tokens": draw.choice([1, 5, 17, 90]), "temperature": 0, "ignore_eos": True}
         if index % 2:
             sampling |= {"temperature": 1.0, "seed": index, "top_p": 0.95, "top_k": 50, "frequency_penalty": 0.5}
+        if index % 4 == 3:
+            sampling |= {"temperature_schedule": TemperatureSchedule(end=0, tokens=30)}
+            sampling |= {"penalty_schedule": PenaltySchedule(warmup_tokens=10, decay_tokens=40)}
         if index % 5 == 0:
             sampling |= {"stop": ("the", "12"), "repetition_penalty": 1.2, "ignore_eos": False}
         requests.append(chat(text, **sampling))

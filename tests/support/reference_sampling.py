@@ -1,7 +1,8 @@
 """The samplers' formulas in float64, and a test whether draws follow them.
 
 The order is bias, penalties (repetition, frequency, presence), temperature, top-n-sigma, epsilon, eta, top-k, top-h,
-typical, top-p, min-p, XTC; each filter sees what those before it keep as if it were all. Sources: top-n-sigma arXiv
+typical, top-p, min-p, XTC; each filter sees what those before it keep as if it were all, but for the entropy that
+`top_k_entropy` and `min_p_entropy` read, which is the whole row's. Sources: top-n-sigma arXiv
 2411.07641, epsilon and eta arXiv 2210.15191, top-h arXiv 2509.02510, typical arXiv 2202.00666, top-p Holtzman et al.
 2019 (arXiv 1904.09751), min-p arXiv 2407.01082, repetition Keskar et al. 2019 (arXiv 1909.05858), frequency and
 presence OpenAI's API reference.
@@ -27,6 +28,8 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_k_entropy: float = 0.0
+    min_p_entropy: float = 0.0
     top_n_sigma: float = 0.0
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
@@ -82,7 +85,9 @@ class Sampler:
         return [token for token, share in zip(order, shares, strict=True) if share >= min(eta, shares[0])]
 
     def _top_k(self, order: list[int], values: list[float]) -> list[int]:
-        del values
+        if self.top_k_entropy:
+            perplexity = math.exp(_entropy(softmax(values)))
+            order = order[: max(1, math.floor(self.top_k_entropy * perplexity + 0.5))]
         return order[: self.top_k or None]
 
     def _top_h(self, order: list[int], values: list[float]) -> list[int]:
@@ -107,7 +112,8 @@ class Sampler:
         if self.top_p < 1:
             order = order[: _num_reaching(self.top_p, _shares(order, values))]
         shares = _shares(order, values)
-        return [token for token, share in zip(order, shares, strict=True) if share >= self.min_p * shares[0]]
+        min_p = self.min_p * math.exp(-self.min_p_entropy * _entropy(softmax(values)))
+        return [token for token, share in zip(order, shares, strict=True) if share >= min_p * shares[0]]
 
 
 def _shares(order: Sequence[int], values: Sequence[float]) -> list[float]:

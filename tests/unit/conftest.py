@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.installed import write_distribution
 from support.plugins import Install
 
 
@@ -28,12 +29,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         module: str = "",
     ) -> None:
         module = module or name.replace("-", "_")
-        info = site / f"{name}-{version}.dist-info"
-        info.mkdir()
-        requirement = f"Requires-Dist: {requires}\n" if requires else ""
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requirement}")
         lines = entries if entries is not None else f"{name}.agents = {module}"
-        (info / "entry_points.txt").write_text(f"[pyagent]\n{lines}\n")
+        write_distribution(site, name, lines, version=version, requires=requires)
         if source:
             (site / f"{module}.py").write_text(textwrap.dedent(source))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.counting_runner import Client, CountingRunner
 
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import BeamSearch, ChatRequest, ResponseFormat, SamplingParams
+from pyagent.core.messages import BeamSearch, ChatRequest, FunctionDefinition, ResponseFormat, SamplingParams, Tool
 from pyagent.core.runners.batch import Batch, Likelihood, StepOutput
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Request
@@ -239,6 +239,9 @@ def test_beams_are_those_of_the_plain_search_however_little_there_is(
         assert not is_stopped or output.finish_reason == "stop"
 
 
+TOOL = Tool(FunctionDefinition("go"))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -248,7 +251,10 @@ def test_beams_are_those_of_the_plain_search_however_little_there_is(
         ({"beam": BeamSearch(width=2), "n": 3}, "n"),
         ({"beam": BeamSearch(width=2), "best_of": 2}, "best_of"),
         ({"beam": BeamSearch(width=2), "sampling": SamplingParams(top_logprobs=1)}, "top_logprobs"),
-        ({"beam": BeamSearch(width=2), "response_format": ResponseFormat("json_object")}, "response_format"),
+        (
+            {"beam": BeamSearch(width=2), "response_format": ResponseFormat("json_object"), "tools": [TOOL]},
+            "response_format",
+        ),
         ({"beam": BeamSearch(width=2), "sampling": SamplingParams(presence_penalty=1)}, "repetition_penalty"),
     ],
 )

@@ -239,7 +239,7 @@ def test_form_beside_calls_is_checked_too(compiler: GrammarCompiler) -> None:
     endless: JsonObject = {"anyOf": [{"$ref": "#"}]}
     for schema in (optional, endless):
         with pytest.raises(RequestError) as refused:
-            compiler.compile_calls('start: "call"', [], other=schema_format(schema))
+            compiler.begin_calls('start: "call"', [], other=schema_format(schema)).result()
         assert refused.value.param == "response_format.json_schema.schema"
 
 

@@ -170,3 +170,15 @@ def test_what_xgrammar_would_leave_out_goes_to_the_next_backend(schema: JsonObje
     """Names that are required beyond the properties, and bounds with nothing between, xgrammar does not enforce."""
     with pytest.raises(RequestError, match=rf"xgrammar does not enforce \w+ there \(#/{keyword}\)"):
         check(schema)
+
+
+def test_request_may_name_the_backend_that_is_asked_first(tokenizer: ModelTokenizer) -> None:
+    """Of the backends that plugins bring, one is asked first, or alone; what it compiled is not given as another's."""
+    gated = Gated()
+    compiler = GrammarCompiler(tokenizer, factories=[GUIDANCE, gated])
+    asked = {name: compiler.compile(choice("a"), backend=name).backend_name for name in ("", "gated", "guidance")}
+    assert asked == {"": "guidance", "gated": "gated", "guidance": "guidance"}
+    assert compiler.compile(choice("b"), backend="gated:no-fallback").backend_name == "gated"
+    with pytest.raises(RequestError, match=r"is one of auto, guidance, gated .*, got 'outlines'") as caught:
+        compiler.check_backend("outlines")
+    assert caught.value.param == "guided_decoding_backend"

@@ -15,11 +15,10 @@ ROOT = Path(__file__).parents[2]
 NAMES = """
 Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer Backend BackendError BudgetError
 CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError DeadlineError Decline
-Engine Fleet
-FleetTool FunctionDefinition GrammarFormat InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError
-PluginError Progress PyAgentError RequestError ResponseFormat RouteChosen RunFailed RunFinished RunStarted
-SamplingParams Settings Step StepSkipped Task TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError
-load_settings validate_partial __version__
+Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat InvalidOutputError JsonSchemaFormat Message
+ModelCalled ModelError PenaltySchedule PluginError Progress PyAgentError RequestError ResponseFormat RouteChosen
+RunFailed RunFinished RunStarted SamplingParams Settings Step StepSkipped Task TemperatureSchedule TextDelta Tool
+ToolCall ToolCalled UnsupportedError Usage WireError load_settings validate_partial __version__
 """
 
 

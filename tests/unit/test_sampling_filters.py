@@ -32,6 +32,8 @@ STRENGTHS: dict[str, st.SearchStrategy[Any]] = {
     "typical_p": between(0.05, 0.95),
     "top_p": between(0.05, 0.95),
     "min_p": between(0.001, 0.9),
+    "top_k_entropy": between(0.1, 4),
+    "min_p_entropy": between(0.1, 2),
     "temperature": between(0.25, 2),
 }
 
@@ -53,7 +55,11 @@ def row(size: int, spread: float, seed: int) -> list[float]:
 @settings(max_examples=60, deadline=None)
 def test_filters_keep_what_their_formulas_say(sampling: dict[str, Any], size: int, spread: float, seed: int) -> None:
     """Any filters together keep the tokens of their formulas, with the same probabilities."""
-    logits = row(size, spread, seed)
+    check(sampling, row(size, spread, seed))
+
+
+def check(sampling: dict[str, Any], logits: list[float]) -> None:
+    size = len(logits)
     found = [0.0] * size
     for token, share in _rust.SamplerState(**sampling).distribution(logits):
         found[token] = share
@@ -63,6 +69,30 @@ def test_filters_keep_what_their_formulas_say(sampling: dict[str, Any], size: in
     assert len(differing) <= 1
     if not differing:
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
+@given(
+    sampling=st.fixed_dictionaries(
+        {"min_p": between(0.01, 1), "min_p_entropy": between(0.1, 2)},
+        optional={name: STRENGTHS[name] for name in ("temperature", "top_p", "top_k_entropy", "epsilon_cutoff")},
+    ),
+    size=st.integers(1, 700),
+    spread=st.sampled_from([0.2, 1.0, 3.0, 30.0]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=30, deadline=None)
+def test_min_p_follows_the_entropy(sampling: dict[str, Any], size: int, spread: float, seed: int) -> None:
+    """Where the row is unsure min-p cuts less, by its formula, and the best token is always kept."""
+    check(sampling, row(size, spread, seed))
+
+
+def test_certain_rows_leave_one_token() -> None:
+    """As many tokens as the model hesitates between are one where it hardly does, and all of equals."""
+    certain = [20.0, *[0.0] * 99]
+    assert _rust.SamplerState(top_k_entropy=1.0).distribution(certain) == [(0, 1.0)]
+    assert _rust.SamplerState(min_p=1.0, min_p_entropy=2.0).distribution(certain) == [(0, 1.0)]
+    for num_equal in (1, 2, 100, 5000):
+        assert len(_rust.SamplerState(top_k_entropy=1.0).distribution([1.0] * num_equal)) == num_equal
 
 
 def test_xtc_leaves_the_least_likely_of_the_top() -> None:

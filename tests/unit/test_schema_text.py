@@ -69,7 +69,7 @@ def test_formats_hold_in_calls_too(compiler: GrammarCompiler, tokenizer: ModelTo
     """Schemas within grammars of calls are read in the same way."""
     lark = f"start: %json {schema_text({'format': 'date'})}"
     tool = Tool(FunctionDefinition("day", parameters={"format": "date"}))
-    assert not is_taken(compiler.compile_calls(lark, [tool]), tokenizer, "2021-02-29")
+    assert not is_taken(compiler.begin_calls(lark, [tool]).result(), tokenizer, "2021-02-29")
 
 
 @given(st.text(max_size=3))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
@@ -56,8 +57,8 @@ def _field(number: int, value: bytes | int | float) -> bytes:
     return _number(number << 3) + _number(value)
 
 
-def sentencepiece_model(*, kind: int = 2, removes_spaces: int = 0) -> bytes:
-    words = ["▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello"]
+def sentencepiece_model(*, kind: int = 2, removes_spaces: int = 0, more: str = "") -> bytes:
+    words = [*more, "▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello"]
     pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{byte:02X}>", 6) for byte in range(256))]
     told = [(text, 0.0, type_) for text, type_ in pieces]
     told += [(text, float(place - len(words)), 1) for place, text in enumerate(words)]
@@ -153,10 +154,43 @@ def test_sentencepiece_models_are_read(tmp_path: Path) -> None:
     assert load(tmp_path).encode_text("hello") == [268]
 
 
+BYTE_LETTERS = "<0x123456789ABCDEF>"
+"""What names of bytes are made of: pieces of their own, so that none is ever cut out of a text."""
+
+
+@pytest.fixture(scope="module")
+def unigram(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
+    folder = tmp_path_factory.mktemp("unigram")
+    (folder / "tokenizer.model").write_bytes(sentencepiece_model(kind=1, more=BYTE_LETTERS))
+    return load(folder)
+
+
+@given(text=st.lists(st.sampled_from([*"helo <0xE>/é", "<0x45>"]), max_size=20).map("".join) | st.text(max_size=8))
+@settings(max_examples=30, deadline=None)
+def test_unigram_texts_are_cut_the_likeliest_way(unigram: ModelTokenizer, text: str) -> None:
+    """Of all ways to cut a text the pieces have the greatest sum of scores; what is no piece goes by its bytes."""
+    text = re.sub("</?s>|<unk>|▁", "", text)
+    words = [*BYTE_LETTERS, "▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello"]
+    scores = {word: place - len(words) for place, word in enumerate(words)}
+    marked = f" {text}".replace(" ", "▁") if text else ""
+    best = [0.0]
+    for end in range(1, len(marked) + 1):
+        ends = ((start, marked[start:end]) for start in range(max(0, end - 6), end))
+        found = [best[start] + scores[word] for start, word in ends if word in scores]
+        best.append(max(found, default=best[-1]))  # of bytes, whatever they cost: there is no other way
+    ids = unigram.encode_text(text)[1:]
+    first = 3 + 256
+    assert sum(scores[words[token - first]] for token in ids if token >= first) == best[-1]
+    unknown = "".join(letter for letter in marked if letter not in scores)
+    assert [token - 3 for token in ids if token < first] == list(unknown.encode())
+    assert unigram.decode(ids) == text
+
+
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (sentencepiece_model(kind=1), "a unigram model"),
+        (sentencepiece_model(kind=3), "a word model"),
+        (sentencepiece_model(kind=1), "a unigram model without pieces for bytes and for the letters"),
         (sentencepiece_model(removes_spaces=1), "normalizes texts in a way that is not supported"),
         (sentencepiece_model()[:-3], "not a model of SentencePiece"),
         (b"\x0a\x03\x0a\x01\xff", "not a model of SentencePiece"),

@@ -270,7 +270,7 @@ impl CpuModel {
         &mut self,
         rows: impl Iterator<Item = &'a mut SamplingRow<'b>>,
     ) -> Result<Vec<Result<(), SampleError>>, EngineError> {
-        self.on_rows(rows, |sample, row| sample.state.prepare(row, sample.mask))
+        self.on_rows(rows, |sample, row| sample.state.prepare(row, sample.mask, sample.step))
     }
 
     /// Samples a token from each given row of the last batch's logits, on all threads. A row's fault is its own.

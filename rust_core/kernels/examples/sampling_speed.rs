@@ -162,6 +162,30 @@ fn main() {
                 ..plain()
             },
         ),
+        (
+            "top-k by entropy",
+            SamplingParams {
+                top_k_entropy: 2.0,
+                ..plain()
+            },
+        ),
+        (
+            "min-p 0.05 by entropy",
+            SamplingParams {
+                min_p: 0.05,
+                min_p_entropy: 0.5,
+                ..plain()
+            },
+        ),
+        (
+            "the usual mix on schedules",
+            SamplingParams {
+                temperature_tokens: 1000,
+                temperature_cosine: true,
+                penalty_warmup: 1000,
+                ..usual()
+            },
+        ),
         ("mirostat 2", SamplingParams { mirostat: 2, ..plain() }),
     ];
     for vocab in &vocabularies {

@@ -67,11 +67,12 @@ impl SamplerState {
         let mut params = sampling::SamplingParams::default();
         if let Some(options) = options {
             take_params!(params, options,
-                temperature dynatemp_range dynatemp_exponent top_n_sigma epsilon_cutoff eta_cutoff top_k top_h typical_p top_p
-                min_p xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta repetition_penalty frequency_penalty
-                presence_penalty repeat_last_n penalty_decay no_repeat_ngram_size dry_multiplier dry_base
-                dry_allowed_length dry_penalty_last_n dry_breakers bad_words bad_words_penalty allowed_tokens logit_bias
-                seed num_logprobs);
+                temperature temperature_end temperature_tokens temperature_cosine dynatemp_range dynatemp_exponent
+                top_n_sigma epsilon_cutoff eta_cutoff top_k top_k_entropy top_h typical_p top_p min_p min_p_entropy
+                xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta repetition_penalty frequency_penalty
+                presence_penalty repeat_last_n penalty_decay penalty_warmup penalty_tokens penalty_end penalty_cosine
+                no_repeat_ngram_size dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_breakers bad_words
+                bad_words_penalty bad_words_tokens allowed_tokens logit_bias seed num_logprobs);
         }
         let params = params
             .checked()

@@ -62,7 +62,7 @@ fn sample_rows(values: &mut [f32], asked: &[Asked], process: Option<&Py<PyAny>>)
         let mut rows = Vec::with_capacity(asked.len());
         for (row, (logits, one)) in values.chunks_exact_mut(vocab).zip(asked).enumerate() {
             if one.is_processed {
-                match lock(one)?.prepare(logits, one.mask.as_deref()) {
+                match lock(one)?.prepare(logits, one.mask.as_deref(), one.step) {
                     Ok(()) => rows.push((row, logits)),
                     Err(error) => drop(outcome.errors.insert(row, error.to_string())),
                 }

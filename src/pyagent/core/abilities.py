@@ -48,6 +48,8 @@ _NEEDS: Mapping[str, Callable[[ChatRequest], bool]] = {
     # not to reason is a wish, told to those that know it
     "reasoning_effort": lambda request: request.reasoning_effort not in (None, "none"),
     "chat_template_kwargs": lambda request: bool(request.chat_template_kwargs),
+    "chat_template": lambda request: bool(request.chat_template),
+    "guided_decoding_backend": lambda request: bool(request.guided_decoding_backend),
     "truncate_prompt_tokens": lambda request: request.truncate_prompt_tokens is not None,
     "add_special_tokens": lambda request: not request.add_special_tokens,
     "n": lambda request: request.n > 1,
@@ -66,9 +68,10 @@ FURTHER_SAMPLING: Abilities = frozenset(
     {
         *("typical_p", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "top_h", "xtc_probability", "xtc_threshold"),
         *("mirostat", "mirostat_tau", "mirostat_eta", "dynatemp_range", "dynatemp_exponent"),
+        *("temperature_schedule", "penalty_schedule", "top_k_entropy", "min_p_entropy"),
         *("repeat_last_n", "penalty_decay", "no_repeat_ngram_size"),
         *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-        *("bad_words", "bad_words_penalty", "allowed_token_ids"),
+        *("bad_words", "bad_words_penalty", "bad_words_decay_tokens", "allowed_token_ids"),
     }
 )
 """What llama.cpp, vLLM and the embedded engine know of sampling beyond OpenAI's fields, top-k and min-p."""
@@ -86,7 +89,11 @@ SOFT: Abilities = frozenset(
         *("temperature", "top_p", "top_k", "min_p", "seed", "thinking_token_budget"),
         *("repetition_penalty", "frequency_penalty", "presence_penalty"),
     }
-) | (FURTHER_SAMPLING - {"no_repeat_ngram_size", "bad_words", "bad_words_penalty", "allowed_token_ids"})
+) | (
+    FURTHER_SAMPLING
+    - {"no_repeat_ngram_size", "bad_words", "bad_words_penalty", "bad_words_decay_tokens", "allowed_token_ids"}
+    - {"temperature_schedule"}  # what is too hot without its end is no answer
+)
 """Hints about how to sample. A backend that lacks one is asked without it: the answer is right all the same."""
 
 ABILITIES: Abilities = frozenset([*_NEEDS, *_SAMPLING])

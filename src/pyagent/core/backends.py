@@ -7,8 +7,10 @@ embedded model from a remote one. Nothing here opens a socket.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from pyagent.core.abilities import Abilities
 from pyagent.core.capabilities import PLAIN, Capabilities
 from pyagent.core.errors import BackendError, ConfigError
+from pyagent.core.flat_logprobs import FlatLogprobs
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -151,6 +154,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """The calls it makes, their pieces joined."""
         return whole_calls(self.deltas)
 
+    def flat_logprobs(self, index: int = 0) -> FlatLogprobs:
+        """Return the log probabilities of an answer's tokens in arrays, which `SamplingParams.flat_logprobs` asks for.
+
+        Raises `ValueError` where they came in another form.
+        """
+        entries = [entry for delta in self.deltas if delta.index == index for entry in delta.logprobs]
+        if not all(entry.flat for entry in entries):
+            raise ValueError("these log probabilities are not flat: ask for flat_logprobs and top_logprobs")
+        return FlatLogprobs.of(entry.flat for entry in entries)
+
 
 def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:
     """Return the deltas since the answer was last begun anew; the first has all attempts."""
@@ -177,3 +190,20 @@ async def collect(stream: AsyncIterator[ChatDelta]) -> Answer:
     if not deltas:
         raise BackendError("the backend ended its answer without a single delta", backend="(unnamed)")
     return Answer(text="".join(delta.content for delta in deltas), last=deltas[-1], deltas=deltas)
+
+
+async def accumulate(stream: AsyncIterator[ChatDelta]) -> AsyncGenerator[Answer, None]:
+    """Yield with each delta the answer so far; of several answers the one that the delta is of.
+
+    Where an answer is begun anew, what was said of it before is void. Closing it closes the stream.
+    """
+    index_to_deltas = defaultdict[int, list[ChatDelta]](list)
+    index_to_text = defaultdict[int, str](str)
+    async with aclosing(cast("AsyncGenerator[ChatDelta, None]", stream)) as deltas:
+        async for delta in deltas:
+            if delta.resumed and delta.resumed.kind == "restart":
+                index_to_deltas.clear()
+                index_to_text.clear()
+            index_to_deltas[delta.index].append(delta)
+            index_to_text[delta.index] += delta.content
+            yield Answer(text=index_to_text[delta.index], last=delta, deltas=[*index_to_deltas[delta.index]])

@@ -145,10 +145,11 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     this machine, `session` names a conversation whose requests continue one token log. `origin`, `priority` (lower goes
     first, as in vLLM) and `request_class` (a queue of the settings) decide the order in which the engine works.
     `reasoning_effort` is a hint to reasoning models; None leaves it to the model. `chat_template_kwargs` (vLLM's) are
-    variables for the model's chat template, as `enable_thinking`. Of a prompt only the last `truncate_prompt_tokens`
-    tokens are read (-1: as many as leave room for the answer); a plain text has the model's first token before it
-    unless `add_special_tokens` is False (both vLLM's). `unsupported` decides about fields that the backend lacks:
-    emulate them where that is sound, or refuse; None leaves it to the settings.
+    variables for the model's chat template, as `enable_thinking`; `chat_template` is one to use instead of it, and
+    `guided_decoding_backend` the grammar backend to ask first (both vLLM's). Of a prompt only the last
+    `truncate_prompt_tokens` tokens are read (-1: as many as leave room for the answer); a plain text has the model's
+    first token before it unless `add_special_tokens` is False (both vLLM's). `unsupported` decides about
+    fields that the backend lacks: emulate them where that is sound, or refuse; None leaves it to the settings.
 
     With `assistant_prefix` the answer begins with that text, which the caller wrote, as a part of the prompt; with
     `answer_prefix` it begins, after that, with text generated elsewhere, as a part of the answer. Neither is repeated
@@ -167,6 +168,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: JsonObject = {}
+    chat_template: str = ""
+    guided_decoding_backend: str = ""
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool = True
     sampling: SamplingParams = SamplingParams()
@@ -308,16 +311,18 @@ class Resumption(msgspec.Struct, frozen=True):
     reason: str
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token's log probability, and those of the likeliest tokens at its position; None for a text's first token.
 
-    `text_offset` is where in the answer's text the token begins, where that is known.
+    `text_offset` is where in the answer's text the token begins, where that is known. With `flat_logprobs` neither it
+    nor a text is told: `flat` has the token's id and log probability and those of the likeliest, packed.
     """
 
     token: str
     logprob: float | None
     top_logprobs: list[tuple[str, float]] = []
     text_offset: int | None = None
+    flat: bytes = b""
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

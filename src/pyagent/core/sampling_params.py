@@ -13,6 +13,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.field_errors import check_all
+from pyagent.core.sampling_schedules import MOST_TOKENS, PenaltySchedule, TemperatureSchedule
 
 
 class LogitsProcessorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,10 +28,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     The order is part of the contract: `logit_bias`; `repetition_penalty`, `frequency_penalty`, `presence_penalty`;
     `no_repeat_ngram_size`; DRY; `bad_words`; `allowed_token_ids`; the grammar's mask; `logits_processors`;
-    `temperature`; `top_n_sigma`, `epsilon_cutoff`, `eta_cutoff`, `top_k`, `top_h`, `typical_p`, `top_p`, `min_p`, XTC;
-    sample. Each filter sees the probabilities of what those before it keep, as if they were all. `temperature=0` is
-    greedy: it takes the likeliest token, the lowest id of equals, whatever the filters. With `seed`, a sample depends
-    only on the seed, the position and the logits (and on the tokens before, with penalties and Mirostat).
+    `temperature`; `top_n_sigma`, `epsilon_cutoff`, `eta_cutoff`, `top_k` and `top_k_entropy`, `top_h`, `typical_p`,
+    `top_p`, `min_p`, XTC; sample. Each filter sees the probabilities of what those before it keep, as if they were all.
+    `temperature=0` is greedy: it takes the likeliest token, the lowest id of equals, whatever the filters. With `seed`,
+    a sample depends only on the seed, the position and the logits (and on the tokens before, with penalties and
+    Mirostat).
 
     Ending an answer:
 
@@ -46,6 +48,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     - `top_logprobs` of the likeliest tokens are told beside each sampled token, and its own. With
       `return_tokens_as_token_ids` tokens stand there as `token_id:` and their id, as many share a text (vLLM's).
+    - With `flat_logprobs` both come as packed numbers by token id, which `Answer.flat_logprobs()` reads: for programs
+      that ask for many (vLLM's; `Engine` alone has it, the HTTP APIs do not).
     - `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside
       it. With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens;
       only then `max_tokens` may be 0.
@@ -53,12 +57,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     Penalties:
 
     - `repeat_last_n` tokens are seen by the first three penalties: -1 is all, 0 none. What a token counts for falls by
-      the factor `penalty_decay` with each token after it.
+      the factor `penalty_decay` with each token after it; `penalty_schedule` makes all of them stronger or weaker with
+      the length of the answer (ours).
     - DRY subtracts `dry_multiplier * dry_base ** (length - dry_allowed_length)` from each token that would go on with
       a repetition of `length` tokens, among the last `dry_penalty_last_n` (-1 is all) and not across a token that holds
       one of `dry_sequence_breakers`.
     - `bad_words` are texts that the answer may not have, as tokens at the beginning of a word or inside one;
-      `bad_words_penalty` is subtracted from the token that would complete one, and None forbids it.
+      `bad_words_penalty` is subtracted from the token that would complete one, and None forbids it. The penalty falls
+      to nothing over the first `bad_words_decay_tokens`, and a prohibition ends after them; 0 is never (ours).
 
     Plugins:
 
@@ -66,6 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Filters:
 
+    - `temperature_schedule`: the temperature goes to another one over the first tokens of the answer (ours).
     - `dynatemp_range`: the temperature follows the entropy, from `temperature` less this to `temperature` and this, by
       the power `dynatemp_exponent` of the entropy's part of the greatest there can be (llama.cpp).
     - `top_n_sigma`: logits at most so many standard deviations below the greatest (arXiv 2411.07641).
@@ -73,7 +80,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       (arXiv 2210.15191).
     - `top_h`: the likeliest tokens whose own entropy is at most this part of the whole (arXiv 2509.02510).
     - `typical_p`: the tokens nearest to the expected surprise that reach this probability (arXiv 2202.00666).
-    - `min_p`: tokens at least this times as likely as the likeliest (arXiv 2407.01082).
+    - `top_k_entropy`: this times `exp(entropy)` of the likeliest tokens, rounded, at least one: with 1 as many as the
+      model hesitates between (ours). `top_k` holds too.
+    - `min_p`: tokens at least this times as likely as the likeliest (arXiv 2407.01082). With `min_p_entropy` it is
+      `min_p * exp(-min_p_entropy * entropy)`: less is cut where the model is unsure (ours). Both read the entropy, in
+      nats, of the whole row at its temperature.
     - XTC: with `xtc_probability`, of all tokens of at least `xtc_threshold` only the least likely is left.
     - `mirostat` 1 or 2 takes the place of all filters and holds the mean surprise at `mirostat_tau` bits with the
       learning rate `mirostat_eta` (arXiv 2007.14966).
@@ -94,6 +105,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    flat_logprobs: bool = False
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     skip_special_tokens: bool = True
@@ -112,8 +124,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     mirostat_eta: float = 0.1
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
+    temperature_schedule: TemperatureSchedule | None = None
+    top_k_entropy: float = 0.0
+    min_p_entropy: float = 0.0
     repeat_last_n: int = -1
     penalty_decay: float = 1.0
+    penalty_schedule: PenaltySchedule | None = None
     no_repeat_ngram_size: int = 0
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
@@ -122,6 +138,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     bad_words: tuple[str, ...] = ()
     bad_words_penalty: float | None = None
+    bad_words_decay_tokens: int = 0
     allowed_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
@@ -150,10 +167,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         yield from (partial(_check_texts, name, getattr(self, name), most) for name, most in _TEXTS)
         yield self._check_tokens
         yield partial(_check_processors, self.logits_processors)
+        if self.temperature_schedule is not None:
+            yield from self.temperature_schedule.checks(self.temperature)
+        if self.penalty_schedule is not None:
+            yield from self.penalty_schedule.checks()
 
     def _check_numbers(self) -> None:
         if self.max_tokens == 0 and not self.echo:
             raise RequestError("max_tokens must be between 1 and 2147483647, got 0", param="max_tokens")
+        if self.flat_logprobs and (self.top_logprobs is None or self.echo):
+            lacks = "needs top_logprobs" if self.top_logprobs is None else "cannot be combined with echo"
+            raise RequestError(f"flat_logprobs {lacks}", param="flat_logprobs")
         for name in _ABOVE_ZERO:
             if getattr(self, name) == 0:
                 raise RequestError(f"{name} must be greater than 0, got 0", param=name)
@@ -197,14 +221,13 @@ def _shown(bound: float) -> str:
 
 _MAX_STOP_TOKENS = 256
 _MAX_PROCESSORS = 8
-_MOST = 2**31 - 1
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    ("thinking_token_budget", -1, 2**31 - 1),
-    ("max_tokens", 0, _MOST),
-    ("min_tokens", 0, _MOST),
+    ("thinking_token_budget", -1, MOST_TOKENS),
+    ("max_tokens", 0, MOST_TOKENS),
+    ("min_tokens", 0, MOST_TOKENS),
     ("temperature", 0, 2),
     ("top_p", 0, 1),
-    ("top_k", 0, _MOST),
+    ("top_k", 0, MOST_TOKENS),
     ("min_p", 0, 1),
     ("repetition_penalty", 0.01, 100),
     ("frequency_penalty", -2, 2),
@@ -224,14 +247,17 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mirostat_eta", 0, 1),
     ("dynatemp_range", 0, 2),
     ("dynatemp_exponent", 0, 100),
-    ("repeat_last_n", -1, _MOST),
+    ("top_k_entropy", 0, 1000),
+    ("min_p_entropy", 0, 100),
+    ("repeat_last_n", -1, MOST_TOKENS),
     ("penalty_decay", 0, 1),
     ("no_repeat_ngram_size", 0, 64),
     ("dry_multiplier", 0, 100),
     ("dry_base", 1, 100),
-    ("dry_allowed_length", 0, _MOST),
-    ("dry_penalty_last_n", -1, _MOST),
+    ("dry_allowed_length", 0, MOST_TOKENS),
+    ("dry_penalty_last_n", -1, MOST_TOKENS),
     ("bad_words_penalty", 0, 1000),
+    ("bad_words_decay_tokens", 0, MOST_TOKENS),
 )
 _ABOVE_ZERO = ("top_p", "typical_p", "top_h", "xtc_threshold", "penalty_decay")
 _TEXTS = (("stop", 16), ("bad_words", 256), ("dry_sequence_breakers", 32))

@@ -57,6 +57,7 @@ from pyagent.core.messages import (
 from pyagent.core.plugin_checks import backend_problem
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.sampling_params import LogitsProcessorSpec
+from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
 from pyagent.core.structural_tags import RegexContent, Tag
 from pyagent.core.structured_output.matching import fault_of_text
 
@@ -389,6 +390,8 @@ _REQUESTS: dict[str, ChatRequest] = {
     "parallel_tool_calls": _chat(tools=[_TOOL], parallel_tool_calls=False),
     "reasoning_effort": _chat(reasoning_effort="low"),
     "chat_template_kwargs": _chat(chat_template_kwargs={"enable_thinking": False}),
+    "chat_template": _chat(chat_template="{% for message in messages %}{{ message.content }}{% endfor %}"),
+    "guided_decoding_backend": _chat(guided_decoding_backend="guidance"),
     "best_of": _chat(best_of=2),
     "beam": _chat(beam=BeamSearch(width=2)),
     "max_tokens": _sampled(max_tokens=5),
@@ -414,6 +417,7 @@ _REQUESTS: dict[str, ChatRequest] = {
         prompt="Once upon", add_special_tokens=False, sampling=SamplingParams(max_tokens=8)
     ),
     "top_logprobs": _sampled(top_logprobs=2, max_tokens=4),
+    "flat_logprobs": _sampled(flat_logprobs=True, top_logprobs=2, max_tokens=4),
     "prompt_logprobs": _sampled(prompt_logprobs=1, max_tokens=4),
     "echo": ChatRequest(prompt="Once upon", sampling=SamplingParams(echo=True, top_logprobs=1, max_tokens=4)),
     "typical_p": _sampled(typical_p=0.9),
@@ -428,6 +432,10 @@ _REQUESTS: dict[str, ChatRequest] = {
     "mirostat_eta": _sampled(mirostat=2, mirostat_eta=0.2),
     "dynatemp_range": _sampled(dynatemp_range=0.2),
     "dynatemp_exponent": _sampled(dynatemp_range=0.2, dynatemp_exponent=2.0),
+    "temperature_schedule": _sampled(temperature_schedule=TemperatureSchedule(end=0.5, tokens=8)),
+    "top_k_entropy": _sampled(top_k_entropy=2.0),
+    "min_p_entropy": _sampled(min_p=0.1, min_p_entropy=1.0),
+    "penalty_schedule": _sampled(repetition_penalty=1.1, penalty_schedule=PenaltySchedule(warmup_tokens=8)),
     "repeat_last_n": _sampled(repetition_penalty=1.1, repeat_last_n=32),
     "penalty_decay": _sampled(repetition_penalty=1.1, penalty_decay=0.9),
     "no_repeat_ngram_size": _sampled(no_repeat_ngram_size=4),
@@ -438,6 +446,7 @@ _REQUESTS: dict[str, ChatRequest] = {
     "dry_sequence_breakers": _sampled(dry_multiplier=0.5, dry_sequence_breakers=(".",)),
     "bad_words": _sampled(bad_words=("forbidden",)),
     "bad_words_penalty": _sampled(bad_words=("forbidden",), bad_words_penalty=5.0),
+    "bad_words_decay_tokens": _sampled(bad_words=("forbidden",), bad_words_decay_tokens=4),
     "allowed_token_ids": _sampled(allowed_token_ids=tuple(range(100))),
     "thinking_token_budget": _sampled(thinking_token_budget=4),
 }

@@ -232,7 +232,7 @@ class OllamaBackend:
             if error.code != "model_not_found" or not self._options.pulls:
                 raise
             async for _ in self.pull(model):
-                pass
+                pass  # how far it is nothing shows here; the request waits for the end
             answer = await self._wire.post("/api/show", body)
         self._shown[model] = decode_shown(answer, self.name)
         return self._shown[model]

@@ -65,6 +65,21 @@ impl Filters {
         }
     }
 
+    /// The same, with the numbers that follow the entropy of the row (in nats): `e^entropy` is the number of tokens it
+    /// hesitates between.
+    pub(super) fn following(self, params: &SamplingParams, entropy: f64) -> Self {
+        let entropy = entropy.max(0.0); // but for rounding
+        let top_k = match params.top_k_entropy {
+            0.0 => usize::MAX,
+            factor => ((f64::from(factor) * entropy.exp()).round() as usize).max(1),
+        };
+        Self {
+            top_k: self.top_k.min(top_k),
+            min_p: self.min_p * (-f64::from(params.min_p_entropy) * entropy).exp(),
+            ..self
+        }
+    }
+
     pub(super) fn least(&self) -> f64 {
         self.least
     }

@@ -153,8 +153,13 @@ impl History {
         token_to_seen
     }
 
-    /// Excludes and lowers what n-grams, DRY and bad words say.
-    pub(super) fn apply(&self, params: &SamplingParams, logits: &mut [f32]) -> Result<(), SampleError> {
+    /// Excludes and lowers what n-grams, DRY and bad words say, which cost `bad_words_penalty` now.
+    pub(super) fn apply(
+        &self,
+        params: &SamplingParams,
+        bad_words_penalty: f32,
+        logits: &mut [f32],
+    ) -> Result<(), SampleError> {
         if let Some(ngrams) = &self.ngrams {
             for token in ngrams.completing(&self.tokens) {
                 *logit_of(logits, token)? = f32::NEG_INFINITY;
@@ -169,6 +174,9 @@ impl History {
                 }
             }
         }
+        if bad_words_penalty == 0.0 {
+            return Ok(());
+        }
         let output = &self.tokens[self.num_prompt..];
         let ends = params.bad_words.iter().filter_map(|word| word.split_last());
         let completing: BTreeSet<u32> = ends
@@ -176,7 +184,7 @@ impl History {
             .map(|(last, _)| *last)
             .collect();
         for token in completing {
-            *logit_of(logits, token)? -= params.bad_words_penalty;
+            *logit_of(logits, token)? -= bad_words_penalty;
         }
         Ok(())
     }
@@ -220,7 +228,7 @@ mod tests {
         let mut logits = [0.0; 6];
         // "1 2 3 4" and "2 3 5" were said; after "1 2 3" 4 repeats three tokens, 5 two, which is allowed at its price.
         history(&params, &[1, 2, 3, 4, 2, 3, 5], &[1, 2, 3])
-            .apply(&params, &mut logits)
+            .apply(&params, params.bad_words_penalty, &mut logits)
             .unwrap();
         assert_eq!(logits, [0.0, 0.0, 0.0, 0.0, -1.0, -0.5]);
         let mut logits = [0.0; 6];
@@ -229,7 +237,7 @@ mod tests {
             ..params
         };
         history(&broken, &[1, 2, 3, 4], &[1, 2, 3])
-            .apply(&broken, &mut logits)
+            .apply(&broken, 0.0, &mut logits)
             .unwrap();
         assert_eq!(logits, [0.0; 6]);
     }
@@ -243,7 +251,9 @@ mod tests {
         };
         let after = |prompt: &[u32], output: &[u32]| {
             let mut logits = [0.0; 4];
-            history(&params, prompt, output).apply(&params, &mut logits).unwrap();
+            history(&params, prompt, output)
+                .apply(&params, params.bad_words_penalty, &mut logits)
+                .unwrap();
             logits.map(|logit| logit == f32::NEG_INFINITY)
         };
         assert_eq!(after(&[1], &[]), [false, false, false, true]);
@@ -255,7 +265,9 @@ mod tests {
             ..params
         };
         let mut logits = [0.0; 4];
-        history(&params, &[], &[0]).apply(&params, &mut logits).unwrap();
+        history(&params, &[], &[0])
+            .apply(&params, params.bad_words_penalty, &mut logits)
+            .unwrap();
         assert_eq!(logits, [0.0, -2.0, 0.0, 0.0]);
     }
 

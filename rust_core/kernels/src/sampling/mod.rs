@@ -1,7 +1,7 @@
 //! From a row of logits to the next token.
 //!
 //! The order is part of the contract: logit bias, penalties (repetition, then frequency, then presence), n-grams, DRY, bad
-//! words, allowed tokens, mask, processors from outside, temperature (dynamic or not), top-n-sigma, epsilon, eta, top-k, top-h,
+//! words, allowed tokens, mask, processors from outside, temperature (scheduled, dynamic), top-n-sigma, epsilon, eta, top-k, top-h,
 //! typical, top-p, min-p, XTC, sample. Each filter sees the probabilities of what those before it keep, as if they were all. Mirostat takes the
 //! place of all filters. Log-probabilities are those after the mask and the processors, at temperature 1.
 //!
@@ -15,10 +15,12 @@ mod filters;
 mod history;
 mod mirostat;
 mod params;
+mod ranges;
 mod rank;
 mod repeats;
 mod sample;
 mod scan;
+mod schedule;
 mod score;
 mod weigh;
 
@@ -27,7 +29,8 @@ mod golden;
 #[cfg(test)]
 mod tests;
 
-pub use params::{SamplingParams, SamplingParamsError};
+pub use params::SamplingParams;
+pub use ranges::SamplingParamsError;
 pub use score::{Scorer, TokenScore};
 
 use crate::isa::Isa;
@@ -147,13 +150,13 @@ impl SamplerState {
     /// Samples the token of position `step`. `logits` is worked on in place; bit `i % 32` of word `i / 32` of
     /// the mask allows token `i`. The sampled token is not counted: [`Self::observe`] it.
     pub fn sample(&mut self, logits: &mut [f32], mask: Option<&[u32]>, step: u64) -> Result<Sampled, SampleError> {
-        let best = self.adjust(logits, mask)?;
+        let best = self.adjust(logits, mask, step)?;
         Ok(self.draw(logits, best, step))
     }
 
     /// The first half of [`Self::sample`], up to the mask: what processors of logits then change.
-    pub fn prepare(&mut self, logits: &mut [f32], mask: Option<&[u32]>) -> Result<(), SampleError> {
-        self.adjust(logits, mask).map(drop)
+    pub fn prepare(&mut self, logits: &mut [f32], mask: Option<&[u32]>, step: u64) -> Result<(), SampleError> {
+        self.adjust(logits, mask, step).map(drop)
     }
 
     /// The second half of [`Self::sample`], of logits that [`Self::prepare`] has seen.
@@ -165,10 +168,11 @@ impl SamplerState {
     fn draw(&mut self, logits: &[f32], best: u32, step: u64) -> Sampled {
         let logprobs = self.params.num_logprobs > 0;
         let report = logprobs.then(|| self.ranking.log_probabilities(logits, best, self.params.num_logprobs));
-        let token = if self.params.temperature == 0.0 {
+        let temperature = schedule::temperature(&self.params, step);
+        let token = if temperature == 0.0 {
             best
         } else {
-            self.choose(logits, best, step)
+            self.choose(logits, best, step, temperature)
         };
         match report {
             Some(report) => Sampled {
@@ -192,13 +196,14 @@ impl SamplerState {
         mask: Option<&[u32]>,
         step: u64,
     ) -> Result<Vec<(u32, f64)>, SampleError> {
-        let best = self.adjust(logits, mask)?;
-        let (filters, row) = self.filtered(logits, best, step);
+        let best = self.adjust(logits, mask, step)?;
+        let temperature = schedule::temperature(&self.params, step);
+        let (filters, row) = self.filtered(logits, best, step, temperature);
         Ok(self.ranking.distribution(&row, &filters))
     }
 
     /// Biases, penalises and masks the logits; the likeliest token then.
-    fn adjust(&mut self, logits: &mut [f32], mask: Option<&[u32]>) -> Result<u32, SampleError> {
+    fn adjust(&mut self, logits: &mut [f32], mask: Option<&[u32]>, step: u64) -> Result<u32, SampleError> {
         if self.params.top_n_sigma > 0.0 {
             // Before a bias or a penalty makes it larger than anything.
             self.sigma = self.ranking.deviation(logits);
@@ -206,13 +211,18 @@ impl SamplerState {
         for (token, bias) in &self.params.logit_bias {
             *logit_of(logits, *token)? += bias;
         }
-        if self.params.has_places() {
-            self.penalise(self.history.seen(&self.params), logits)?;
+        let strength = schedule::penalty_strength(&self.params, step);
+        if strength == 0.0 {
+            // Before a warm-up or after a decay there are no penalties.
+        } else if self.params.has_places() {
+            self.penalise(self.history.seen(&self.params), strength, logits)?;
         } else {
-            self.penalise(self.seen.iter().map(|(token, seen)| (*token, *seen)), logits)?;
+            let seen = self.seen.iter().map(|(token, seen)| (*token, *seen));
+            self.penalise(seen, strength, logits)?;
         }
         if self.params.has_history() {
-            self.history.apply(&self.params, logits)?;
+            let bad_words_penalty = schedule::bad_words_penalty(&self.params, step);
+            self.history.apply(&self.params, bad_words_penalty, logits)?;
         }
         if let Some(allowed) = &self.allowed {
             allow_only(logits, allowed);
@@ -223,8 +233,8 @@ impl SamplerState {
         self.ranking.begin(logits)
     }
 
-    fn choose(&mut self, logits: &[f32], best: u32, step: u64) -> u32 {
-        let (filters, row) = self.filtered(logits, best, step);
+    fn choose(&mut self, logits: &[f32], best: u32, step: u64, temperature: f32) -> u32 {
+        let (filters, row) = self.filtered(logits, best, step, temperature);
         let uniform = sample::uniform(self.params.seed, step);
         let token = self.ranking.sample(&row, &filters, uniform);
         if let Some(mirostat) = &mut self.mirostat {
@@ -234,9 +244,9 @@ impl SamplerState {
     }
 
     /// The row at its temperature, and what cuts it then.
-    fn filtered<'a>(&mut self, logits: &'a [f32], best: u32, step: u64) -> (Filters, Row<'a>) {
+    fn filtered<'a>(&mut self, logits: &'a [f32], best: u32, step: u64, temperature: f32) -> (Filters, Row<'a>) {
         let params = &self.params;
-        let temperature = dynamic_temperature(params, &self.ranking.weighed(logits, best, 1.0));
+        let temperature = weigh::dynamic_temperature(params, temperature, &self.ranking.weighed(logits, best, 1.0));
         let weighed = self.ranking.weighed(logits, best, temperature);
         let filters = if let Some(mirostat) = &mut self.mirostat {
             let best = if mirostat.estimates() {
@@ -248,18 +258,30 @@ impl SamplerState {
         } else {
             let has_xtc = params.xtc_probability > 0.0
                 && sample::uniform(params.seed ^ XTC_STREAM, step) < f64::from(params.xtc_probability);
-            cut_by_threshold(params, &weighed, self.sigma, Filters::of(params, has_xtc))
+            let filters = cut_by_threshold(params, &weighed, self.sigma, Filters::of(params, has_xtc));
+            if params.follows_entropy() {
+                filters.following(params, weighed.row(0.0, true).entropy())
+            } else {
+                filters
+            }
         };
         (filters, weighed.row(filters.least(), filters.reads_entropy()))
     }
 
     /// Repetition divides positive logits and multiplies negative ones (Keskar et al. 2019, arXiv 1909.05858);
     /// frequency and presence are subtracted, for output tokens, as OpenAI's API defines them.
-    fn penalise(&self, all: impl Iterator<Item = (u32, Seen)>, logits: &mut [f32]) -> Result<(), SampleError> {
+    /// Only the part `strength` of each counts.
+    fn penalise(
+        &self,
+        all: impl Iterator<Item = (u32, Seen)>,
+        strength: f32,
+        logits: &mut [f32],
+    ) -> Result<(), SampleError> {
         let params = &self.params;
+        let (frequency, presence) = (params.frequency_penalty * strength, params.presence_penalty * strength);
         for (token, seen) in all {
             let logit = logit_of(logits, token)?;
-            let repetition = match seen.nearest {
+            let repetition = match seen.nearest * strength {
                 1.0 => params.repetition_penalty,
                 nearest => params.repetition_penalty.powf(nearest),
             };
@@ -268,8 +290,8 @@ impl SamplerState {
             } else {
                 *logit * repetition
             };
-            *logit -= params.frequency_penalty * seen.count;
-            *logit -= params.presence_penalty * seen.nearest_output;
+            *logit -= frequency * seen.count;
+            *logit -= presence * seen.nearest_output;
         }
         Ok(())
     }
@@ -277,35 +299,6 @@ impl SamplerState {
 
 /// Sets XTC's random numbers apart from the samples'.
 const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
-
-/// The temperature, which may follow the row's entropy relative to the greatest there can be, as llama.cpp has it.
-fn dynamic_temperature(params: &SamplingParams, weighed: &Weighed<'_>) -> f32 {
-    if params.dynatemp_range == 0.0 {
-        return params.temperature;
-    }
-    let entropy = weighed.row(0.0, true).entropy();
-    let num_allowed = weighed
-        .logits
-        .iter()
-        .filter(|logit| **logit > f32::NEG_INFINITY)
-        .count();
-    let most = (num_allowed as f64).ln();
-    let relative = if most > 0.0 {
-        (entropy / most).clamp(0.0, 1.0)
-    } else {
-        0.0
-    };
-    let (low, high) = (
-        params.temperature - params.dynatemp_range,
-        params.temperature + params.dynatemp_range,
-    );
-    let low = low.max(0.0);
-    let temperature = low + (high - low) * relative.powf(f64::from(params.dynatemp_exponent)) as f32;
-    temperature.max(LEAST_TEMPERATURE)
-}
-
-/// Below it the likeliest token has all the mass anyway.
-const LEAST_TEMPERATURE: f32 = 1e-3;
 
 /// The filters, with the bound that top-n-sigma, epsilon and eta put on weights, one after the other.
 fn cut_by_threshold(params: &SamplingParams, weighed: &Weighed<'_>, sigma: f32, mut filters: Filters) -> Filters {

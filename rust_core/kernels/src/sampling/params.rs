@@ -5,6 +5,12 @@
 pub struct SamplingParams {
     /// Divides the logits; 0 takes the most likely token, whatever the filters.
     pub temperature: f32,
+    /// The temperature of output token `temperature_tokens` and of all after it.
+    pub temperature_end: f32,
+    /// Output tokens over which the temperature goes from `temperature` to `temperature_end`; 0 leaves it.
+    pub temperature_tokens: u64,
+    /// The temperature goes along half a cosine, and not along a line.
+    pub temperature_cosine: bool,
     /// The temperature follows the entropy between `temperature` less and more this, as llama.cpp has it; 0 is off.
     pub dynatemp_range: f32,
     /// Power of the relative entropy by which the dynamic temperature rises.
@@ -17,6 +23,8 @@ pub struct SamplingParams {
     pub eta_cutoff: f32,
     /// Keep the `k` most likely tokens; 0 keeps all.
     pub top_k: usize,
+    /// Keep this times `e^entropy` of the most likely tokens, rounded, at least one (ours); 0 keeps all.
+    pub top_k_entropy: f32,
     /// Keep the most likely tokens whose own entropy is at most this part of the whole (arXiv 2509.02510); 1 keeps all.
     pub top_h: f32,
     /// Keep the tokens nearest to the expected surprise whose probabilities reach this (arXiv 2202.00666); 1 keeps all.
@@ -25,6 +33,8 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Keep tokens at least this times as likely as the likeliest (arXiv 2407.01082); 0 keeps all.
     pub min_p: f32,
+    /// `min_p` is divided by `e^entropy` to this power (ours); 0 leaves it.
+    pub min_p_entropy: f32,
     /// How often XTC excludes the top choices.
     pub xtc_probability: f32,
     /// Of the tokens at least this likely, XTC leaves the least likely one.
@@ -45,6 +55,14 @@ pub struct SamplingParams {
     pub repeat_last_n: usize,
     /// What a token counts for in the penalties falls by this factor with each token after it; 1 does not.
     pub penalty_decay: f32,
+    /// Output tokens over which the penalties grow from nothing to what they are.
+    pub penalty_warmup: u64,
+    /// Output tokens over which they then go to `penalty_end` of what they are; 0 leaves them.
+    pub penalty_tokens: u64,
+    /// See `penalty_tokens`.
+    pub penalty_end: f32,
+    /// The penalties grow and go along half a cosine, and not along a line.
+    pub penalty_cosine: bool,
     /// No sequence of so many tokens comes twice; 0 is off.
     pub no_repeat_ngram_size: usize,
     /// DRY subtracts this times `dry_base ^ (length - dry_allowed_length)` from what would go on with a repetition.
@@ -61,6 +79,8 @@ pub struct SamplingParams {
     pub bad_words: Vec<Vec<u32>>,
     /// Subtracted from a token that would complete a bad word; infinity excludes it.
     pub bad_words_penalty: f32,
+    /// Output tokens over which `bad_words_penalty` falls to nothing; infinity holds until then. 0 leaves it.
+    pub bad_words_tokens: u64,
     /// Only these tokens, in ascending order; none allows all.
     pub allowed_tokens: Option<Vec<u32>>,
     /// Added to the logits of these tokens.
@@ -71,33 +91,26 @@ pub struct SamplingParams {
     pub num_logprobs: usize,
 }
 
-/// A sampling parameter out of its range.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{field} must be {expected}, got {value}")]
-pub struct SamplingParamsError {
-    /// The parameter.
-    pub field: &'static str,
-    /// What was given.
-    pub value: String,
-    /// What may be given.
-    pub expected: &'static str,
-}
-
 impl Default for SamplingParams {
     /// Plain sampling from the model's distribution.
     fn default() -> Self {
         Self {
             temperature: 1.0,
+            temperature_end: 1.0,
+            temperature_tokens: 0,
+            temperature_cosine: false,
             dynatemp_range: 0.0,
             dynatemp_exponent: 1.0,
             top_n_sigma: 0.0,
             epsilon_cutoff: 0.0,
             eta_cutoff: 0.0,
             top_k: 0,
+            top_k_entropy: 0.0,
             top_h: 1.0,
             typical_p: 1.0,
             top_p: 1.0,
             min_p: 0.0,
+            min_p_entropy: 0.0,
             xtc_probability: 0.0,
             xtc_threshold: 0.1,
             mirostat: 0,
@@ -108,6 +121,10 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             repeat_last_n: 0,
             penalty_decay: 1.0,
+            penalty_warmup: 0,
+            penalty_tokens: 0,
+            penalty_end: 1.0,
+            penalty_cosine: false,
             no_repeat_ngram_size: 0,
             dry_multiplier: 0.0,
             dry_base: 1.75,
@@ -116,6 +133,7 @@ impl Default for SamplingParams {
             dry_breakers: Vec::new(),
             bad_words: Vec::new(),
             bad_words_penalty: f32::INFINITY,
+            bad_words_tokens: 0,
             allowed_tokens: None,
             logit_bias: Vec::new(),
             seed: 0,
@@ -125,129 +143,6 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// The parameters themselves, if each is in its range; otherwise which is not.
-    pub fn checked(self) -> Result<Self, SamplingParamsError> {
-        let fail = |field, value: f32, expected| {
-            let value = value.to_string();
-            Err(SamplingParamsError { field, value, expected })
-        };
-        // A comparison with what is not a number fails.
-        for (field, value, least, most, expected) in [
-            (
-                "temperature",
-                self.temperature,
-                0.0,
-                f32::MAX,
-                "a finite number of at least 0",
-            ),
-            (
-                "dynatemp_range",
-                self.dynatemp_range,
-                0.0,
-                f32::MAX,
-                "a finite number of at least 0",
-            ),
-            (
-                "dynatemp_exponent",
-                self.dynatemp_exponent,
-                0.0,
-                f32::MAX,
-                "a finite number of at least 0",
-            ),
-            (
-                "top_n_sigma",
-                self.top_n_sigma,
-                0.0,
-                f32::MAX,
-                "a finite number of at least 0",
-            ),
-            ("epsilon_cutoff", self.epsilon_cutoff, 0.0, 1.0, "from 0 to 1"),
-            ("eta_cutoff", self.eta_cutoff, 0.0, 1.0, "from 0 to 1"),
-            ("top_h", self.top_h, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
-            (
-                "typical_p",
-                self.typical_p,
-                f32::MIN_POSITIVE,
-                1.0,
-                "above 0 and at most 1",
-            ),
-            ("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
-            ("min_p", self.min_p, 0.0, 1.0, "from 0 to 1"),
-            ("xtc_probability", self.xtc_probability, 0.0, 1.0, "from 0 to 1"),
-            (
-                "xtc_threshold",
-                self.xtc_threshold,
-                f32::MIN_POSITIVE,
-                1.0,
-                "above 0 and at most 1",
-            ),
-            ("mirostat", self.mirostat as f32, 0.0, 2.0, "0, 1 or 2"),
-            (
-                "mirostat_tau",
-                self.mirostat_tau,
-                0.0,
-                f32::MAX,
-                "a finite number of at least 0",
-            ),
-            (
-                "mirostat_eta",
-                self.mirostat_eta,
-                0.0,
-                f32::MAX,
-                "a finite number of at least 0",
-            ),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                f32::MIN_POSITIVE,
-                f32::MAX,
-                "a finite number above 0",
-            ),
-            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2"),
-            ("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2"),
-            (
-                "penalty_decay",
-                self.penalty_decay,
-                f32::MIN_POSITIVE,
-                1.0,
-                "above 0 and at most 1",
-            ),
-            (
-                "dry_multiplier",
-                self.dry_multiplier,
-                0.0,
-                f32::MAX,
-                "a finite number of at least 0",
-            ),
-            (
-                "dry_base",
-                self.dry_base,
-                1.0,
-                f32::MAX,
-                "a finite number of at least 1",
-            ),
-            (
-                "bad_words_penalty",
-                self.bad_words_penalty,
-                0.0,
-                f32::INFINITY,
-                "at least 0",
-            ),
-        ] {
-            if !(least..=most).contains(&value) {
-                return fail(field, value, expected);
-            }
-        }
-        match self
-            .logit_bias
-            .iter()
-            .find(|(_, bias)| !(-100.0..=100.0).contains(bias))
-        {
-            Some((_, bias)) => fail("logit_bias", *bias, "from -100 to 100"),
-            None => Ok(self),
-        }
-    }
-
     /// Whether seen tokens have a penalty.
     pub(super) fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
@@ -261,6 +156,11 @@ impl SamplingParams {
     /// Whether the order of the tokens before matters.
     pub(super) fn has_history(&self) -> bool {
         self.has_places() || self.no_repeat_ngram_size > 0 || self.dry_multiplier > 0.0 || !self.bad_words.is_empty()
+    }
+
+    /// Whether a filter follows the row's entropy.
+    pub(super) fn follows_entropy(&self) -> bool {
+        self.top_k_entropy > 0.0 || self.min_p_entropy > 0.0
     }
 
     /// Whether the prompt's tokens matter.

@@ -64,6 +64,7 @@ fn filtered(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) -> 
     let mut order: Vec<usize> = (0..logits.len()).filter(|i| allowed(*i)).collect();
     order.sort_by(|a, b| scaled[*b].total_cmp(&scaled[*a]).then(a.cmp(b)));
     let mut left = Left { order, scaled };
+    let entropy = left.entropy();
     if params.top_n_sigma > 0.0 {
         let all: Vec<f64> = left.order.iter().map(|i| left.scaled[*i]).collect();
         let mean = all.iter().sum::<f64>() / all.len() as f64;
@@ -82,6 +83,10 @@ fn filtered(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) -> 
     left.retain(|rank, p| rank == 0 || p >= least);
     if params.top_k > 0 {
         left.order.truncate(params.top_k);
+    }
+    if params.top_k_entropy > 0.0 {
+        let count = (f64::from(params.top_k_entropy) * entropy.exp()).round() as usize;
+        left.order.truncate(count.max(1));
     }
     if params.top_h < 1.0 {
         let (all, most) = (left.order.clone(), f64::from(params.top_h) * left.entropy());
@@ -118,7 +123,8 @@ fn filtered(params: &SamplingParams, logits: &[f32], allowed: impl Fn(usize) -> 
         left.order.truncate(crossing.map_or(left.order.len(), |i| i + 1));
     }
     let best = left.probabilities()[0];
-    left.retain(|_, p| p >= f64::from(params.min_p) * best);
+    let min_p = f64::from(params.min_p) * (-f64::from(params.min_p_entropy) * entropy).exp();
+    left.retain(|_, p| p >= min_p * best);
     if has_xtc {
         let num_top = left
             .probabilities()
@@ -521,7 +527,7 @@ proptest! {
     fn filters_keep_what_their_formulas_say(
         row in prop::collection::vec(-9.0_f32..9.0, 1..900),
         temperature in 0.2_f32..3.0,
-        filters in prop::sample::subsequence((0..8).collect::<Vec<_>>(), 1..3),
+        filters in prop::sample::subsequence((0..10).collect::<Vec<_>>(), 1..3),
         strength in 0.02_f32..0.98,
         top_k in 1_usize..700,
     ) {
@@ -535,6 +541,8 @@ proptest! {
                 4 => params.top_h = strength,
                 5 => params.typical_p = strength,
                 6 => params.top_p = strength,
+                7 => params.top_k_entropy = 3.0 * strength,
+                8 => (params.min_p, params.min_p_entropy) = (0.3 * strength, strength),
                 _ => (params.xtc_probability, params.xtc_threshold) = (1.0, 0.2 * strength),
             }
         }

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 
+use super::SamplingParams;
 use super::scan::load_excluding;
 use crate::elementwise::exp_sum;
 use crate::elementwise::functions::exp;
@@ -100,6 +101,32 @@ impl Row<'_> {
         })
     }
 }
+
+/// The temperature, which may follow the row's entropy relative to the greatest there can be, as llama.cpp has it.
+pub(super) fn dynamic_temperature(params: &SamplingParams, temperature: f32, weighed: &Weighed<'_>) -> f32 {
+    if params.dynatemp_range == 0.0 {
+        return temperature;
+    }
+    let entropy = weighed.row(0.0, true).entropy();
+    let num_allowed = weighed
+        .logits
+        .iter()
+        .filter(|logit| **logit > f32::NEG_INFINITY)
+        .count();
+    let most = (num_allowed as f64).ln();
+    let relative = if most > 0.0 {
+        (entropy / most).clamp(0.0, 1.0)
+    } else {
+        0.0
+    };
+    let (low, high) = (temperature - params.dynatemp_range, temperature + params.dynatemp_range);
+    let low = low.max(0.0);
+    let temperature = low + (high - low) * relative.powf(f64::from(params.dynatemp_exponent)) as f32;
+    temperature.max(LEAST_TEMPERATURE)
+}
+
+/// Below it the likeliest token has all the mass anyway.
+const LEAST_TEMPERATURE: f32 = 1e-3;
 
 /// The standard deviation of the logits that are numbers.
 pub(super) fn deviation(isa: Isa, logits: &[f32]) -> f32 {

@@ -112,7 +112,7 @@ class ModelCall:
         """Wait for the whole answer."""
         async with aclosing(self.deltas()) as deltas:
             async for _ in deltas:
-                pass
+                pass  # each is noted on its way (`_note`)
 
     @property
     def completion(self) -> Completion:

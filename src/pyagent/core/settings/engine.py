@@ -221,6 +221,14 @@ class Engine(Section, frozen=True):
             "the name of a built-in one such as `chatml`, a file, or the template itself.",
         ),
     ] = "auto"
+    trust_request_chat_template: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Whether requests may bring a `chat_template` of their own. It runs within the bounds of a file's, but its "
+            "author decides what the model is told, system prompts included.",
+        ),
+    ] = False
     chat_templates: Annotated[
         dict[str, str],
         Setting(TEMPLATES, "Likewise for single models, by their names in `models`."),

@@ -19,6 +19,7 @@ from pyagent.core.errors import RequestError
 from pyagent.core.response_format import ResponseFormat
 from pyagent.core.structured_output.errors import CANNOT_ENFORCE, told_briefly
 from pyagent.core.structured_output.lark_source import is_json, lark_of, schema_of, schemas_in
+from pyagent.core.structured_output.parser_limits import parser_limits
 from pyagent.core.structured_output.schema_checks import check_schema
 from pyagent.core.structured_output.schema_limits import source_excess
 from pyagent.core.structured_output.sources import source_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _PARAM = "response_format"
 _MAX_CHARS = 1 << 20
-_MAX_STEP_ITEMS, _MAX_LEXER_STATES = 20_000, 50_000
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+')
 _TOKEN_BY_ID = re.compile(r"<\[")
 _FIRST_BYTES, _MOST_BYTES, _CALL_SECONDS = 64, 8192, 0.002
@@ -140,10 +140,9 @@ def _grammar(wanted: ResponseFormat) -> str:
 
 
 def _matcher(grammar: str) -> LLMatcher:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
-    limits = LLParserLimits(step_max_items=_MAX_STEP_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(bytes_as_tokens(), grammar, log_level=0, limits=limits)
+    matcher = LLMatcher(bytes_as_tokens(), grammar, log_level=0, limits=parser_limits())
     _check(matcher)
     return matcher
 

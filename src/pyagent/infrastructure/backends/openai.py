@@ -46,9 +46,13 @@ _RENAMED = frozenset({"max_tokens", "stream_options"})
 _ABILITIES = ABILITIES - {
     *("prompt_token_ids", "beam", "best_of"),
     *("choice", "regex", "grammar", "structural_tag", "any_of", "all_of"),
-    *("penalty_decay", "top_h", "bad_words_penalty", "no_repeat_ngram_size"),  # no server has these
+    # no server has these
+    *("penalty_decay", "top_h", "bad_words_penalty", "bad_words_decay_tokens", "no_repeat_ngram_size"),
+    *("temperature_schedule", "penalty_schedule", "top_k_entropy", "min_p_entropy"),
     # vLLM has them; others leave them out without a word
     *("bad_words", "allowed_token_ids", "thinking_token_budget", *TOKEN_FIELDS),
+    "flat_logprobs",  # they say no token ids
+    *("chat_template", "guided_decoding_backend"),  # theirs to trust, and other ones
     "logits_processors",  # plugins of this program's
 }
 _STREAMS = ("text/event-stream", "application/octet-stream", "text/plain")

@@ -71,25 +71,25 @@ def encode_request(  # noqa: PLR0913 - what is known of the server
 
 def _messages(messages: Sequence[Message], backend: str) -> list[JsonObject]:
     """The messages, without thoughts: not all servers take those back. Each result of a call names it by its id."""
+    named = {message.tool_call_id for message in messages if message.role == "tool"}
     unanswered, told = list[ToolCall](), list[Message]()
     for number, message in enumerate(messages):
         call_id = message.tool_call_id or None
-        if message.role == "tool":
-            call_id = _answered(unanswered, message) or call_id
+        if message.role == "tool" and call_id is None:
+            call_id = _answered(unanswered, message.name)
             if call_id is None:
                 where = f"messages[{number}]"
                 text = f"{backend} takes no result of a tool that no call before it asked for ({where})"
                 raise UnsupportedError(text, backend=backend, fields=[where])
-        unanswered += message.tool_calls or ()
+        unanswered += [call for call in message.tool_calls or () if call.id not in named]
         told.append(msgspec.structs.replace(message, reasoning_content=None, tool_call_id=call_id))
     return msgspec.to_builtins(told)
 
 
-def _answered(unanswered: list[ToolCall], result: Message) -> str | None:
-    """Return the id of the call that a result answers: by its own id, or in order, as in Ollama's API."""
+def _answered(unanswered: list[ToolCall], name: str | None) -> str | None:
+    """Return the id of the call that a result without one answers: of its name, in order, as in Ollama's API."""
     for call in unanswered:
-        is_next = not result.tool_call_id and result.name in {None, "", call.function.name}
-        if is_next or call.id == result.tool_call_id:
+        if name in {None, "", call.function.name}:
             unanswered.remove(call)
             return call.id
     return None

@@ -7,6 +7,7 @@ too, since a conversation's token log holds that.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,14 @@ class AnswerText:
     def detokenizer(self) -> Detokenizer:
         """Return a stream of text that goes on from here by itself."""
         return self._detokenizer.copy()
+
+    def copy(self) -> AnswerText:
+        """Return the text at the same place; neither moves the other."""
+        other = copy(self)
+        other._detokenizer, other._stops = self._detokenizer.copy(), copy(self._stops)
+        other._parser = None if self._parser is None else self._parser.copy()
+        other._written = self._written.copy()
+        return other
 
     def parsed(self, text: str, *, is_cut: bool = False) -> Parsed:
         """Return a whole text as such an answer; changes nothing here."""

@@ -53,15 +53,17 @@ class NativeBackend:
         *,
         look: Callable[[str], str],
         unsupported: Unsupported = "emulate",
+        trusts_request_templates: bool = False,
     ) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
         The backend closes its share of the engine when it is closed.
         """
         self._unsupported: Unsupported = unsupported
+        self._abilities = _ABILITIES if trusts_request_templates else _ABILITIES - {"chat_template"}
         self.name = f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native"
         self.capabilities = Capabilities(
-            abilities=_ABILITIES,
+            abilities=self._abilities,
             abilities_of=self.abilities_of,
             gives_several=True,
             assistant_prefix="continued",
@@ -85,10 +87,15 @@ class NativeBackend:
         look: Callable[[], str] | None = None,
     ) -> NativeBackend:
         """Return a backend of one model with an engine of its own. `locate` finds the file; it may block."""
-        ledger = Ledger(total_for(None))
-        pool = ModelPool(lambda _: locate(), options or EngineOptions(), ledger, measure_process=resident_bytes)
+        ledger, options = Ledger(total_for(None)), options or EngineOptions()
+        pool = ModelPool(lambda _: locate(), options, ledger, measure_process=resident_bytes)
         look = look or (lambda: "loads on first use")
-        return cls([model_name], LocalEngine(pool), look=lambda _: look())
+        return cls(
+            [model_name],
+            LocalEngine(pool),
+            look=lambda _: look(),
+            trusts_request_templates=options.trusts_request_templates,
+        )
 
     async def load(self) -> object:
         """Load the first model, unless it is. Raises `ModelError` naming what is wrong with its file."""
@@ -98,12 +105,12 @@ class NativeBackend:
         """Answer as a stream; closing the iterator aborts the request."""
         unsupported = request.unsupported or self._unsupported
         request = msgspec.structs.replace(request, model=self._chosen(request.model), unsupported=unsupported)
-        if needs(request) <= _ABILITIES:
+        if needs(request) <= self._abilities:
             return self.engine.stream(request)
         return fulfil(
             request,
             self._answer,
-            _ABILITIES,
+            self._abilities,
             backend=self.name,
             unsupported=self._unsupported,
             checks_schemas=True,
@@ -138,7 +145,7 @@ class NativeBackend:
         """What a model can be asked for: effort where it is loaded, and its chat template has a variable for that."""
         loaded = {info.id: info for info in (await self.engine.state()).models}
         takes_effort = model in loaded and loaded[model].takes_effort
-        return _ABILITIES if takes_effort else _ABILITIES - {"reasoning_effort"}
+        return self._abilities if takes_effort else self._abilities - {"reasoning_effort"}
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Refused: this engine runs no embedding models yet."""
@@ -195,7 +202,7 @@ class NativeBackend:
         """Look into the prompt caches of the models, or keep a prompt there."""
         if isinstance(query, ExplainPrompt | PinPrompt):
             asked = first_asked(
-                query.request, _ABILITIES, backend=self.name, unsupported=self._unsupported
+                query.request, self._abilities, backend=self.name, unsupported=self._unsupported
             )  # what is emulated is a part of the prompt
             asked = msgspec.structs.replace(asked, model=self._chosen(asked.model))
             query = msgspec.structs.replace(query, request=asked)

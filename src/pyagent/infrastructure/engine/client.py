@@ -217,9 +217,12 @@ class LocalEngine(Shared):
         deadline: float | None,
     ) -> Request:
         # A log may take long to replay, and plugins to make what they bring.
-        is_long = log is not None or model.logits.runs_for(request.sampling) or _takes_long(request)
+        is_long = (
+            log is not None or request.chat_template or model.logits.runs_for(request.sampling) or _takes_long(request)
+        )
         beside = self.in_thread if is_long else at_once
-        return await model.input_processor.process(request, sink, log, deadline=deadline, beside=beside)
+        processor = await beside(model.processor_for, request)
+        return await processor.process(request, sink, log, deadline=deadline, beside=beside)
 
     async def state(self) -> EngineState:
         """What it is doing."""

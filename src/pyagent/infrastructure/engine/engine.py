@@ -277,7 +277,11 @@ class Engine:
         self.scheduler.park(request)
         if likelihood is None or not search.offer(request, likelihood):
             return
-        step = search.step()
+        try:
+            step = search.step()
+        except BaseException as error:  # noqa: BLE001 - a native grammar that panics is no `Exception`
+            self._end(request, request.finish("error", error=_grammar_fault(request, error)))
+            return
         for parent, child in step.forks:
             self.scheduler.fork_beam(parent, child)
         for other in step.ended:
@@ -292,10 +296,11 @@ class Engine:
         lead.tokens[lead.num_prompt_tokens :] = answers[0].tokens  # its statistics are those of the best answer
         lead.finish(answers[0].reason)
         self.counts.note_end(lead)
+        lead.text.num_reasoning_tokens = sum(map(search.num_reasoning_tokens, answers))
         for index, answer in enumerate(answers):
             is_last = index == len(answers) - 1
             text = search.text(answer)
-            parsed = lead.text.parsed(text, is_cut=answer.reason == "length")
+            parsed = search.parsed(answer, text)
             reason = "tool_calls" if parsed.tool_calls and answer.reason == "stop" else answer.reason
             output = Output(parsed.content, (), reason, None, answer.tokens, index, is_last, parsed.reasoning)
             written = text if lead.text.is_parsed else None
@@ -384,7 +389,7 @@ class Engine:
     def _loop(self) -> None:
         try:
             while self._turn():
-                pass
+                pass  # a turn says whether another one follows
         except BaseException as error:
             logger.exception("the engine's loop failed")
             with self._wake:

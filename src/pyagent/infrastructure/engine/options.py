@@ -61,7 +61,7 @@ class EngineOptions:
     `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
     `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`; `thinking` bounds
     their reasoning. Of an answer the text of `stream_interval` tokens goes out together. `tokenizer` says how
-    vocabularies and chat templates are found.
+    vocabularies and chat templates are found; `trusts_request_templates` lets requests bring their own.
     `grammar_backends` compile structured output, `logits` says which logits processors there are.
     """
 
@@ -78,6 +78,7 @@ class EngineOptions:
     thinking: ThinkingLimits = field(default_factory=ThinkingLimits)
     stream_interval: int = 1
     tokenizer: TokenizerOptions = NO_OPTIONS
+    trusts_request_templates: bool = False
     runners: RunnerChoice = field(default_factory=RunnerChoice)
     grammar_backends: Sequence[GrammarBackendFactory] = (GUIDANCE,)
     logits: LogitsOptions = field(default_factory=LogitsOptions)

@@ -44,8 +44,13 @@ class _Links:
         if not names:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
         look = ModelStore(settings.paths.models).look
-        unsupported = settings.backends.unsupported
-        return NativeBackend(list(dict.fromkeys(names)), self._engine(settings), look=look, unsupported=unsupported)
+        return NativeBackend(
+            list(dict.fromkeys(names)),
+            self._engine(settings),
+            look=look,
+            unsupported=settings.backends.unsupported,
+            trusts_request_templates=settings.engine.trust_request_chat_template,
+        )
 
     def _engine(self, settings: Settings) -> EngineClient:
         key = (settings.engine, settings.paths.models)
@@ -117,6 +122,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         thinking=ThinkingLimits(engine.thinking_token_budget, engine.effort_budgets, engine.thinking_budget_message),
         stream_interval=engine.stream_interval,
         tokenizer=_tokenizers(engine, parts.tokenizers()),
+        trusts_request_templates=engine.trust_request_chat_template,
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
         grammar_backends=pick_grammar_backends(engine.structured_outputs_backend, parts.grammar_backends()),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.dialects.output import Parsed
+from pyagent.core.flat_logprobs import pack
 from pyagent.core.messages import FinishReason, Origin, SamplingParams, TokenLogprob, ToolCallDelta
 from pyagent.core.runners.batch import PLAIN_KEY, Likelihood, PrefixKey
 from pyagent.infrastructure.engine.answer_text import AnswerText, joined
@@ -255,6 +256,30 @@ class Request:
             self.grammar.accept(token)
         return parsed, is_stopped
 
+    @property
+    def is_read(self) -> bool:
+        """Whether what may come next depends on what the text has come to."""
+        return self.grammar is not None or self.thinking is not None
+
+    def follow(self, parent: Request) -> None:
+        """Go on from where a beam is that this one is forked from."""
+        self.text = parent.text.copy()
+        self.grammar = None if parent.grammar is None else parent.grammar.fork()
+        if self.thinking is not None and parent.thinking is not None:
+            self.thinking.follow(parent.thinking)
+
+    def read(self, token: int) -> None:
+        """Go on by a beam's token, of which nothing is told yet. Raises `GrammarError`."""
+        self._read(token)
+
+    def ends_with(self, token: int) -> bool:
+        """Whether nothing can follow a token that the mask allows, as the form is whole then."""
+        if self.grammar is None or self.is_outside_grammar:
+            return False
+        after = self.grammar.fork()
+        after.accept(token)
+        return after.is_finished
+
     def resume(self, log: TokenLog) -> Output:
         """Go on after tokens sampled and delivered elsewhere, in the state that sampling them here would have led to.
 
@@ -371,6 +396,9 @@ class Request:
     def _logprobs(self, token: int, likelihood: Likelihood, place: int) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None:
             return ()
+        if self.params.flat_logprobs:
+            entries = [(token, likelihood.logprob), *likelihood.top[: self.params.top_logprobs]]
+            return (TokenLogprob("", likelihood.logprob, flat=pack(entries)),)
         name = token_by_id if self.params.return_tokens_as_token_ids else self.tokenizer.token_text
         top = [(name(other), logprob) for other, logprob in likelihood.top[: self.params.top_logprobs]]
         return (TokenLogprob(name(token), likelihood.logprob, top, place),)

@@ -39,6 +39,10 @@ class ThinkingBudget:
         """See whether an answer that begins within its reasoning may think at all."""
         self._look(text, has_text=False)
 
+    def follow(self, other: ThinkingBudget) -> None:
+        """Go on from where another answer's bound is."""
+        self._num_forced = other._num_forced
+
     def note(self, text: AnswerText, parsed: Parsed) -> None:
         """Take note of a token that the answer's text has read, with what it brought."""
         if self._num_forced is not None:

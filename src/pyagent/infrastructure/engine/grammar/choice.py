@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pyagent.core.errors import ConfigError
+from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.grammars import GrammarBackendFactory
 from pyagent.core.nearest import did_you_mean
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 
 AUTO = "auto"
 KEY = "engine.structured_outputs_backend"
+NO_FALLBACK = "no-fallback"
+_FIELD = "guided_decoding_backend"
+_OPTIONS = ("", NO_FALLBACK, "disable-any-whitespace")
+"""vLLM's, of which the last is so with any backend here."""
 
 
 def pick_grammar_backends(
@@ -27,6 +31,25 @@ def pick_grammar_backends(
     if not names:
         raise ConfigError(f"{KEY} is empty; name a backend, or {AUTO}", key=KEY)
     return tuple(_named(name, factories) for name in names)
+
+
+def pick_first(asked: str, factories: Sequence[GrammarBackendFactory]) -> Sequence[GrammarBackendFactory]:
+    """Return the backends with the one first that a request asks for, or with `:no-fallback` that one alone.
+
+    Raises `RequestError` for one that is not among them.
+    """
+    name, _, option = asked.partition(":")
+    if option not in _OPTIONS:
+        text = f"guided_decoding_backend takes {NO_FALLBACK!r} after a colon, got {option[:40]!r}"
+        raise RequestError(text, param=_FIELD, code="unsupported_parameter")
+    if not name:
+        return factories
+    found = [factory for factory in factories if factory.name == name]
+    if not found:
+        known = ", ".join((AUTO, *(factory.name for factory in factories)))
+        text = f"guided_decoding_backend is one of {known} ({KEY}), got {name[:40]!r}"
+        raise RequestError(text, param=_FIELD, code="unsupported_parameter")
+    return found if option == NO_FALLBACK else [*found, *(other for other in factories if other.name != name)]
 
 
 def _named(name: str, factories: Mapping[str, GrammarBackendFactory]) -> GrammarBackendFactory:

@@ -23,8 +23,8 @@ _MAX_COMPILING, _MAX_OF_A_TENANT, _MAX_STUCK = 3, 2, 2
 class Compilation(Future[Grammar]):
     """What all requests of a tenant for the same grammar wait for."""
 
-    def __init__(self, key: tuple[str, GrammarSource], work: Callable[[], Grammar]) -> None:
-        """`key` says whose grammar it is, and of what; `work` compiles it."""
+    def __init__(self, key: tuple[str, GrammarSource, str], work: Callable[[], Grammar]) -> None:
+        """`key` says whose grammar it is, of what, and by which backend; `work` compiles it."""
         super().__init__()
         self.key = key
         self.work = work

@@ -19,6 +19,7 @@ from pyagent.core.structured_output.lark_source import schemas_in
 from pyagent.core.structured_output.schema_checks import check_schema
 from pyagent.core.structured_output.schema_limits import source_excess
 from pyagent.core.structured_output.sources import calls_source, source_of
+from pyagent.infrastructure.engine.grammar.choice import pick_first
 from pyagent.infrastructure.engine.grammar.compilation import Compilation, CompileQueue
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
@@ -35,7 +36,8 @@ _LIBRARY_BYTES, _BYTES_A_TOKEN, _BYTES_A_LETTER = 6_600_000, 390, 100
 """What llguidance takes for its code, a vocabulary and a schema, as measured: 6.6 MB of its file, 18.2 MB of heap for
 49,152 tokens, 4.5 MB for 48 kB."""
 
-_Key = tuple[str, GrammarSource]
+_Key = tuple[str, GrammarSource, str]
+"""Whose grammar it is, of what, and the backend that is asked first, where the request says one."""
 
 
 class GrammarCompiler:
@@ -63,31 +65,36 @@ class GrammarCompiler:
         self._library_bytes = 0 if "llguidance" in sys.modules else _LIBRARY_BYTES
         self._lock = threading.Lock()  # never held while something compiles
 
-    def compile(self, wanted: ResponseFormat, tenant: str = "") -> Grammar:
+    def compile(self, wanted: ResponseFormat, tenant: str = "", backend: str = "") -> Grammar:
         """Return a grammar at its start, waiting for it. Raises what `begin` does, and what its future has."""
-        return self.begin(wanted, tenant).result()
+        return self.begin(wanted, tenant, backend).result()
 
-    def begin(self, wanted: ResponseFormat, tenant: str = "") -> Future[Grammar]:
+    def check_backend(self, name: str) -> None:
+        """Raise `RequestError` for a backend that is not among those of this model."""
+        pick_first(name, self._factories)
+
+    def begin(self, wanted: ResponseFormat, tenant: str = "", backend: str = "") -> Future[Grammar]:
         """Have a grammar compiled; it comes at its start, or as `RequestError` saying what cannot be enforced.
+
+        The `backend` that is named is asked first.
 
         What was compiled for another tenant (`Origin.tenant`) is compiled again: the time would tell of it.
         """
-        return self._begin((tenant, source_of(wanted)), [*schemas_in(wanted)], _as_it_is)
-
-    def compile_calls(
-        self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
-    ) -> Grammar:
-        """Likewise for a Lark grammar of calls."""
-        return self.begin_calls(calls, tools, tenant, other).result()
+        return self._begin((tenant, source_of(wanted), backend), [*schemas_in(wanted)], _as_it_is)
 
     def begin_calls(
-        self, calls: str, tools: Sequence[Tool], tenant: str = "", other: ResponseFormat | None = None
+        self,
+        calls: str,
+        tools: Sequence[Tool],
+        tenant: str = "",
+        other: ResponseFormat | None = None,
+        backend: str = "",
     ) -> Future[Grammar]:
-        """Likewise; with `other`, an answer that follows that will do instead of a call."""
+        """Likewise for a Lark grammar of calls; with `other`, an answer that follows that will do instead of a call."""
         source = calls_source(calls, other)
         for schema in () if other is None else schemas_in(other):
             check_schema(schema)
-        return self._begin((tenant, source), [tool.function.parameters for tool in tools], _of_tools)
+        return self._begin((tenant, source, backend), [tool.function.parameters for tool in tools], _of_tools)
 
     def give_back(self) -> None:
         """Forget what is remembered, unless memory is being asked for just now."""
@@ -95,7 +102,7 @@ class GrammarCompiler:
             return
         try:
             while self._forget_oldest():
-                pass
+                pass  # until there is none
             self._memory.try_resize(min(self._memory.num_bytes, self._num_bytes()))
         finally:
             self._lock.release()
@@ -110,7 +117,7 @@ class GrammarCompiler:
             if coming is None:
                 self._queue.check(key[0])
                 self._make_room(key)
-                coming = self._compiled[key] = Compilation(key, partial(self._compiled_from, key[1], schemas))
+                coming = self._compiled[key] = Compilation(key, partial(self._compiled_from, key, schemas))
                 coming.add_done_callback(self._forget_failed)
             self._compiled.move_to_end(key)
         if is_first:
@@ -147,17 +154,18 @@ class GrammarCompiler:
                 late = self._compiled[over.key] = Compilation(over.key, over.work)
                 late.set_result(compiled)
 
-    def _compiled_from(self, source: GrammarSource, schemas: Sequence[JsonObject]) -> Grammar:
+    def _compiled_from(self, key: _Key, schemas: Sequence[JsonObject]) -> Grammar:
+        _, source, backend = key
         for schema in schemas:
             check_schema(schema)
         if text := source_excess(source):
             raise RequestError(f"{CANNOT_ENFORCE}: {text}", param="response_format")
-        return self._first_that_can(source)
+        return self._first_that_can(source, pick_first(backend, self._factories))
 
-    def _first_that_can(self, source: GrammarSource) -> Grammar:
+    def _first_that_can(self, source: GrammarSource, factories: Sequence[GrammarBackendFactory]) -> Grammar:
         """Compile by the first backend that can enforce it; raise the first one's reason where none can."""
         refusal: Exception | None = None
-        for factory in self._factories:
+        for factory in factories:
             try:
                 grammar = self._compiled_by(factory, source)
             except RequestError as error:
@@ -211,7 +219,7 @@ class GrammarCompiler:
         return oldest is not None
 
     def _num_bytes(self, *more: _Key) -> int:
-        sources = sum(len(source.text) for _, source in (*self._compiled, *more))
+        sources = sum(len(source.text) for _, source, _ in (*self._compiled, *more))
         return self._library_bytes + _BYTES_A_TOKEN * self._vocabulary.size + _BYTES_A_LETTER * sources
 
 

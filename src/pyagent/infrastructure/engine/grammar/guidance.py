@@ -21,14 +21,13 @@ from pyagent.core.grammars import (
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import JsonObject
 from pyagent.core.structured_output.errors import GrammarError, told_briefly
+from pyagent.core.structured_output.parser_limits import parser_limits
 from pyagent.infrastructure.engine.grammar.blame import blamed
 from pyagent.infrastructure.engine.grammar.vocabulary import llguidance_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MAX_STEP_ITEMS, _MAX_LEXER_STATES = 20_000, 50_000
-"""A mask that needs more items would take longer than 100 ms of the engine's step; a state takes up to 2 kB."""
 _MANY_CORES = 8
 """On two, waking threads for the masks of 16 rows took longer than the masks (docs/explanation/log.md)."""
 
@@ -64,14 +63,12 @@ class GuidanceBackend:
     """llguidance for one vocabulary, with threads for masks where there are many cores."""
 
     def __init__(self, vocabulary: GrammarVocabulary, num_cores: int) -> None:
-        from llguidance import LLExecutor, LLParserLimits
+        from llguidance import LLExecutor
 
         self._row_bytes = mask_bytes(vocabulary.size)
         self._tokenizer = llguidance_tokenizer(vocabulary)
         self._executor = LLExecutor(num_cores) if num_cores >= _MANY_CORES else None
-        self._limits = LLParserLimits(
-            step_max_items=_MAX_STEP_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
-        )
+        self._limits = parser_limits()
         _rust.trim_memory()  # the tokens' bytes
 
     def compile(self, source: GrammarSource) -> GuidanceMatcher:

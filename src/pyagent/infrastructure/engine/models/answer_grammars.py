@@ -40,7 +40,8 @@ class AnswerGrammars:
 
     async def compile(self, prompt: PromptTokens, beside: Beside) -> Grammar | None:
         """Return the grammar at the place where answers begin; None where they are free. Raises `RequestError`."""
-        if prompt.format.request.beam is not None:
+        self._compiler.check_backend(prompt.format.request.guided_decoding_backend)
+        if prompt.format.request.beam is not None and not prompt.format.is_structured:
             return None
         grammar = await self._compile(prompt.format, beside)
         return await beside(prompt.assistant_prefix.accepted, grammar) if prompt.assistant_prefix.tokens else grammar
@@ -49,8 +50,8 @@ class AnswerGrammars:
         request = answer.request
         form = request.response_format if answer.is_structured else None
         if answer.dialect is None or not answer.needs_grammar:
-            begin, tenant = self._compiler.begin, request.origin.tenant
-            return None if form is None else await _awaited(await beside(begin, form, tenant))
+            begin, asked = self._compiler.begin, (request.origin.tenant, request.guided_decoding_backend)
+            return None if form is None else await _awaited(await beside(begin, form, *asked))
         try:
             return await _awaited(await beside(self._calls, answer, form))
         except RequestError:
@@ -68,7 +69,8 @@ class AnswerGrammars:
         assert answer.dialect is not None
         lark = answer.grammar(self._chat_format.tag_ids(answer.dialect), is_loose=is_loose)
         tools, other = () if is_loose else answer.callable_tools, None if answer.must_call else form
-        return self._compiler.begin_calls(lark, tools, answer.request.origin.tenant, other)
+        request = answer.request
+        return self._compiler.begin_calls(lark, tools, request.origin.tenant, other, request.guided_decoding_backend)
 
 
 async def _awaited(coming: Future[Grammar]) -> Grammar:

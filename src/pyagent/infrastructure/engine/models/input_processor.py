@@ -75,7 +75,7 @@ class InputProcessor:
         """`check_class` returns the queue of a request class, or raises `RequestError`."""
         self._scores_prompts = scores_prompts
         self._stream_interval = stream_interval
-        self._preprocessor = preprocessor
+        self.preprocessor = preprocessor
         self._tokenizer = preprocessor.tokenizer
         self._sessions = sessions
         self._grammars = grammars
@@ -137,7 +137,7 @@ class InputProcessor:
                 answer_prefix=past.answer_prefix,
                 sampling=replace(request.sampling, stop=()),
             )
-            asked = self._preprocessor.tokenize(before, TokenLog(past.prompt))
+            asked = self.preprocessor.tokenize(before, TokenLog(past.prompt))
         except RequestError:
             return  # the request itself says so
         begun = AssistantPrefix.of(past.answer_prefix, self._tokenizer)
@@ -167,13 +167,13 @@ class InputProcessor:
         return with_prompt(on_output, prompt.echo, lead.scores) if is_told else on_output
 
     def _process(self, request: ChatRequest, log: TokenLog | None, deadline: float | None) -> ProcessedInput:
-        prompt = self._preprocessor.tokenize(request, log)
+        prompt = self.preprocessor.tokenize(request, log)
         if request.beam is not None and (prompt.format.must_call or prompt.format.has_strict):
             text = "beam search cannot be combined with forced or strict calls; leave one of them out"
             raise RequestError(text, param="tool_choice")
         answer_prefix = AssistantPrefix.of(request.answer_prefix, self._tokenizer).tokens
         tokens = prompt.tokens
-        context = self._preprocessor.context
+        context = self.preprocessor.context
         if context.num_tokens - len(tokens) <= len(answer_prefix):
             raise context.overflow(len(tokens) + len(answer_prefix))
         return ProcessedInput(
@@ -208,7 +208,7 @@ class InputProcessor:
         params = request.sampling
         sampled = answer_params(request, index, len(tokenizer.end_ids))
         grammar = None if compiled is None else compiled.fork()
-        chat_format, answer_format = self._preprocessor.chat_format, common.prompt.format
+        chat_format, answer_format = self.preprocessor.chat_format, common.prompt.format
         is_first = index == 0 and not output_tokens
         processors = common.processors if is_first else tuple(one.for_another() for one in common.processors)
         may_think = grammar is not None and answer_format.thinks and not prefix.tokens
@@ -244,7 +244,7 @@ class InputProcessor:
 
     def _text(self, prompt: PromptTokens, params: SamplingParams, *, is_held: bool) -> AnswerText:
         """Return the text of an answer that goes on after the prompt."""
-        chat_format, answer_format = self._preprocessor.chat_format, prompt.format
+        chat_format, answer_format = self.preprocessor.chat_format, prompt.format
         is_begun = bool(prompt.assistant_prefix.tokens or answer_format.request.answer_prefix)
         is_reasoning = not is_begun and chat_format.is_open(prompt.prompt.tokens)
         parser = answer_format.parser(is_reasoning=is_reasoning, is_held=is_held)
@@ -258,7 +258,7 @@ class InputProcessor:
 
     def _stream(self, prompt: PromptTokens, params: SamplingParams) -> Detokenizer:
         """Return a stream of an answer's text, with the control tokens that its parser or its client must see."""
-        chat_format, dialect = self._preprocessor.chat_format, prompt.format.dialect
+        chat_format, dialect = self.preprocessor.chat_format, prompt.format.dialect
         shown = frozenset[int]() if dialect is None else chat_format.shown_ids(dialect)
         is_further = not prompt.format.messages
         return self._tokenizer.detokenizer(

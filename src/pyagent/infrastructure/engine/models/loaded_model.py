@@ -21,6 +21,7 @@ from pyagent.infrastructure.engine.models.chat_format import ChatFormat
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
 from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
 from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor
+from pyagent.infrastructure.engine.models.request_templates import tokenizer_for
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import PastTurn
 from pyagent.infrastructure.engine.sessions.prompt_cache import ModelPrompts
@@ -67,20 +68,31 @@ class LoadedModel:
         self.prompts = ModelPrompts(
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
         )
-        self._chat_format = ChatFormat.of_model(self.tokenizer, options.dialect, options.dialects, options.thinking)
-        self.preprocessor = InputPreprocessor(
-            self.tokenizer, self.sessions, self._context, normalized, self._chat_format
-        )
-        self.input_processor = InputProcessor(
-            self.preprocessor,
-            self.sessions,
-            AnswerGrammars(self.grammars, self._chat_format),
+        self._options = options
+        self.input_processor = self._processor(self.tokenizer, self.sessions)
+        self._takes_hints = options.takes_hints
+
+    def processor_for(self, request: ChatRequest) -> InputProcessor:
+        """Return what makes engine requests of a chat request. Raises `RequestError` for its template."""
+        if not request.chat_template:
+            return self.input_processor
+        is_trusted = self._options.trusts_request_templates
+        tokenizer = tokenizer_for(request.chat_template, self.tokenizer, is_trusted=is_trusted)
+        return self._processor(tokenizer, Sessions(tokenizer, self.context_length, scope="off"))
+
+    def _processor(self, tokenizer: ModelTokenizer, sessions: Sessions) -> InputProcessor:
+        options = self._options
+        normalized = normalize if options.normalizes_prompts else NormalizedPrompt.unchanged
+        chat_format = ChatFormat.of_model(tokenizer, options.dialect, options.dialects, options.thinking)
+        return InputProcessor(
+            InputPreprocessor(tokenizer, sessions, self._context, normalized, chat_format),
+            sessions,
+            AnswerGrammars(self.grammars, chat_format),
             self.logits,
             self.engine.scheduler.queues.check,
             scores_prompts=self.runner.scores_prompts,
             stream_interval=options.stream_interval,
         )
-        self._takes_hints = options.takes_hints
 
     def _load_tokenizer(self, path: Path, memory: Reservation, options: TokenizerOptions) -> ModelTokenizer:
         """The tokenizer; `memory` holds what the heap grew by, or the estimate where others freed more meanwhile."""
@@ -94,7 +106,7 @@ class LoadedModel:
     @property
     def takes_effort(self) -> bool:
         """Whether it can be told how much to think: by a variable of its chat template, or a bound on its tokens."""
-        return self._chat_format.takes_effort
+        return self.input_processor.preprocessor.chat_format.takes_effort
 
     def drop_kv(self) -> None:
         """Forget what is cached and give its memory back; what runs goes on. Blocks for a moment."""
@@ -112,12 +124,12 @@ class LoadedModel:
 
     def explain(self, request: ChatRequest) -> CacheReport:
         """What a request would find computed now; computes nothing. Raises `RequestError`."""
-        asked = self.preprocessor.tokenize(request)
+        asked = self.processor_for(request).preprocessor.tokenize(request)
         return self.prompts.explain(replace(asked.prompt, tokens=asked.tokens))
 
     def remember(self, request: ChatRequest, past: PastTurn) -> None:
         """Take over a turn of the request's conversation that another engine computed."""
-        self.input_processor.remember(request, past)
+        self.processor_for(request).remember(request, past)
 
     def close(self) -> None:
         """Abort what runs, stop the engine's thread and free the memory. Safe to call twice."""

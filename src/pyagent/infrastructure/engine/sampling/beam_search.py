@@ -23,6 +23,7 @@ from pyagent.core.sampling_params import SamplingParams
 from pyagent.core.stop_strings import StopStrings
 
 if TYPE_CHECKING:
+    from pyagent.core.dialects.output import Parsed
     from pyagent.core.messages import BeamSearch, ChatRequest, FinishReason
     from pyagent.core.runners.batch import Likelihood
     from pyagent.infrastructure.engine.request import Request
@@ -147,6 +148,7 @@ class Search:
         self._num_told = num_told
         self._logprobs = {lead.id: 0.0}
         self._offers: dict[int, list[tuple[int, float]]] = {}
+        self._start = lead.text.copy()
         self._texts = {lead.id: self._no_text()}
         lead.search = self
 
@@ -157,13 +159,14 @@ class Search:
 
     def offer(self, request: Request, likelihood: Likelihood) -> bool:
         """A beam's likeliest next tokens; True when all beams have offered."""
-        self._offers[request.id] = likelihood.top
+        self._offers[request.id] = likelihood.top  # of those that its mask allows
         return len(self._offers) == len(self.live)
 
     def step(self) -> Step:
         """Go on by a token; `rules.is_done` afterwards says whether that was the last."""
         beams = [(self._drawn(one), self._logprobs[one.id], self._offers[one.id]) for one in self.live]
-        chosen = self.rules.choose(beams, self._stops_after) if self._has_stops else self.rules.choose(beams)
+        looks = self._has_stops or self.lead.grammar is not None
+        chosen = self.rules.choose(beams, self._stops_after) if looks else self.rules.choose(beams)
         step = Step([], [], [])
         taken: set[int] = set()
         live: list[Request] = []
@@ -175,6 +178,7 @@ class Search:
             if beam in taken:
                 child = self._make(list(self._drawn(request)))
                 child.search = self
+                child.follow(request)
                 step.forks.append((request, child))
                 request = child
             taken.add(beam)
@@ -183,6 +187,9 @@ class Search:
             logprobs[request.id] = logprob
             texts[request.id] = text
         step.ended.extend(one for beam, one in enumerate(self.live) if beam not in taken)
+        if self.lead.is_read:
+            for request, token in step.going_on:
+                request.read(token)
         self.live, self._logprobs, self._texts, self._offers = live, logprobs, texts, {}
         return step
 
@@ -196,15 +203,28 @@ class Search:
                 return told
         return told + text.flush()
 
+    def parsed(self, answer: FinishedBeam, text: str) -> Parsed:
+        """Return an answer's text as its client reads it."""
+        return self._start.parsed(text, is_cut=answer.reason == "length")
+
+    def num_reasoning_tokens(self, answer: FinishedBeam) -> int:
+        """Return how many of an answer's tokens are thoughts."""
+        text = self._start.copy()
+        for token in answer.tokens if text.is_parsed else ():
+            text.push(token)
+        return text.num_reasoning_tokens
+
     @property
     def _has_stops(self) -> bool:
         return bool(self.lead.params.stop)
 
     def _no_text(self) -> BeamText:
-        return BeamText(self.lead.text.detokenizer(), StopStrings(self.lead.params.stop))
+        return BeamText(self._start.detokenizer(), StopStrings(self.lead.params.stop))
 
     def _stops_after(self, beam: int, token: int) -> bool:
-        return self._texts[self.live[beam].id].after(token)[2]
+        request = self.live[beam]
+        is_stop = self._has_stops and self._texts[request.id].after(token)[2]
+        return is_stop or request.ends_with(token)
 
     def _drawn(self, request: Request) -> tuple[int, ...]:
         return tuple(request.tokens[request.num_prompt_tokens :])
@@ -226,7 +246,7 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
     penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     refused = {
         "best_of": request.best_of is not None,
-        "response_format": is_structured,
+        "response_format": is_structured and bool(request.tools) and request.tool_choice != "none",
         "top_logprobs": sampling.top_logprobs is not None,
         "stop_token_ids": bool(sampling.stop_token_ids),
         "min_tokens": sampling.min_tokens > 0,
@@ -237,7 +257,6 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         # At 1 the search is by the model's own log probabilities; 0 is what vLLM asks for.
         "temperature": sampling.temperature not in {0, 1},
         **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in ("top_p", "top_k", "min_p")},
-        "thinking_token_budget": sampling.thinking_token_budget not in {None, -1},
         "repetition_penalty": penalties != (1.0, 0.0, 0.0),
         **{name: getattr(sampling, name) != getattr(_PLAIN, name) for name in sorted(FURTHER_SAMPLING)},
     }

@@ -17,7 +17,7 @@ from pyagent.infrastructure.engine.sampling.beam_search import num_offered
 _PLAIN = SamplingParams()
 _AS_THEY_ARE = (
     *("temperature", "dynatemp_range", "dynatemp_exponent", "top_n_sigma", "epsilon_cutoff", "eta_cutoff", "top_k"),
-    *("top_h", "typical_p", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
+    *("top_h", "typical_p", "top_p", "min_p", "xtc_probability", "xtc_threshold", "top_k_entropy", "min_p_entropy"),
     *("mirostat", "mirostat_tau", "mirostat_eta", "no_repeat_ngram_size", "dry_base", "dry_allowed_length"),
 )
 _EXCLUDING = ("logit_bias", "no_repeat_ngram_size", "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids")
@@ -86,6 +86,7 @@ def make_sampler(
         sampler = _rust.SamplerState(
             **_changed(params),
             **_penalties(params),
+            **_schedules(params),
             **(find_tokens(params, vocabulary) if token_lists is None else token_lists),
             logit_bias=list(params.logit_bias.items()),
             seed=seed,
@@ -120,6 +121,20 @@ def _penalties(params: SamplingParams) -> dict[str, Any]:
         given["repeat_last_n"] = max(0, params.repeat_last_n)
     if params.dry_multiplier and params.dry_penalty_last_n != 0:
         given |= {"dry_multiplier": params.dry_multiplier, "dry_penalty_last_n": max(0, params.dry_penalty_last_n)}
+    return given
+
+
+def _schedules(params: SamplingParams) -> dict[str, Any]:
+    """What changes over the answer; the kernels work it out for each token."""
+    given: dict[str, Any] = {}
+    if (temperature := params.temperature_schedule) is not None:
+        given = {"temperature_end": temperature.end, "temperature_tokens": temperature.tokens}
+        given["temperature_cosine"] = temperature.shape == "cosine"
+    if (penalties := params.penalty_schedule) is not None:
+        given |= {"penalty_warmup": penalties.warmup_tokens, "penalty_tokens": penalties.decay_tokens}
+        given |= {"penalty_end": penalties.end, "penalty_cosine": penalties.shape == "cosine"}
+    if params.bad_words_decay_tokens:
+        given["bad_words_tokens"] = params.bad_words_decay_tokens
     return given
 
 

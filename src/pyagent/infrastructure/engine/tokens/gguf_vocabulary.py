@@ -20,8 +20,8 @@ from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenize
 from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, QWEN
 
 # Token types of GGUF.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_MADE_BY_MERGES = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
+_NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
+MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3"})
 SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "default")
@@ -71,7 +71,7 @@ def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
         tokenizer = _sentencepiece(metadata, tokens, types, name)
     else:
         raise ModelError(f"{name}: tokenizer '{kind}' is not supported; supported are gpt2 and llama", model=name)
-    _add_special(tokenizer, tokens, types)
+    add_special(tokenizer, tokens, types)
     return tokenizer
 
 
@@ -125,7 +125,7 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: _rust.Texts, types: S
     if len(scores) != len(tokens):
         raise ModelError(f"{name}: {len(tokens)} tokens but {len(scores)} scores", model=name)
     # Control and byte tokens are never made: text that spells one is text.
-    made = [index for index, kind in enumerate(types) if kind in _MADE_BY_MERGES]
+    made = [index for index, kind in enumerate(types) if kind in MADE_OF_TEXT]
     vocabulary = {tokens[index]: index for index in range(len(tokens))}
     model = models.BPE(
         vocab=vocabulary,
@@ -135,17 +135,23 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: _rust.Texts, types: S
         byte_fallback=True,
     )
     tokenizer = Tokenizer(model)
+    mark_spaces(tokenizer, adds_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
+    return tokenizer
+
+
+def mark_spaces(tokenizer: Tokenizer, *, adds_space: bool) -> None:
+    """Have spaces be marked as SentencePiece does, and with `adds_space` one put before each text."""
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
     cleanup: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if adds_space:
         spaces.insert(0, normalizers.Prepend("▁"))
         cleanup.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(spaces)
     tokenizer.decoder = decoders.Sequence(cleanup)
-    return tokenizer
 
 
-def _add_special(tokenizer: Tokenizer, tokens: _rust.Texts, types: Sequence[int]) -> None:
+def add_special(tokenizer: Tokenizer, tokens: Sequence[str] | _rust.Texts, types: Sequence[int]) -> None:
+    """Have control tokens, and those that users defined, be found in a text before it is cut."""
     special = [tokens[index] for index, kind in enumerate(types) if kind == _CONTROL]
     written = [tokens[index] for index, kind in enumerate(types) if kind == _USER_DEFINED]
     adding = cast("_TokenAdder", tokenizer)

@@ -1,6 +1,6 @@
 """SentencePiece's tokenizer.model: a protobuf message with pieces, their scores and types, and how text is prepared.
 
-Read field by field (sentencepiece_model.proto), and run as the vocabularies of GGUF files are, which come from it.
+Read field by field (sentencepiece_model.proto); BPE is run as the vocabularies of GGUF files are, which come from it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tokenizers as inner
+
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder, file_in, read_bounded
+from pyagent.infrastructure.engine.tokens.unigram import build_unigram
 
 _MAX_FILE_BYTES, _MAX_PIECES = 64_000_000, 1 << 20
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_BPE = 2
+_UNIGRAM, _BPE = 1, 2
 _FILES = ("tokenizer.model", "*.model.v[0-9]*")
-_KINDS = {1: "unigram", 3: "word", 4: "char"}
+_KINDS = {3: "word", 4: "char"}
 
 
 @dataclass(slots=True)
@@ -58,21 +61,27 @@ class SentencePieceReader:
         except (IndexError, ValueError, struct.error) as error:
             raise ModelError(f"{file}: not a model of SentencePiece: {error}", model=name) from error
         _check(model, file)
-        metadata: dict[str, object] = {
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.tokens": model.pieces,
-            "tokenizer.ggml.token_type": model.types,
-            "tokenizer.ggml.scores": model.scores,
-            "tokenizer.ggml.add_space_prefix": model.adds_space,
-        }
         folder, ids = ModelFolder(path), range(len(model.pieces))
         return HuggingFaceTokenizer(
-            build_tokenizer(metadata, name),
+            _build(model, name),
             name,
             num_tokens=len(model.pieces),
             begin_id=folder.begin_id(model.begin_id if model.begin_id in ids else None),
             end_ids=folder.end_ids or [token for token in (model.end_id,) if token in ids],
         )
+
+
+def _build(model: _Model, name: str) -> inner.Tokenizer:
+    if model.kind == _UNIGRAM:
+        return build_unigram(model.pieces, model.scores, model.types, adds_space=model.adds_space, name=name)
+    metadata: dict[str, object] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": model.pieces,
+        "tokenizer.ggml.token_type": model.types,
+        "tokenizer.ggml.scores": model.scores,
+        "tokenizer.ggml.add_space_prefix": model.adds_space,
+    }
+    return build_tokenizer(metadata, name)
 
 
 def _file_in(path: Path) -> Path | None:
@@ -86,9 +95,11 @@ def _is_message(file: Path) -> bool:
 
 def _check(model: _Model, file: Path) -> None:
     """Raise `ModelError` for what would be tokenised otherwise than SentencePiece does."""
-    if model.kind != _BPE:
+    if model.kind not in {_UNIGRAM, _BPE}:
         kind = _KINDS.get(model.kind, str(model.kind))
-        text = f"{file}: a {kind} model; of SentencePiece's, BPE is read: save the model with its tokenizer.json"
+        text = (
+            f"{file}: a {kind} model; SentencePiece's BPE and unigram are read: save the model with its tokenizer.json"
+        )
         raise ModelError(text, model=str(file.parent))
     if model.charsmap or model.removes_spaces or not model.escapes_spaces:
         text = f"{file}: it normalizes texts in a way that is not supported; save the model with its tokenizer.json"

@@ -60,8 +60,9 @@ class TemplateLimitError(Exception):
 
 @contextlib.contextmanager
 def spending() -> Generator[None]:
-    """Around one rendering: what it makes and how long it takes is counted from nothing."""
-    token = _spent.set(_Spent(time.monotonic() + MAX_SECONDS))
+    """Around one rendering: what it makes is counted from nothing, and so is its time; within another that goes on."""
+    until, outer = time.monotonic() + MAX_SECONDS, _spent.get(None)
+    token = _spent.set(_Spent(until if outer is None else min(until, outer.deadline)))
     try:
         yield
     finally:

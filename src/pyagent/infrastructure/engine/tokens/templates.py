@@ -38,6 +38,7 @@ class ChatTemplate:
         Raises `ModelError` when it cannot be compiled.
         """
         self.source = source
+        self.texts = texts
         self.built_in = built_in
         self._name = name
         if len(source) > MAX_TEMPLATE_CHARS:

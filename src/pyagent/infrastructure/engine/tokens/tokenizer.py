@@ -7,6 +7,7 @@ those characters, not ended its turn.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 from array import array
@@ -95,6 +96,20 @@ class ModelTokenizer:
         loaded = cls(tokenizer, template=template, name=str(path))
         loaded.vocab_size = vocab_size
         return loaded
+
+    @property
+    def template_texts(self) -> Mapping[str, str]:
+        """The texts that templates know by name: the tokens that begin and end a text."""
+        if self.template is not None:
+            return self.template.texts
+        ids = {"bos_token": self.begin_id, "eos_token": min(self.end_ids, default=None)}
+        return {name: self.added[token].content for name, token in ids.items() if token in self.added}
+
+    def with_template(self, template: ChatTemplate) -> ModelTokenizer:
+        """Return the same tokenizer with another chat template."""
+        other = copy.copy(self)
+        other.template, other.markers = template, Markers(self.added.values(), template)
+        return other
 
     def encode_text(self, text: str, tenant: str = "", *, is_begun: bool = False) -> list[int]:
         """Return the tokens of a tenant's text; control tokens in it are read as such. Empty text has none.

@@ -25,6 +25,7 @@ from pyagent.core.messages import (
     Unsupported,
 )
 from pyagent.core.sampling_params import LogitsProcessorSpec
+from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
 from pyagent.infrastructure.server.openai.messages import (
     InputMessage,
     InputTool,
@@ -63,7 +64,6 @@ REFUSED: Refused = {
     "functions": (([],), "use `tools`, which replaced it"),
     "function_call": (("none",), "use `tool_choice`, which replaced it"),
     "web_search_options": ((), "nothing is searched"),
-    "chat_template": ((), "the settings choose a model's template (engine.chat_template)"),
     "verbosity": (("medium",), "say in the prompt how long the answer should be"),
 }
 
@@ -96,8 +96,12 @@ _SAMPLING = (
     "mirostat_eta",
     "dynatemp_range",
     "dynatemp_exponent",
+    "temperature_schedule",
+    "top_k_entropy",
+    "min_p_entropy",
     "repeat_last_n",
     "penalty_decay",
+    "penalty_schedule",
     "no_repeat_ngram_size",
     "dry_multiplier",
     "dry_base",
@@ -106,6 +110,7 @@ _SAMPLING = (
     "dry_sequence_breakers",
     "bad_words",
     "bad_words_penalty",
+    "bad_words_decay_tokens",
     "allowed_token_ids",
     "logits_processors",
 )
@@ -119,7 +124,7 @@ _BUDGETS = (
     "reasoning_budget_tokens",
 )
 """Names of one field: vLLM's, Qwen's, and llama.cpp's."""
-_NAMES = ("session", "user", "agent", "run", "request_class")
+_NAMES = ("session", "user", "agent", "run", "request_class", "guided_decoding_backend")
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -170,8 +175,12 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     mirostat_eta: float | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
+    temperature_schedule: TemperatureSchedule | None = None
+    top_k_entropy: float | None = None
+    min_p_entropy: float | None = None
     repeat_last_n: int | None = None
     penalty_decay: float | None = None
+    penalty_schedule: PenaltySchedule | None = None
     no_repeat_ngram_size: int | None = None
     dry_multiplier: float | None = None
     dry_base: float | None = None
@@ -180,6 +189,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
     dry_sequence_breakers: tuple[str, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     bad_words_penalty: float | None = None
+    bad_words_decay_tokens: int | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     logits_processors: tuple[LogitsProcessorSpec, ...] | None = None
     timeout_seconds: float | None = None
@@ -243,6 +253,7 @@ class _Common(FormatFields, forbid_unknown_fields=True, kw_only=True):
                 request_class=self.request_class or "",
                 unsupported=self.unsupported,
                 truncate_prompt_tokens=_checked_truncation(self.truncate_prompt_tokens),
+                guided_decoding_backend=_grammar_backend(self.guided_decoding_backend),
             ),
             **fields,
         )
@@ -301,6 +312,7 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     reasoning_budget: int | None = None
     reasoning_budget_tokens: int | None = None
     # vLLM's
+    chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -312,7 +324,6 @@ class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
     function_call: object = None
     web_search_options: object = None
     verbosity: object = None
-    chat_template: object = None
 
     def thinking(self) -> int | None:
         """Return how many tokens the model may think, under whichever name it is said."""
@@ -404,6 +415,7 @@ def _read_chat(parsed: ChatBody) -> ParsedRequest:
         tool_choice=choice,
         parallel_tool_calls=parsed.parallel_tool_calls is not False,
         reasoning_effort=parsed.reasoning_effort,
+        chat_template=parsed.chat_template or "",
         chat_template_kwargs=parsed.chat_template_kwargs or {},
     )
     understood = _asked(parsed, request, is_chat=True)
@@ -493,6 +505,12 @@ def _checked_truncation(num_tokens: int | None) -> int | None:
         text = f"truncate_prompt_tokens must be at least 1, or -1 for what the context has room for, got {num_tokens}"
         raise RequestError(text, param="truncate_prompt_tokens")
     return num_tokens
+
+
+def _grammar_backend(name: str | None) -> str:
+    """Return the grammar backend that a request names by the name that plugins bring it under; empty for any."""
+    first, colon, option = (name or "").partition(":")
+    return {"auto": "", "llguidance": "guidance"}.get(first, first) + colon + option
 
 
 def _checked_number(n: int | None) -> int:

@@ -35,7 +35,6 @@ _REFUSED_OUTPUTS: Refused = {
 _T = TypeVar("_T")
 _OWN_NAME = re.compile(r"response_format(?:\.(?:grammar|regex|choice|json_schema|structural_tag))?\b")
 _MAX_DEPTH = 8
-_BACKENDS = ("auto", "guidance", "llguidance")
 
 
 class _Schema(msgspec.Struct, forbid_unknown_fields=True):
@@ -166,7 +165,6 @@ class FormatFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def wanted_format(self) -> ResponseFormat | None:
         """Return what is asked for; raises `RequestError` naming two fields that both ask, or the one at fault."""
         refuse(self, _REFUSED)
-        _check_backend(self.guided_decoding_backend)
         asked = [*self._asked()]
         if len(asked) > 1:
             first, second = asked[0][0], asked[1][0]
@@ -284,10 +282,3 @@ _OUTPUT_READERS: Mapping[str, Callable[[object, str], ResponseFormat]] = {
     "json_object": lambda _given, _param: ResponseFormat("json_object"),
     "structural_tag": _structural_tag,
 }
-
-
-def _check_backend(name: str | None) -> None:
-    """Raise `RequestError` for a backend of grammars that a request cannot choose."""
-    if name is not None and name.partition(":")[0] not in _BACKENDS:
-        text = f"guided_decoding_backend is one of {', '.join(_BACKENDS)}, got {name[:40]!r}"
-        raise RequestError(text, param="guided_decoding_backend", code="unsupported_parameter")
