@@ -29,7 +29,7 @@ class ParrotRunner(PagedRunner):
         for row in range(len(batch.samplers)):
             sequence_id, end = batch.sequence_ids[row], start + batch.lengths[row]
             likely = self.next_token(sequence_id, [*self.pool.tokens(sequence_id), *batch.tokens[start:end]])
-            logits[row * self.vocab_size + likely] = 100.0
+            logits[row * self.vocab_size + likely] = 20.0
             start = end
         return self.finish_step(batch, logits)
 

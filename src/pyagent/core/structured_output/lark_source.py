@@ -7,7 +7,7 @@ and never goes back.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar, cast
 
 from pyagent.core.dialects.lark import MAX_CHARS
@@ -21,6 +21,9 @@ from pyagent.core.structured_output.lark_parts import parts_in
 
 _T = TypeVar("_T")
 _PARAM = "response_format"
+TokenId = Callable[[str], int | None]
+"""Returns the id of the control token of this name."""
+_TOKEN_NAME = re.compile(r"(<[^<>\s]{1,128}>)")
 _REGULAR = frozenset({"text", "choice", "regex"})
 _JSON = frozenset({"json_object", "json_schema"})
 _NOT_HERE = re.compile(
@@ -34,9 +37,13 @@ _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "de
 
 
 class LarkWriter:
-    """A grammar under way: rules and terminals under names of their own."""
+    """A grammar under way: rules and terminals under names of their own.
 
-    def __init__(self) -> None:
+    `token_id` says which texts such as `<tool_call>` are control tokens of the model, whose letters it never samples.
+    """
+
+    def __init__(self, token_id: TokenId = lambda _: None) -> None:
+        self._token_id = token_id
         self._rules: dict[str, str] = {}
         self._num_chars = 0
 
@@ -47,6 +54,20 @@ class LarkWriter:
     def terminal(self, body: str) -> str:
         """Add a terminal; return its name."""
         return self._add(f"T{len(self._rules)}", body, "")
+
+    def literal(self, text: str) -> str:
+        """Return the expression for exactly this text; empty for none."""
+        parts = ((part, self._token_id(part) if is_name else None) for part, is_name in in_tokens(text))
+        return " ".join(quoted(part) if token is None else f"<[{token}]>" for part, token in parts if part)
+
+    def until_token(self, text: str) -> int | None:
+        """Return where the first control token in a text begins; None where there is none."""
+        at = 0
+        for part, is_name in in_tokens(text):
+            if is_name and self._token_id(part) is not None:
+                return at
+            at += len(part)
+        return None
 
     def _add(self, name: str, body: str, options: str) -> str:
         self._num_chars += len(body)
@@ -61,11 +82,17 @@ class LarkWriter:
         return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in self._rules.items())])
 
 
-def lark_of(wanted: ResponseFormat) -> str:
+def in_tokens(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a text, and of each whether it may be the name of a control token."""
+    for number, part in enumerate(_TOKEN_NAME.split(text)):
+        yield part, bool(number % 2)
+
+
+def lark_of(wanted: ResponseFormat, token_id: TokenId = lambda _: None) -> str:
     """Return a format as a grammar of its own. Raises `RequestError` for what cannot be written."""
     if wanted.type == "grammar":
         return _lark(_present(wanted.grammar, "grammar"))
-    writer = LarkWriter()
+    writer = LarkWriter(token_id)
     return writer.text(expression(wanted, writer))
 
 

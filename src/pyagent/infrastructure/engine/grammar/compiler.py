@@ -80,7 +80,9 @@ class GrammarCompiler:
 
         What was compiled for another tenant (`Origin.tenant`) is compiled again: the time would tell of it.
         """
-        return self._begin((tenant, source_of(wanted), backend), [*schemas_in(wanted)], _as_it_is)
+        return self._begin(
+            (tenant, source_of(wanted, self._vocabulary.control_token), backend), [*schemas_in(wanted)], _as_it_is
+        )
 
     def begin_calls(
         self,
@@ -91,7 +93,7 @@ class GrammarCompiler:
         backend: str = "",
     ) -> Future[Grammar]:
         """Likewise for a Lark grammar of calls; with `other`, an answer that follows that will do instead of a call."""
-        source = calls_source(calls, other)
+        source = calls_source(calls, other, self._vocabulary.control_token)
         for schema in () if other is None else schemas_in(other):
             check_schema(schema)
         return self._begin((tenant, source, backend), [tool.function.parameters for tool in tools], _of_tools)

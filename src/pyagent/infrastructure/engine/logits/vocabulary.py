@@ -29,6 +29,10 @@ class ModelVocabulary:
         """The tokens that are no text: ends, roles, tags."""
         return frozenset(self._tokenizer.control_ids())
 
+    def control_token(self, name: str) -> int | None:
+        """Return the token of this name, such as `<think>`, that llguidance takes for no text."""
+        return self._tokenizer.token_id(name)
+
     def tokens(self) -> list[bytes]:
         """Return the bytes of each token, made anew: those of a control token are its name, some ids have none."""
         return self._tokenizer.vocabulary()

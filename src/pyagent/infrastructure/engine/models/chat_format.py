@@ -23,6 +23,7 @@ from pyagent.core.emulation import dialect as in_words
 from pyagent.core.errors import UnsupportedError
 from pyagent.core.messages import ChatRequest, FunctionDefinition, JsonObject, Message, SamplingParams, Tool
 from pyagent.core.structured_output.sources import has_answer
+from pyagent.core.structured_output.tags import names_in, structural_tags
 from pyagent.infrastructure.engine.models.tool_results import in_call_order
 from pyagent.infrastructure.engine.options import ThinkingLimits
 from pyagent.infrastructure.engine.sampling.sampler import make_sampler
@@ -239,6 +240,14 @@ class ChatFormat:
         """The control tokens whose text the dialect's parser must see."""
         is_control = self._tokenizer.is_control
         return frozenset(token for token in self.tag_ids(dialect).values() if is_control(token))
+
+    def tags_of(self, request: ChatRequest) -> frozenset[int]:
+        """Return the control tokens with which tags of the request's response format begin and end."""
+        if request.response_format is None:
+            return frozenset()
+        names = {name for tags in structural_tags(request.response_format) for name in names_in(tags)}
+        ids = {self._tokenizer.token_id(name) for name in names}
+        return frozenset(token for token in ids if token is not None and self._tokenizer.is_control(token))
 
     def opener_ids(self, dialect: Dialect) -> frozenset[int]:
         """The tokens that end reasoning by beginning a call."""

@@ -260,6 +260,7 @@ class InputProcessor:
         """Return a stream of an answer's text, with the control tokens that its parser or its client must see."""
         chat_format, dialect = self.preprocessor.chat_format, prompt.format.dialect
         shown = frozenset[int]() if dialect is None else chat_format.shown_ids(dialect)
+        shown |= chat_format.tags_of(prompt.format.request)
         is_further = not prompt.format.messages
         return self._tokenizer.detokenizer(
             shows_special=not params.skip_special_tokens, shown=shown, is_further=is_further
