@@ -21,7 +21,7 @@ import zmq
 
 from pyagent.infrastructure.cluster import transport as transport_module
 from pyagent.infrastructure.cluster import zap
-from pyagent.infrastructure.cluster.transport import Reply, Transport
+from pyagent.infrastructure.cluster.transport import LinkChange, Reply, Transport
 
 SMALL = bytes(64)
 MIB = 1 << 20
@@ -95,12 +95,12 @@ def take_copies(listener: socket.socket) -> None:
 
 
 @contextmanager
-def other_node(public: str, options: list[str]) -> Iterator[list[str]]:
+def other_node(public: str, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     command = [sys.executable, __file__, "--serve", public, *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
-            yield process.stdout.readline().split()
+            yield process, process.stdout.readline().split()
         finally:
             process.communicate()
 
@@ -109,11 +109,12 @@ async def measure(name: str, options: list[str], num_calls: int, tensor_bytes: i
     public, secret = (key.decode() for key in zmq.curve_keypair())
     node = Transport("client", public, secret)
     await node.start(["tcp://127.0.0.1:0"])
-    with other_node(public, options) as (endpoint, server_key, echo_port, copy_port):
+    with other_node(public, options) as (process, (endpoint, server_key, echo_port, copy_port)):
         node.connect("server", server_key, [endpoint])
         await measure_calls(name, node, int(echo_port), num_calls)
         await measure_casts(name, node, 5 * num_calls)
         await measure_tensors(name, node, int(copy_port), tensor_bytes)
+        await measure_death(name, node, process)
         await node.stop()
 
 
@@ -192,6 +193,23 @@ async def measure_tensors(name: str, node: Transport, port: int, num_bytes: int)
     print(f"{rates[1] / rates[0]:.0%}")
     print(f"{name}: calls beside {4 * num_bytes // MIB} MiB: median {statistics.median(pinged) * 1e3:.2f} ms", end=", ")
     print(f"longest {max(pinged) * 1e3:.2f} ms, {len(pinged)} of them", flush=True)
+
+
+async def measure_death(name: str, node: Transport, process: subprocess.Popen[str]) -> None:
+    told = dict[LinkChange, float]()
+    refused = asyncio.Event()
+
+    def note(_peer: str, change: LinkChange) -> None:
+        told.setdefault(change, time.perf_counter())
+        if change == "refused":
+            refused.set()
+
+    node.on_link(note)
+    begin = time.perf_counter()
+    process.kill()
+    await refused.wait()
+    down, gone = ((told[change] - begin) * 1e3 for change in ("down", "refused"))
+    print(f"{name}: after kill -9: down told after {down:.1f} ms, refused after {gone:.1f} ms", flush=True)
 
 
 def seconds_of(action: Callable[[], None]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
 
 import pytest
 from support.cluster_transports import Node, nodes, until
@@ -286,3 +287,24 @@ def test_stop_leaves_nothing_behind() -> None:
         await one.transport.stop()
 
     run(test())
+
+
+def test_connections_come_and_go_without_a_leak() -> None:
+    """A peer that leaves and comes back costs no file descriptor."""
+
+    async def come_and_go(num_times: int) -> None:
+        async with nodes() as (one, two):
+            two.transport.handle("echo", echo)
+            for _ in range(num_times):
+                one.transport.disconnect(two.id)
+                one.meet(two)
+                await one.transport.call(two.id, "echo", bytes(100_000), timeout=30)
+
+    run(come_and_go(1))
+    before = num_descriptors()
+    run(come_and_go(12))
+    assert num_descriptors() <= before
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import re
 import socket as system_socket
 import struct
@@ -171,4 +172,9 @@ class Connection:
         return None
 
     def _duplicate(self) -> system_socket.socket:
-        return system_socket.fromfd(self._fd, system_socket.AF_INET, system_socket.SOCK_STREAM)
+        duplicate = os.dup(self._fd)
+        try:
+            return system_socket.socket(system_socket.AF_INET, system_socket.SOCK_STREAM, fileno=duplicate)
+        except OSError:  # the connection has ended, and its number is that of something else now
+            os.close(duplicate)
+            raise
