@@ -125,6 +125,10 @@ def test_nodes_find_each_other_by_multicast(tmp_path: Path, start: Start, ipv4: 
                     met = program.wait_for("met", node=other.node_id)
                     print(f"met by {met['source']} after {seconds_to(met, program, other):.3f} s")
                     assert met["source"] == "multicast"
+                    # The node listens on every address: where it is reached is where it was seen, with the interface.
+                    host = str(met["host"])
+                    assert met["endpoints"] == [f"tcp://[{host}]:4000" if ":" in host else f"tcp://{host}:4000"]
+                    assert "%" in host or ipv4
         programs[2].stop()
         for program in programs[:2]:
             program.wait_for("gone", node=programs[2].node_id)
@@ -178,11 +182,14 @@ def test_interface_that_fails_stops_no_other_and_is_used_again(tmp_path: Path, s
         third.wait_for("met", node=first.node_id)
 
 
-def test_machine_joins_by_code_and_multicast(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_running", [False, True], ids=["the command answers", "a node answers"])
+def test_machine_joins_by_code_and_multicast(tmp_path: Path, start: Start, is_running: bool) -> None:
     """`pyagent cluster join CODE` finds the node that invites on the network, without being told where it is."""
     with network(2) as joined:
         desk, laptop = (user_of(tmp_path / name) for name in ("desk", "laptop"))
         assert run_in(joined.machines[0], desk, "cluster", "init", "--name", "home").returncode == 0
+        if is_running:
+            start(joined.machines[0], Node(tmp_path / "desk" / "data" / "cluster", "desk"))
         inviting = joined.machines[0].popen(*COMMAND, "cluster", "invite", env=desk)
         assert inviting.stdout is not None
         shown = ""

@@ -36,7 +36,7 @@ async def main(folder: str, port: str, *rest: str) -> None:
             tell("failed", error=str(error))
         else:
             known.remember(met.node_id, door.host, door.port)
-            tell("met", node=met.node_id, host=door.host, source=door.source)
+            tell("met", node=met.node_id, host=door.host, source=door.source, endpoints=met.endpoints)
 
     async def look(discovery: Discovery) -> None:
         async with asyncio.TaskGroup() as group:

@@ -101,6 +101,7 @@ def test_discovery_takes_its_own_cluster_and_bounds_the_rest() -> None:
         for port in range(1, 3_000):
             discovery._heard(Heard(node_id, "", "home", ("192.0.2.1",), port))
         assert len(discovery._offers) == 1_024
+        assert ("192.0.2.1", 2_999) in discovery._offers
         discovery._gone(node_id)
         assert not discovery._offers
         assert gone == [node_id]

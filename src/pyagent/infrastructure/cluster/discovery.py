@@ -146,13 +146,17 @@ class Discovery:
         self._on_gone(node_id)
 
     def _offer(self, door: DoorAddress) -> None:
-        """Offer an address now if it is new, or another node is said to be there; else it keeps its turn."""
+        """Offer an address now if it is new, or another node is said to be there; else it keeps its turn.
+
+        In a flood of announcements the oldest is forgotten, which was offered already.
+        """
         place = (door.host, door.port)
         before = self._offers.get(place)
         if before is not None and before.door.node_id in {door.node_id, ""} and before.door.source != "cache":
             return
         if before is None and len(self._offers) >= _MAX_ADDRESSES:
-            return
+            oldest = (place for place, offer in self._offers.items() if offer.door.source == "multicast")
+            del self._offers[next(oldest, next(iter(self._offers)))]
         self._offers[place] = _Offer(door, asyncio.get_running_loop().time())
         self._changed.set()
 

@@ -23,7 +23,7 @@ from pyagent.infrastructure.cluster.interfaces import FAMILIES, Family, Interfac
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
-    from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
+    from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 SERVICE_TYPE = "_pyagent._tcp.local."
 _NODE_ID = re.compile(r"[a-z2-7]{13}")
@@ -250,16 +250,21 @@ class _Leg:
 
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         from zeroconf import ServiceStateChange
+        from zeroconf.asyncio import AsyncServiceInfo
 
         if state_change is ServiceStateChange.Removed:
             self.owner.gone(name)
-        elif len(self._tasks) < _MAX_RESOLVING and _NODE_ID.fullmatch(name.removesuffix(f".{service_type}")):
-            self._keep(asyncio.ensure_future(self._resolve(zeroconf, name)))
-
-    async def _resolve(self, zeroconf: Zeroconf, name: str) -> None:
-        from zeroconf.asyncio import AsyncServiceInfo
-
+            return
+        if not _NODE_ID.fullmatch(name.removesuffix(f".{service_type}")):
+            return
         info = AsyncServiceInfo(SERVICE_TYPE, name)
+        # A node's records come together. Only what lacks some is asked for, so that a flood of halves hides no node.
+        if info.load_from_cache(zeroconf):
+            self.owner.heard(info, self.interface)
+        elif len(self._tasks) < _MAX_RESOLVING:
+            self._keep(asyncio.ensure_future(self._resolve(zeroconf, info)))
+
+    async def _resolve(self, zeroconf: Zeroconf, info: AsyncServiceInfo) -> None:
         if await info.async_request(zeroconf, _RESOLVE_MILLIS):
             self.owner.heard(info, self.interface)
 
