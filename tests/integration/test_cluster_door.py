@@ -188,6 +188,19 @@ async def test_door_refuses_the_revoked(tmp_path: Path) -> None:
         assert len(one.met) == 1
 
 
+async def test_door_refuses_the_revoked_that_knows_the_secret(tmp_path: Path) -> None:
+    """A node that is revoked and not yet without the current secret, as gossip tells of it first, is refused too."""
+    async with two_nodes(tmp_path) as (one, two):
+        await two.knock(one)
+        one.cluster.merge(revoked={two.keys.node_id: ""})
+        assert one.cluster.load().current == two.cluster.load().current
+        with pytest.raises(ClusterError, match="refused this node: it is revoked"):
+            await two.knock(one)
+        with pytest.raises(ClusterError, match="is revoked; it is not let in"):
+            await one.knock(two)
+        assert len(one.met) == 1
+
+
 async def test_door_lets_in_a_member_that_was_away(tmp_path: Path) -> None:
     """A member that missed new epochs is let in by its known key and the old secret, and is said to be behind."""
     async with two_nodes(tmp_path) as (one, two):

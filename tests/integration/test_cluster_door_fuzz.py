@@ -86,13 +86,18 @@ async def _knock_at_changed_doors(folder: Path) -> None:
     at = [0]
     is_changing = [True]
 
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(change(reader, writer)))
+
     async def change(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", one.door.port)
         forth = asyncio.create_task(_carry(reader, back, None))
         await _carry(there, writer, at[0] if is_changing[0] else None)
         await forth
 
-    server = await asyncio.start_server(change, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     for at[0] in [*range(20), *range(20, len(wire.received), 9), len(wire.received) - 1]:
         with pytest.raises(ClusterError):
@@ -100,8 +105,9 @@ async def _knock_at_changed_doors(folder: Path) -> None:
     is_changing[0] = False
     assert (await two.door.knock("127.0.0.1", port, timeout=60)).node_id == one.keys.node_id
     server.close()
-    await server.wait_closed()
     await one.door.stop()
+    await asyncio.wait(tasks)
+    await server.wait_closed()
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, at: int | None) -> None:

@@ -103,8 +103,8 @@ def test_cluster_file_keeps_a_cluster(tmp_path: Path) -> None:
     cluster = ClusterFile(tmp_path)
     assert not cluster.exists()
     state = cluster.init("home")
+    assert mode_of(cluster.file) == 0o600  # before it is read, which would close it
     assert ClusterFile(tmp_path).load() == state
-    assert mode_of(cluster.file) == 0o600
     assert state.epoch == 1
     assert repr(state.current.secret) not in repr(state)
     with pytest.raises(ClusterError, match="in a cluster already"):
