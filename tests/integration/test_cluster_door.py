@@ -18,7 +18,7 @@ from support.doors import Node, copy_cluster, tapped
 from pyagent.core.cluster.cluster_state import EpochSecret
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
-from pyagent.infrastructure.cluster.door import Door
+from pyagent.infrastructure.cluster.door import Door, is_door
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS
 from pyagent.infrastructure.cluster.keys import NodeKeys
 from pyagent.infrastructure.cluster.visitors import DoorLimits, Visitors
@@ -75,6 +75,23 @@ async def test_door_listens_on_what_there_is(tmp_path: Path) -> None:
         await other.door.start("127.0.0.1", port)
     await node.door.stop()
     await node.door.stop()
+
+
+async def test_door_is_told_from_other_programs(tmp_path: Path) -> None:
+    """A door is known by its hello; a port where nothing listens, or another program, is none."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        writer.close()
+
+    async with two_nodes(tmp_path) as (one, _):
+        assert await is_door("127.0.0.1", one.door.port, timeout=60)
+    other = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = other.sockets[0].getsockname()[1]
+    assert not await is_door("127.0.0.1", port, timeout=60)
+    other.close()
+    await other.wait_closed()
+    assert not await is_door("127.0.0.1", port, timeout=60)
 
 
 async def test_door_refuses_another_secret(tmp_path: Path) -> None:

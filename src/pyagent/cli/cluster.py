@@ -105,7 +105,7 @@ async def _open_door(
     """Open a door for visitors with a code, unless a node runs here, which then answers them."""
     from pyagent.infrastructure.cluster.cluster_file import ClusterFile
     from pyagent.infrastructure.cluster.discovery import Discovery
-    from pyagent.infrastructure.cluster.door import Door
+    from pyagent.infrastructure.cluster.door import Door, is_door
     from pyagent.infrastructure.cluster.join import Inviter
     from pyagent.infrastructure.cluster.keys import load_or_make_keys
 
@@ -113,22 +113,13 @@ async def _open_door(
     cluster = ClusterFile(folder)
     inviter = Inviter(keys, cluster, name, invitations)
     door = Door(keys, cluster, list, lambda _: None, name=name, inviter=inviter)
-    if settings.cluster.port and await _is_taken(settings.cluster.port):
+    if settings.cluster.port and await is_door("127.0.0.1", settings.cluster.port):
         return None, None
     port = await door.start(settings.cluster.bind, settings.cluster.port)
     # No tag: nodes of the cluster do not knock here, where no transport listens.
     discovery = Discovery(keys, "", port, name=name, multicast=settings.cluster.multicast)
     await discovery.start()
     return door, discovery
-
-
-async def _is_taken(port: int) -> bool:
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 1.0)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 def _tell_outcome(outcome: Outcome, invitation: Invitation | None) -> None:

@@ -39,6 +39,7 @@ from pyagent.infrastructure.cluster.join import JOIN_SECONDS, Inviter, JoinOpeni
 from pyagent.infrastructure.cluster.keys import NodeKeys
 from pyagent.infrastructure.cluster.visitors import DoorLimits, Visitors
 from pyagent.infrastructure.wire.codec import Codec
+from pyagent.infrastructure.wire.hello import Hello
 
 _OPENINGS: Codec[Opening | JoinOpening] = Codec(Opening | JoinOpening, "a visitor of the door", MAX_FRAME_BYTES)
 _MAX_ENDPOINTS = 16
@@ -262,6 +263,20 @@ class Door:
     async def _remember(self, card: Card) -> None:
         """Keep the node's key. In a thread: a file is written and waited for."""
         await asyncio.to_thread(self._cluster.add_member, card.node_id, card.public, card.name)
+
+
+async def is_door(host: str, port: int, timeout: float = 2.0) -> bool:  # noqa: ASYNC109 - a deadline as a whole
+    """Whether a door answers there: a hello of no version is answered with the door's own."""
+    try:
+        async with asyncio.timeout(timeout):
+            stream = FrameStream(*await asyncio.open_connection(host, port, limit=MAX_FRAME_BYTES), peer=host)
+            try:
+                await stream.send(HELLOS.encode(Hello(HELLO.protocol, "")))
+                return (await stream.receive(HELLOS)).protocol == HELLO.protocol
+            finally:
+                stream.abort()
+    except (OSError, TimeoutError, WireError):
+        return False
 
 
 def _proof(role: Role, keys: NodeKeys, peer: Card, secret: EpochSecret, said: bytes) -> Proof:
