@@ -135,6 +135,23 @@ def test_peer_takes_so_many_calls_at_a_time() -> None:
     run(test())
 
 
+def test_disconnecting_fails_what_waits() -> None:
+    """What waits for a peer that this node gives up, a dead one perhaps, fails at once."""
+
+    async def test() -> None:
+        async with nodes() as (one, two):
+            slow = Slow()
+            two.transport.handle("slow", slow)
+            call = asyncio.create_task(one.transport.call(two.id, "slow", b"", timeout=50))
+            await until(lambda: slow.num_begun == 1)
+            one.transport.disconnect(two.id)
+            with pytest.raises(ClusterError, match="was lost"):
+                await call
+            await until(lambda: slow.num_cancelled == 1)
+
+    run(test())
+
+
 class Counting:
     """A handler that yields numbers without end, and counts them."""
 

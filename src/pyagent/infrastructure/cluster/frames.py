@@ -23,6 +23,7 @@ HELLO = Hello("pyagent-cluster", f"{_OLDEST}-{_NEWEST}")
 """The first message each way on each connection; its version is the range that this node understands."""
 _RANGE = re.compile(r"(\d{1,6})-(\d{1,6})")
 
+_MAX_SHOWN = 500
 MAX_BUFFERS = 64
 MAX_HEADER_BYTES = 256 << 10
 """The longest message without its buffers: room for an inline payload, and for the text of an error."""
@@ -223,6 +224,11 @@ Message = (
 def codec_for(peer_id: str) -> Codec[Message]:
     """Return the codec of messages with a peer, whose name its errors have."""
     return Codec(Message, f"node {peer_id}", MAX_HEADER_BYTES)
+
+
+def shown(text: str) -> str:
+    """Return a peer's words as a log and an error may hold them: not long, on one line, no control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_MAX_SHOWN])
 
 
 def agree(ours: Hello, theirs: Hello, peer: str) -> int:

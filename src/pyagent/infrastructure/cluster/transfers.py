@@ -32,6 +32,7 @@ from pyagent.infrastructure.cluster.frames import (
     Reject,
     Returned,
     Stream,
+    shown,
 )
 from pyagent.infrastructure.cluster.peer import Path, Peer, lost
 
@@ -265,7 +266,7 @@ def _answered(outgoing: _Outgoing, message: Grant | Received | Reject) -> None:
             outgoing.is_received = True
         case Reject(_, reason):
             peer_id = outgoing.path.peer.id
-            outgoing.error = ClusterError(f"node {peer_id} refuses a message: {reason[:500]}", peer=peer_id)
+            outgoing.error = ClusterError(f"node {peer_id} refuses a message: {shown(reason)}", peer=peer_id)
     outgoing.changed.set()
 
 

@@ -31,6 +31,7 @@ from pyagent.infrastructure.cluster.frames import (
     Pong,
     Refused,
     agree,
+    shown,
 )
 from pyagent.infrastructure.cluster.guests import Guests
 from pyagent.infrastructure.cluster.peer import Path, Peer, PeerStats
@@ -366,8 +367,8 @@ class Transport:
     def _dispatch(self, path: Path, message: Message, buffers: list[memoryview]) -> None:
         match message:
             case Refused(reason):
-                logger.warning("node %s gives up the connection: %s", path.peer.id, reason[:500])
-                path.close(reason[:500])
+                logger.warning("node %s gives up the connection: %s", path.peer.id, shown(reason))
+                path.close(shown(reason))
             case Hello():
                 self._greet(path, message)
             case _ if path.version is None:
@@ -400,9 +401,9 @@ class Transport:
     def _give_up(self, path: Path, reason: str) -> None:
         """Close a connection and tell the peer why."""
         if path.is_open:
-            logger.warning("gives up a connection with node %s: %s", path.peer.id, reason)
-            path.push(Refused(reason[:500]))
-            path.close(reason)
+            logger.warning("gives up a connection with node %s: %s", path.peer.id, shown(reason))
+            path.push(Refused(shown(reason)))
+            path.close(shown(reason))
 
     def _ping(self, path: Path) -> None:
         token = random.getrandbits(32)
