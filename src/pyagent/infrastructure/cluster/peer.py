@@ -132,17 +132,17 @@ class Path:
         self._queue = deque[Sequence[Part]]()
         self._room: asyncio.Future[None] | None = None
 
-    def is_endless(self, max_bytes: int) -> bool:
-        """Whether more has arrived since the last whole message than a message can have.
+    def is_endless(self, num_read: int, max_bytes: int) -> bool:
+        """Whether more was read from the connection since the last whole message than a message can have.
 
-        ZMQ keeps the frames of a message until its last one, whatever their number.
+        ZMQ keeps the frames of a message until its last one, whatever their number. `num_read` was counted before the
+        messages that were whole then have been taken.
         """
-        num_bytes = self.connection.num_received() if self.connection else None
         num_messages, num_before = self._watched
-        if num_bytes is None or num_messages != self.num_messages:
-            self._watched = self.num_messages, num_bytes or 0
+        if num_messages != self.num_messages:
+            self._watched = self.num_messages, num_read
             return False
-        return num_bytes - num_before > max_bytes
+        return num_read - num_before > max_bytes
 
     def push(self, message: Message, buffers: Sequence[Part] = ()) -> None:
         """Send a message, or queue it. One for a closed connection is dropped."""

@@ -152,12 +152,13 @@ class Connection:
         self._address = self._peer_name()
         self.host = str(self._address[0]) if self._address else ""
 
-    def num_received(self) -> int | None:
-        """Return how many bytes have arrived on the connection, where the system (Linux) tells."""
+    def num_read(self) -> int | None:
+        """Return how many bytes ZMQ has read from the connection, where the system (Linux) tells."""
         with contextlib.suppress(OSError, AttributeError, struct.error), self._duplicate() as duplicate:
             info = duplicate.getsockopt(system_socket.IPPROTO_TCP, system_socket.TCP_INFO, _TCP_INFO_BYTES)
             if duplicate.getpeername() == self._address:
-                return _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0]
+                (num_received,) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
+                return num_received - _num_unread(duplicate)
         return None
 
     def end(self) -> None:
@@ -178,3 +179,11 @@ class Connection:
         except OSError:  # the connection has ended, and its number is that of something else now
             os.close(duplicate)
             raise
+
+
+def _num_unread(connection: system_socket.socket) -> int:
+    import fcntl  # Unix has it
+    import termios
+
+    (num_bytes,) = struct.unpack("=i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))
+    return num_bytes

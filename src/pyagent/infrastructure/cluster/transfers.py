@@ -36,7 +36,6 @@ from pyagent.infrastructure.cluster.frames import (
 )
 from pyagent.infrastructure.cluster.peer import Path, Peer, lost
 
-_HUGE_PAGES_BYTES = 4 << 20
 _STUCK_SECONDS = 30.0
 """A sender that has leave to send and sends nothing for this time is given up."""
 
@@ -301,11 +300,9 @@ def _store(incoming: _Incoming, data: memoryview) -> None:
 def _pages(num_bytes: int) -> memoryview:
     """Return memory that the system provides as it is written to.
 
-    Private and huge pages: filling them takes 0.15 s of processor time a GB, shared ones (the default) 0.85.
+    Private: filling such pages takes 0.5 s of processor time a GB, shared ones (the default) 0.85. Huge ones take 0.15,
+    but on a machine in use the system stops now and then to make some, and calls beside a tensor waited for seconds.
     """
     if sys.platform == "win32":
         return memoryview(mmap.mmap(-1, num_bytes))
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if num_bytes >= _HUGE_PAGES_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(pages)
+    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -429,9 +429,10 @@ class Transport:
     def _watch(self) -> None:
         """Give up connections that fill memory, or hold room for what they do not send."""
         max_bytes = _MESSAGES_UNSEEN * self._max_frame_bytes
-        is_read = self._router is not None and self._router.drain()
-        for path in list(self._routes.values()) if is_read else []:
-            if path.is_open and path.is_endless(max_bytes):
+        read = [(path, path.connection.num_read()) for path in self._routes.values() if path.connection]
+        is_drained = self._router is not None and self._router.drain()
+        for path, num_read in read if is_drained else []:
+            if path.is_open and num_read is not None and path.is_endless(num_read, max_bytes):
                 self._shut_out(path, "it sends a message that has no end")
         for path in self._rpc.transfers.stuck():
             self._shut_out(path, "it does not send what it announced")
