@@ -116,6 +116,7 @@ def test_input_of_a_custom_tool_matches_its_regex(model: Path) -> None:
         (coded('start: "(" start ")" | "x"', "lark"), "tools[0].custom.format.grammar.definition"),
         (coded('start: "x"\n%ignore " "', "lark"), "tools[0].custom.format.grammar.definition"),
         (coded("a" * 70_000), "tools[0].custom.format.grammar.definition"),
+        (coded("start: A" + "(" * 70_000, "lark"), "tools[0].custom.format.grammar.definition"),
         (coded("(?=a)b"), "tools"),
         ({"type": "custom"}, "tools[0].custom"),
         ({"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}, "tools[0].custom.format.grammar"),

@@ -54,6 +54,9 @@ def custom_tool(name: str, description: str | None, grammar: InputGrammar | None
 
 def _pattern(grammar: InputGrammar, where: str) -> str:
     param = f"{where}.definition"
+    if len(grammar.definition) > MAX_PATTERN_CHARS:
+        text = f"{param} has {len(grammar.definition)} characters; {MAX_PATTERN_CHARS} are taken at most"
+        raise RequestError(text, param=param)
     if grammar.syntax == "lark":
         try:
             return f"^(?:{regex_of_lark(grammar.definition, MAX_PATTERN_CHARS)})$"
@@ -61,9 +64,6 @@ def _pattern(grammar: InputGrammar, where: str) -> str:
             why = "a call's input is text within JSON, of which only a regular expression can be enforced"
             text = f"{param} is not supported: {error}; {why}"
             raise RequestError(text, param=param, code="unsupported_parameter") from error
-    if len(grammar.definition) > MAX_PATTERN_CHARS:
-        text = f"{param} has {len(grammar.definition)} characters; {MAX_PATTERN_CHARS} are taken at most"
-        raise RequestError(text, param=param)
     return f"^(?:{_END.sub('', grammar.definition.removeprefix('^'))})$"
 
 
