@@ -31,6 +31,14 @@ INPUT = 'ls "é"\n\\ 🎉'
 CALL = f'<tool_call>\n{{"name": "shell", "arguments": {as_arguments(INPUT)}}}\n</tool_call>'
 
 
+SUM = """start: digit (SP op SP digit)~1..2 "\\n" // a sum
+?op: "+" -> plus
+  | /"/
+digit: DIGIT
+SP: " "
+%import common.DIGIT"""
+
+
 def coded(pattern: str, syntax: str = "regex") -> Any:
     grammar = {"definition": pattern, "syntax": syntax}
     return {"type": "custom", "custom": {"name": "code", "format": {"type": "grammar", "grammar": grammar}}}
@@ -105,8 +113,10 @@ def test_input_of_a_custom_tool_matches_its_regex(model: Path) -> None:
 @pytest.mark.parametrize(
     ("tool", "param"),
     [
-        (coded("start: /a/", "lark"), "tools[0].custom.format.grammar.syntax"),
+        (coded('start: "(" start ")" | "x"', "lark"), "tools[0].custom.format.grammar.definition"),
+        (coded('start: "x"\n%ignore " "', "lark"), "tools[0].custom.format.grammar.definition"),
         (coded("a" * 70_000), "tools[0].custom.format.grammar.definition"),
+        (coded("start: A" + "(" * 70_000, "lark"), "tools[0].custom.format.grammar.definition"),
         (coded("(?=a)b"), "tools"),
         ({"type": "custom"}, "tools[0].custom"),
         ({"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}, "tools[0].custom.format.grammar"),
@@ -119,16 +129,18 @@ def test_custom_tool_that_cannot_be_held_is_refused(model: Path, tool: Any, para
     assert caught.value.param == param
 
 
-def test_grammar_of_a_custom_tool_in_responses_is_a_regex(model: Path) -> None:
-    """Lark is refused by name; a regex holds the input."""
-    lark: Any = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+def test_custom_tools_in_responses_have_grammars(model: Path) -> None:
+    """Lark and regexes hold the input; a grammar that leads back to itself is refused by name."""
     regex: Any = {"type": "grammar", "syntax": "regex", "definition": "[ab]{3}"}
-    with client_of(model, "~") as client:
+    lark: Any = {"type": "grammar", "syntax": "lark", "definition": SUM}
+    loop: Any = lark | {"definition": 'start: "(" start ")" | "x"'}
+    with client_of(model, "~", "~") as client:
         kwargs: Any = {"model": "tiny", "input": "go", "tool_choice": {"type": "custom", "name": "code"}}
-        with pytest.raises(openai.BadRequestError, match="only a regex can be enforced"):
-            client.responses.create(tools=[{"type": "custom", "name": "code", "format": lark}], **kwargs)
-        answer: Any = client.responses.create(tools=[{"type": "custom", "name": "code", "format": regex}], **kwargs)
-        assert re.fullmatch("[ab]{3}", answer.output[-1].input)
+        with pytest.raises(openai.BadRequestError, match="'start' leads back to itself"):
+            client.responses.create(tools=[{"type": "custom", "name": "code", "format": loop}], **kwargs)
+        for form, pattern in ((regex, "[ab]{3}"), (lark, r'[0-9] [+"] [0-9]( [+"] [0-9])?\n')):
+            answer: Any = client.responses.create(tools=[{"type": "custom", "name": "code", "format": form}], **kwargs)
+            assert re.fullmatch(pattern, answer.output[-1].input)
 
 
 def pieces_of(arguments: str, size: int) -> str:

@@ -295,14 +295,15 @@ def test_server_that_leaves_a_form_out_is_asked_in_words() -> None:
     assert ["structured_outputs" in body for body in server.requests] == [True, False, False]
 
 
-def test_form_that_a_server_refuses_is_asked_in_words() -> None:
-    """A server that says 400 to a form is no fault of the request, which is asked in words then."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_form_that_a_server_refuses_is_asked_in_words(*, is_late: bool) -> None:
+    """A server that says 400 to a form, vLLM within the stream, is asked in words then."""
 
     async def main(url: str) -> httpx.Response:
         async with asking(f"openai:{url}") as ask:
             return await ask(response_format=DATE)
 
-    with openai_server(owned_by="vllm", refused=("structured_outputs",), answer="2030") as server:
+    with openai_server(owned_by="vllm", refused=("structured_outputs",), refuses_late=is_late, answer="2030") as server:
         assert said(asyncio.run(main(server.url))) == "2030"
     assert ["structured_outputs" in body for body in server.requests] == [True, False]
 

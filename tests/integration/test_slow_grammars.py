@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from support.gated_grammars import Gated
+import pytest
+from msgspec.structs import replace
+from support.gated_grammars import Gated, choice
 from support.native import run
 from support.server import keys, listening_at
 from support.waiting import until
 
+from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
+from pyagent.core.errors import CapacityError, DeadlineError
+from pyagent.core.messages import ChatRequest, Message
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.server.app import create_app
 
@@ -80,5 +86,31 @@ def test_request_ends_by_its_deadline_while_its_grammar_compiles(tiny_model_path
             grammars.gate.set()
             assert (await patient).status_code == 200
             assert len(grammars.compiled) == 1
+
+    run(main())
+
+
+def test_engine_alone_keeps_deadlines_and_ends_while_grammars_compile(tiny_model_path: Path) -> None:
+    """Without a chain around it a deadline holds too; one that is closed meanwhile says so to those that wait."""
+
+    async def main() -> None:
+        grammars = Gated()
+        options = EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 21), grammar_backends=(grammars,))
+        backend = NativeBackend.of("tiny", lambda: tiny_model_path, options)
+        slow = ChatRequest(messages=[Message("user", "hi")], response_format=choice("slow"))
+        try:
+            with pytest.raises(DeadlineError):
+                await collect(backend.chat(replace(slow, timeout_seconds=0.3)))
+            waiting = asyncio.create_task(collect(backend.chat(slow)))
+            cancelled = asyncio.create_task(collect(backend.chat(slow)))
+            assert isinstance(backend.engine, LocalEngine)
+            life = backend.engine.life
+            await until(lambda: life.num_running == 2)
+            cancelled.cancel()
+        finally:
+            await backend.close()
+            grammars.gate.set()
+        with pytest.raises(CapacityError, match="is stopping"):
+            await waiting
 
     run(main())

@@ -9,6 +9,7 @@ from support.chat_templates import byte_level_tokenizer
 
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import FunctionCall, Message, ToolCall
+from pyagent.infrastructure.engine.tokens import template_sandbox
 from pyagent.infrastructure.engine.tokens.template_sandbox import MAX_SECONDS
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
@@ -158,3 +159,14 @@ def test_thought_is_told_by_the_name_that_the_template_reads(shown: str, told: s
     call = ToolCall(id="a", function=FunctionCall("f"))
     said = Message("assistant", "I look.", tool_calls=[call], reasoning_content="hm")
     assert tokenizer.render_chat([Message("user", "hi"), said]) == told
+
+
+def test_renderings_within_another_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is asked of a request's template to learn what it writes has one clock together."""
+    template = ChatTemplate("{% for a in range(3) %}{{ a }}{% endfor %}", {}, "m")
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", -1.0)
+    with template_sandbox.spending():
+        monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 60.0)
+        with pytest.raises(ModelError, match="ran for more than"):
+            template.render([{"role": "user", "content": "a"}])
+    assert template.render([{"role": "user", "content": "a"}]) == "012"

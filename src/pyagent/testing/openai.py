@@ -34,7 +34,8 @@ class OpenAIServer:
     `retry_after` refuse every request; without `reads_images`, those with images are refused.
     With `scores_prompts` it knows `echo` and `prompt_logprobs` as vLLM does, else it ignores them as most do.
     `owned_by` is vllm, sglang or llamacpp for one of these, which answers `constrained` where its own fields ask for a
-    form; without that it leaves them out, as older versions do. Requests with `refused` fields are.
+    form; without that it leaves them out, as older versions do. Requests with `refused` fields are, within
+    the stream with `refuses_late`.
     """
 
     models: tuple[str, ...] = ("fake-1",)
@@ -46,6 +47,7 @@ class OpenAIServer:
     owned_by: str = "fake"
     constrained: str | None = None
     refused: tuple[str, ...] = ()
+    refuses_late: bool = False
     fault: Fault | None = None
     delay_seconds: float = 0.0
     api_key: str = ""
@@ -99,11 +101,17 @@ class OpenAIServer:
         if not self.reads_images and b'"image_url"' in await request.body():
             return _error(400, "this model does not support image input", None)
         if found := [name for name in self.refused if name in body]:
-            return _error(400, f"{found[0]} is not possible here", None)
+            return self._refused(f"{found[0]} is not possible here")
         reply = _Completion(self, body, is_chat=request.url.path.endswith("chat/completions"))
         if body.get("stream"):
             return StreamingResponse(self._stream(reply), media_type="text/event-stream")
         return JSONResponse(reply.whole())
+
+    def _refused(self, text: str) -> Response:
+        if not self.refuses_late:
+            return _error(400, text, None)
+        event = _event({"error": {"message": text, "type": "BadRequestError", "param": None, "code": 400}})
+        return StreamingResponse(iter([event, "data: [DONE]\n\n"]), media_type="text/event-stream")
 
     async def _stream(self, reply: _Completion) -> AsyncIterator[str]:
         self.num_running += 1

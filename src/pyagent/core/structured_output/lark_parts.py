@@ -17,7 +17,7 @@ PARTS = re.compile(
     | (?P<nested> %lark\s*+\{ )
     | (?P<head> (?:(?<=\n)|\A)[ \t]*+(?P<rule>[!?]?[A-Za-z_][\w-]*+)(?:::[\w-]*+)?+
         (?:[^:\n|/"\[]|\[(?:"(?:\\.|[^"\\\n])*+"|[^\]"\n])*+\])*+:(?!:) )
-    | (?P<repeat> \{\s*+(?P<least>\d*+)\s*+,?+\s*+(?P<most>\d*+)\s*+\}
+    | (?P<repeat> \{\s*+(?P<least>\d*+)\s*+(?P<comma>,?+)\s*+(?P<most>\d*+)\s*+\}
         | ~\s*+(?P<from>\d++)(?:\s*+\.\.\s*+(?P<to>\d++))?+ )
     | (?P<name> [A-Za-z_][\w-]*+ )
     | (?P<open> [(\[{~] )

@@ -93,6 +93,15 @@ def map_error(backend: str, status: int, body: bytes, retry_after: str | None) -
     return BackendError(text, backend=backend, retryable=retryable, status=status)
 
 
+def map_event(backend: str, fault: Fault) -> PyAgentError:
+    """Map an error that came within a stream: there, too, vLLM tells what is wrong with a request."""
+    text = f"{backend} broke off: {fault.message or 'no reason given'}"
+    if (code := str(fault.code)) in {"400", "413", "422"}:
+        status = int(code)
+        return _lack(fault, backend, status) or _refusal(fault, status, text)
+    return BackendError(text, backend=backend)
+
+
 def told_failure(error: Exception) -> str:
     """A network failure in words a user can act on."""
     import httpx

@@ -23,7 +23,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.infrastructure.backends.openai_calls import Member, ToolCallPart
-from pyagent.infrastructure.backends.openai_errors import Fault
+from pyagent.infrastructure.backends.openai_errors import Fault, map_event
 
 
 class _Delta(msgspec.Struct):
@@ -168,7 +168,7 @@ class ChunkReader:
             ) from error
         if chunk.error is not None:
             fault = chunk.error if isinstance(chunk.error, Fault) else Fault(message=chunk.error)
-            raise BackendError(f"{self.backend} broke off: {fault.message or 'no reason given'}", backend=self.backend)
+            raise map_event(self.backend, fault)
         self.model = chunk.model or self.model
         if chunk.usage:
             self._usage = _usage(chunk.usage)

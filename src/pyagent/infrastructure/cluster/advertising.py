@@ -7,8 +7,9 @@ this node's user.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
@@ -18,17 +19,26 @@ from pyagent.core.backends import AGENT_PREFIX, Backend, LinkSpec
 from pyagent.core.cluster.adverts import MAX_NEW_PREFIXES, Load, Offer
 from pyagent.core.cluster.member import MAX_ADVERT_BYTES
 from pyagent.core.cluster.peers import ClusterRouter
-from pyagent.core.cluster.prefixes import pack
+from pyagent.core.cluster.prefixes import pack, unpack
 from pyagent.core.errors import PyAgentError
 from pyagent.core.messages import ModelInfo
+from pyagent.core.moving_average import moving_average
 from pyagent.infrastructure.cluster.answering import Answering
-from pyagent.infrastructure.cluster.protocol import offer_codec
+from pyagent.infrastructure.cluster.protocol import LOAD, WARM, load_codec, offer_codec
+from pyagent.infrastructure.cluster.transport import Transport
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.client import EngineState
     from pyagent.infrastructure.engine.stats import EngineStats
 
 _LIST_SECONDS = 5.0
+_LOAD_SECONDS = 0.25
+_OFFER_SECONDS = 5.0
+_CALL_SECONDS = 5.0
+_NEWEST_WEIGHT = 0.1
+"""Of a measured round trip: a busy machine answers late now and then."""
+_LOADS_A_SIGN = 8
+"""A load that says nothing new is told each eighth time."""
 logger = logging.getLogger(__name__)
 
 
@@ -52,12 +62,18 @@ class Advertising:
     """Measures what `links` offer and how busy their engines are."""
 
     def __init__(
-        self, links: Sequence[Backend], agents: Backend | None, router: ClusterRouter, answering: Answering
+        self,
+        links: Sequence[Backend],
+        agents: Backend | None,
+        router: ClusterRouter,
+        answering: Answering,
+        transport: Transport,
     ) -> None:
         self._links = links
         self._agents = agents
         self._router = router
         self._answering = answering
+        self._transport = transport
         self._engines = [link for link in links if isinstance(link, EngineLink)]
         self._sequence = 0
 
@@ -99,6 +115,55 @@ class Advertising:
             is_draining=self._answering.is_draining,
             new_prefixes=pack(self._router.take_new_prefixes(MAX_NEW_PREFIXES)),
         )
+
+    # -- telling --------------------------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """Have the transport hand peers' loads on."""
+        self._transport.handle(LOAD, self._take_load)
+
+    async def greet(self, peer_id: str) -> None:
+        """Learn which prompts a peer has computed, and tell it this node's load."""
+        with contextlib.suppress(PyAgentError):
+            reply = await self._transport.call(peer_id, WARM, b"", timeout=_CALL_SECONDS)
+            if (peer := self._router.get(peer_id)) is not None:
+                peer.warm.add(unpack(reply.payload))
+        self._transport.cast(peer_id, LOAD, load_codec.encode(self._router.own.load))
+
+    async def tell_loads(self) -> None:
+        """Tell the load again and again; an engine that cannot say now is asked again."""
+        while True:
+            with contextlib.suppress(PyAgentError):
+                await self.tell_load()
+            await asyncio.sleep(_LOAD_SECONDS)
+
+    async def tell_load(self) -> None:
+        """Tell the load now, where it says something new, or has not been told for a while."""
+        own = self._router.own
+        before, load = own.load, await self.load()
+        own.tell(load)
+        is_new = msgspec.structs.replace(load, sequence=before.sequence) != before
+        if is_new or load.sequence % _LOADS_A_SIGN == 0:
+            told = load_codec.encode(load)
+            for peer in self._router:
+                self._transport.cast(peer.id, LOAD, told)
+        stats = self._transport.stats()
+        for peer in self._router:
+            if peer.id in stats and (seconds := stats[peer.id].round_trip_seconds):
+                peer.round_trip_seconds = moving_average(peer.round_trip_seconds or None, seconds, _NEWEST_WEIGHT)
+
+    async def tell_offers(self, advertise: Callable[[bytes], None]) -> None:
+        """Have membership tell what this node offers, when that has changed."""
+        while True:
+            await asyncio.sleep(_OFFER_SECONDS)
+            offer, told = await self.advert()
+            if offer != self._router.own.offer:
+                self._router.own.offer = offer
+                advertise(told)
+
+    def _take_load(self, peer_id: str, payload: bytes, _buffers: object) -> None:
+        if (peer := self._router.get(peer_id)) is not None:
+            peer.take(load_codec.decode(payload))
 
 
 def _prefill_rate(stats: EngineStats) -> float:

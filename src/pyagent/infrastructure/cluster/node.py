@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import msgspec
 
 from pyagent import __version__
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
 from pyagent.core.cluster.adverts import NOTHING, Offer
+from pyagent.core.cluster.cluster_state import clean_name
 from pyagent.core.cluster.events import (
     Advertise,
     Changed,
@@ -43,9 +41,8 @@ from pyagent.core.cluster.events import Met as MetMember
 from pyagent.core.cluster.member import Member, MemberView
 from pyagent.core.cluster.membership import Membership
 from pyagent.core.cluster.peers import ClusterRouter, Peer
-from pyagent.core.cluster.prefixes import unpack
 from pyagent.core.cluster.routing import Balancer
-from pyagent.core.errors import ClusterError, PyAgentError, WireError
+from pyagent.core.errors import ClusterError, WireError
 from pyagent.core.messages import ChatRequest
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Cluster
@@ -55,32 +52,20 @@ from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.discovery import Discovery
 from pyagent.infrastructure.cluster.door import Door, Met
 from pyagent.infrastructure.cluster.endpoints import bind_endpoints, reachable_endpoints
+from pyagent.infrastructure.cluster.introductions import Introductions
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.join import Inviter
 from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of
-from pyagent.infrastructure.cluster.known_peers import KnownPeers
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
 from pyagent.infrastructure.cluster.protocol import (
-    EPOCH,
     GOSSIP,
-    LOAD,
-    WARM,
-    Epoch,
-    epoch_codec,
     gossip_codec,
-    load_codec,
     offer_codec,
 )
 from pyagent.infrastructure.cluster.status import ClusterStatus, status_of
-from pyagent.infrastructure.cluster.transport import LinkChange, Reply, Transport
+from pyagent.infrastructure.cluster.tasks import Tasks
+from pyagent.infrastructure.cluster.transport import LinkChange, Transport
 
-_LOAD_SECONDS = 0.25
-_OFFER_SECONDS = 5.0
-_CALL_SECONDS = 5.0
-_RENEW_SECONDS = 1.0
-_EPOCH_TRIES, _EPOCH_WAIT_SECONDS = 10, 0.2
-_LOADS_A_SIGN = 8
-"""A load that says nothing new is told each eighth time."""
 _FAREWELL_SECONDS = 0.3
 logger = logging.getLogger(__name__)
 
@@ -115,7 +100,7 @@ class Node:
         )
         self._transport = Transport(self.keys.node_id, self.keys.public, self.keys.secret)
         self._answering = Answering(self.keys.node_id, chain, agents, self.router, check)
-        self._advertising = Advertising(links, agents, self.router, self._answering)
+        self._advertising = Advertising(links, agents, self.router, self._answering, self._transport)
         self._door = Door(
             self.keys,
             self.cluster,
@@ -124,14 +109,14 @@ class Node:
             name=self.name,
             inviter=Inviter(self.keys, self.cluster, self.name, InvitationFile(folder)),
         )
-        self._known = KnownPeers(folder)
+        self._tasks = Tasks()
+        self._introductions = Introductions(
+            self.keys.node_id, self.cluster, self._door, self._transport, self.router, self._met, self._tasks
+        )
         self._discovery: Discovery | None = None
-        self._behind: dict[tuple[str, int], str] = {}
         self._endpoints: list[str] = []
         self._membership: Membership | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._knocking: set[tuple[str, int]] = set()
 
     @property
     def door_port(self) -> int:
@@ -157,8 +142,8 @@ class Node:
         transport = self._transport
         self._answering.register(transport)
         transport.handle(GOSSIP, self._take_gossip)
-        transport.handle(LOAD, self._take_load)
-        transport.handle(EPOCH, self._take_epoch)
+        self._advertising.register()
+        self._introductions.register()
         transport.on_link(self._note_link)
         bound = await transport.start(bind_endpoints(self._settings.bind))
         self._endpoints = reachable_endpoints(bound)
@@ -174,8 +159,9 @@ class Node:
         self._happen(Advertise(told), Tick())
         self._discovery = self._make_discovery(port)
         await self._discovery.start()
-        for work in (self._knock_where_found(self._discovery), self._tell_load(), self._tell_offer()):
-            self._begin(work)
+        self._tasks.begin(self._introductions.knock_where_found(self._discovery))
+        self._tasks.begin(self._advertising.tell_loads())
+        self._tasks.begin(self._advertising.tell_offers(lambda told: self._happen(Advertise(told))))
 
     def _make_discovery(self, door_port: int) -> Discovery:
         settings, state = self._settings, self.cluster.load()
@@ -185,7 +171,7 @@ class Node:
             door_port,
             name=self.name,
             seeds=settings.seeds,
-            known=self._known,
+            known=self._introductions.known,
             multicast=settings.multicast,
         )
 
@@ -198,9 +184,7 @@ class Node:
             await asyncio.sleep(_FAREWELL_SECONDS if len(self.router) else 0)
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()
         if self._discovery is not None:
             await self._discovery.stop()
         await self._door.stop()
@@ -211,7 +195,7 @@ class Node:
     async def drain(self, grace_seconds: float = 30.0) -> int:
         """Take no more requests of peers, tell them so, and let the running ones finish; return how many did not."""
         self._answering.is_draining = True
-        await self._tell_load_once()
+        await self._advertising.tell_load()
         until = time.monotonic() + grace_seconds
         while self._answering.num_running and time.monotonic() < until:  # noqa: ASYNC110 - seldom, and bounded
             await asyncio.sleep(0.05)
@@ -220,7 +204,7 @@ class Node:
     async def resume(self) -> None:
         """Take requests of peers again."""
         self._answering.is_draining = False
-        await self._tell_load_once()
+        await self._advertising.tell_load()
 
     async def revoke(self, name: str) -> str:
         """Put a node out of the cluster for ever, by its id or name; return its id. The others get a new secret."""
@@ -229,7 +213,7 @@ class Node:
             raise ClusterError("a node does not revoke itself; ask another, or stop this one")
         await asyncio.to_thread(self.cluster.revoke, node_id)
         self._happen(Revoke(node_id))
-        await asyncio.gather(*(self._give_epoch(peer.id) for peer in self.router))
+        await self._introductions.give_epoch_to_all()
         return node_id
 
     def _member_named(self, name: str) -> str:
@@ -273,69 +257,13 @@ class Node:
 
     # -- meeting others -------------------------------------------------------------------------------------------
 
-    async def _knock_where_found(self, discovery: Discovery) -> None:
-        """Knock at every door that is found, unless its node is a peer already."""
-        async for found in discovery:
-            place = (found.host, found.port)
-            if place in self._knocking or self._is_peer(self._behind.get(place, found.node_id)):
-                continue
-            self._knocking.add(place)
-            self._begin(self._knock(place))
-
-    async def _knock(self, place: tuple[str, int]) -> None:
-        try:
-            met = await self._door.knock(*place)
-        except ClusterError as error:
-            if error.peer == self.keys.node_id:
-                self._behind[place] = error.peer
-            else:
-                logger.info("%s", error)
-        else:
-            self._behind[place] = met.node_id
-            self._met(met)
-        finally:
-            self._knocking.discard(place)
-
-    def _is_peer(self, node_id: str) -> bool:
-        peer = self.router.get(node_id)
-        return node_id == self.keys.node_id or (peer is not None and peer.is_up)
-
     def _met(self, met: Met) -> None:
         """A node proved that it belongs here, at its door or at ours."""
         self._transport.allow(met.node_id, met.public)
         self._happen(MetMember(Member(met.node_id, met.name, met.public, met.endpoints, version=met.version)))
         if met.is_behind:
-            self._begin(self._give_epoch(met.node_id))
-        if met.door is not None:
-            self._begin(asyncio.to_thread(self._known.remember, met.node_id, *met.door))
-
-    async def _give_epoch(self, peer_id: str) -> None:
-        """Tell a peer the current secrets and the revoked, over its encrypted link; tried again until it is up."""
-        state = self.cluster.load()
-        told = epoch_codec.encode(Epoch(state.secrets, state.revoked))
-        for _ in range(_EPOCH_TRIES):
-            with contextlib.suppress(PyAgentError):
-                await self._transport.call(peer_id, EPOCH, told, timeout=_CALL_SECONDS)
-                return
-            await asyncio.sleep(_EPOCH_WAIT_SECONDS)
-        logger.warning("node %s was not given the new secret; it asks at the door when it is back", peer_id)
-
-    async def _take_epoch(self, _peer_id: str, payload: bytes, _buffers: object) -> Reply:
-        told = epoch_codec.decode(payload)
-        await asyncio.to_thread(self.cluster.merge, told.secrets, told.revoked)
-        self._begin(self._renew_secret())
-        return Reply()
-
-    async def _renew_secret(self) -> None:
-        """Begin a new epoch where a revoked node may know the current secret.
-
-        That is so when two revoked apart, each giving its secret to the node that the other put out, or when the node
-        that revoked is gone before it gave the others a new one. It mostly has: it is waited for.
-        """
-        await asyncio.sleep(_RENEW_SECONDS * random.uniform(1, 2))  # noqa: S311 - so that few begin one at once
-        if self.cluster.load().needs_rotation:
-            await asyncio.to_thread(self.cluster.rotate)
-            await asyncio.gather(*(self._give_epoch(peer.id) for peer in self.router))
+            self._tasks.begin(self._introductions.give_epoch(met.node_id))
+        self._tasks.begin(self._introductions.remember(met))
 
     # -- membership -----------------------------------------------------------------------------------------------
 
@@ -382,7 +310,7 @@ class Node:
             peer.is_up = is_up
             if is_up:
                 peer.connected()
-                self._begin(self._greet(peer_id))
+                self._tasks.begin(self._advertising.greet(peer_id))
         self._happen(Reachable(peer_id) if is_up else Unreachable(peer_id))
 
     def _changed(self, view: MemberView) -> None:
@@ -404,7 +332,7 @@ class Node:
 
     def _add_peer(self, member: Member) -> Peer:
         taken = {peer.name for peer in self.router}
-        name = member.name or member.id
+        name = clean_name(member.name) or member.id
         name = f"{name}-{member.id[:4]}" if name in taken else name
         backend = PeerBackend(member.id, name, self._transport, lambda: self._offer_of(member.id))
         is_up = (stats := self._transport.stats().get(member.id)) is not None and stats.is_up
@@ -412,7 +340,7 @@ class Node:
         self.router.add(peer)
         logger.info("node %s (%s) joined", member.name, member.id)
         if is_up:
-            self._begin(self._greet(member.id))
+            self._tasks.begin(self._advertising.greet(member.id))
         return peer
 
     def _offer_of(self, peer_id: str) -> Offer:
@@ -426,57 +354,7 @@ class Node:
         self._transport.revoke(node_id)
         with contextlib.suppress(ClusterError):
             self.cluster.merge(revoked={node_id: ""})  # the node that revoked it begins the new epoch
-            self._begin(self._renew_secret())
-
-    # -- adverts --------------------------------------------------------------------------------------------------
-
-    async def _greet(self, peer_id: str) -> None:
-        """Learn which prompts a peer has computed, and tell it this node's load."""
-        with contextlib.suppress(PyAgentError):
-            reply = await self._transport.call(peer_id, WARM, b"", timeout=_CALL_SECONDS)
-            if (peer := self.router.get(peer_id)) is not None:
-                peer.warm.add(unpack(reply.payload))
-        self._transport.cast(peer_id, LOAD, load_codec.encode(self.router.own.load))
-
-    async def _tell_load(self) -> None:
-        while True:
-            await self._tell_load_once()
-            await asyncio.sleep(_LOAD_SECONDS)
-
-    async def _tell_load_once(self) -> None:
-        before, load = self.router.own.load, await self._advertising.load()
-        self.router.own.tell(load)
-        is_new = msgspec.structs.replace(load, sequence=before.sequence) != before
-        if is_new or load.sequence % _LOADS_A_SIGN == 0:
-            told = load_codec.encode(load)
-            for peer in self.router:
-                self._transport.cast(peer.id, LOAD, told)
-        stats = self._transport.stats()
-        for peer in self.router:
-            peer.round_trip_seconds = (stats[peer.id].round_trip_seconds if peer.id in stats else None) or 0.0
-
-    def _take_load(self, peer_id: str, payload: bytes, _buffers: object) -> None:
-        if (peer := self.router.get(peer_id)) is not None:
-            peer.take(load_codec.decode(payload))
-
-    async def _tell_offer(self) -> None:
-        """Tell the others what this node offers, when that has changed."""
-        while True:
-            await asyncio.sleep(_OFFER_SECONDS)
-            offer, told = await self._advertising.advert()
-            if offer != self.router.own.offer:
-                self.router.own.offer = offer
-                self._happen(Advertise(told))
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a task of the node failed", exc_info=error)
+            self._tasks.begin(self._introductions.renew_secret())
 
 
 def _owns_its_id(member: Member) -> bool:

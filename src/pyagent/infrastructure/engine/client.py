@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
-from pyagent.core.errors import BackendError, DeadlineError, UnsupportedError
+from pyagent.core.errors import BackendError, CapacityError, DeadlineError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
@@ -132,8 +132,12 @@ class LocalEngine(Shared):
 
     async def in_thread(self, work: Callable[..., _T], *args: object) -> _T:
         """Do what may take long beside the event loop, a few at a time."""
-        context = copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, lambda: context.run(work, *args))
+        context, loop = copy_context(), asyncio.get_running_loop()
+        try:
+            working = loop.run_in_executor(self._preparing, lambda: context.run(work, *args))
+        except RuntimeError as error:  # closed while the request waited for its grammar
+            raise CapacityError("the engine is stopping; send the request elsewhere") from error
+        return await working
 
     def hint(self, hint: Hint) -> None:
         """Take what the fleet knows of a prompt's future."""

@@ -1,6 +1,7 @@
 """Custom tools of OpenAI's APIs, whose input is free text: models are offered functions that take that one text. Pure.
 
-Backends know functions alone, whose arguments are JSON; so only what JSON schema can say of a text can be enforced.
+Backends know functions alone, whose arguments are JSON; so only what JSON schema can say of a text can be enforced: a
+regular expression, and Lark that is one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
+from pyagent.core.structured_output.lark_regex import regex_of_lark
 from pyagent.infrastructure.server.bounds import MAX_PATTERN_CHARS
 
 _BEGINNING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -52,13 +54,16 @@ def custom_tool(name: str, description: str | None, grammar: InputGrammar | None
 
 def _pattern(grammar: InputGrammar, where: str) -> str:
     param = f"{where}.definition"
-    if grammar.syntax == "lark":
-        why = "a call's input is text within JSON, of which only a regex can be enforced"
-        text = f"{where}.syntax=lark is not supported: {why}"
-        raise RequestError(text, param=f"{where}.syntax", code="unsupported_parameter")
     if len(grammar.definition) > MAX_PATTERN_CHARS:
         text = f"{param} has {len(grammar.definition)} characters; {MAX_PATTERN_CHARS} are taken at most"
         raise RequestError(text, param=param)
+    if grammar.syntax == "lark":
+        try:
+            return f"^(?:{regex_of_lark(grammar.definition, MAX_PATTERN_CHARS)})$"
+        except ValueError as error:
+            why = "a call's input is text within JSON, of which only a regular expression can be enforced"
+            text = f"{param} is not supported: {error}; {why}"
+            raise RequestError(text, param=param, code="unsupported_parameter") from error
     return f"^(?:{_END.sub('', grammar.definition.removeprefix('^'))})$"
 
 

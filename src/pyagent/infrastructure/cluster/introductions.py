@@ -1,0 +1,121 @@
+"""Meeting nodes: knocking at the doors that are found, and keeping the cluster's secret the same everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+
+from pyagent.core.cluster.peers import ClusterRouter
+from pyagent.core.errors import ClusterError, PyAgentError
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.discovery import Discovery
+from pyagent.infrastructure.cluster.door import Door, Met
+from pyagent.infrastructure.cluster.known_peers import KnownPeers
+from pyagent.infrastructure.cluster.protocol import EPOCH, Epoch, epoch_codec
+from pyagent.infrastructure.cluster.tasks import Tasks
+from pyagent.infrastructure.cluster.transport import Reply, Transport
+
+_CALL_SECONDS = 5.0
+_TRIES, _WAIT_SECONDS = 10, 0.2
+_RENEW_SECONDS = 1.0
+logger = logging.getLogger(__name__)
+
+
+class Introductions:
+    """Finds nodes and lets them in; `on_met` is told of each that proved that it belongs here."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
+        self,
+        own_id: str,
+        cluster: ClusterFile,
+        door: Door,
+        transport: Transport,
+        router: ClusterRouter,
+        on_met: Callable[[Met], None],
+        tasks: Tasks,
+    ) -> None:
+        self._own_id = own_id
+        self._cluster = cluster
+        self._door = door
+        self._transport = transport
+        self._router = router
+        self._on_met = on_met
+        self._tasks = tasks
+        self.known = KnownPeers(cluster.folder)
+        self._behind: dict[tuple[str, int], str] = {}
+        self._knocking: set[tuple[str, int]] = set()
+
+    def register(self) -> None:
+        """Have the transport hand new secrets on."""
+        self._transport.handle(EPOCH, self._take_epoch)
+
+    # -- doors ----------------------------------------------------------------------------------------------------
+
+    async def knock_where_found(self, discovery: Discovery) -> None:
+        """Knock at every door that is found, unless its node is a peer already."""
+        async for found in discovery:
+            place = (found.host, found.port)
+            if place in self._knocking or self._is_peer(self._behind.get(place, found.node_id)):
+                continue
+            self._knocking.add(place)
+            self._tasks.begin(self._knock(place))
+
+    async def _knock(self, place: tuple[str, int]) -> None:
+        try:
+            met = await self._door.knock(*place)
+        except ClusterError as error:
+            if error.peer == self._own_id:
+                self._behind[place] = error.peer
+            else:
+                logger.info("%s", error)
+        else:
+            self._behind[place] = met.node_id
+            self._on_met(met)
+        finally:
+            self._knocking.discard(place)
+
+    def _is_peer(self, node_id: str) -> bool:
+        peer = self._router.get(node_id)
+        return node_id == self._own_id or (peer is not None and peer.is_up)
+
+    async def remember(self, met: Met) -> None:
+        """Keep where a node's door was, to knock there first after a restart."""
+        if met.door is not None:
+            await asyncio.to_thread(self.known.remember, met.node_id, *met.door)
+
+    # -- secrets --------------------------------------------------------------------------------------------------
+
+    async def give_epoch(self, peer_id: str) -> None:
+        """Tell a peer the current secrets and the revoked, over its encrypted link; tried again until it is up."""
+        state = self._cluster.load()
+        told = epoch_codec.encode(Epoch(state.secrets, state.revoked))
+        for _ in range(_TRIES):
+            with contextlib.suppress(PyAgentError):
+                await self._transport.call(peer_id, EPOCH, told, timeout=_CALL_SECONDS)
+                return
+            await asyncio.sleep(_WAIT_SECONDS)
+        logger.warning("node %s was not given the new secret; it asks at the door when it is back", peer_id)
+
+    async def give_epoch_to_all(self) -> None:
+        """Tell every peer."""
+        await asyncio.gather(*(self.give_epoch(peer.id) for peer in self._router))
+
+    async def _take_epoch(self, _peer_id: str, payload: bytes, _buffers: object) -> Reply:
+        told = epoch_codec.decode(payload)
+        await asyncio.to_thread(self._cluster.merge, told.secrets, told.revoked)
+        self._tasks.begin(self.renew_secret())
+        return Reply()
+
+    async def renew_secret(self) -> None:
+        """Begin a new epoch where a revoked node may know the current secret.
+
+        That is so when two revoked apart, each giving its secret to the node that the other put out, or when the node
+        that revoked is gone before it gave the others a new one. It mostly has: it is waited for.
+        """
+        await asyncio.sleep(_RENEW_SECONDS * random.uniform(1, 2))  # noqa: S311 - so that few begin one at once
+        if self._cluster.load().needs_rotation:
+            await asyncio.to_thread(self._cluster.rotate)
+            await self.give_epoch_to_all()
