@@ -96,7 +96,7 @@ def take_copies(listener: socket.socket) -> None:
 
 @contextmanager
 def other_node(public: str, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    command = [sys.executable, __file__, "--serve", public, *options]
+    command = [sys.executable, __file__, f"--serve={public}", *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
