@@ -113,7 +113,7 @@ def test_deadline_and_cancellation_of_a_call_reach_its_handler() -> None:
             await until(lambda: slow.num_begun == 2)
             call.cancel()
             await until(lambda: slow.num_cancelled == 2)
-            assert two.transport.stats()[one.id].serving == 0
+            await until(lambda: two.transport.stats()[one.id].serving == 0)
 
     run(test())
 

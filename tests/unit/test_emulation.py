@@ -37,6 +37,7 @@ from pyagent.core.messages import (
 )
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structural_tags import AnyText
+from pyagent.core.structured_output.matching import fault_of_text
 from pyagent.core.tool_call_deltas import as_deltas
 
 ADD = Tool(
@@ -480,3 +481,17 @@ def test_call_cut_at_max_tokens_is_a_fault() -> None:
     reader.push('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 23')
     with pytest.raises(InvalidOutputError, match="not valid JSON"):
         reader.finish(is_cut=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ('{"a": 1e999}', True),
+        ('{"a": -1E999999}', True),
+        ('{"a": 1e999, "b": "', False),
+        ('{"a": 1e999, "b": NaN}', False),
+    ],
+)
+def test_number_beyond_floats_is_json(text: str, is_right: bool) -> None:
+    """JSON bounds no exponent (RFC 8259): what a grammar lets pass is not refused by the check after it."""
+    assert (fault_of_text(text, ResponseFormat("json_object")) is None) == is_right

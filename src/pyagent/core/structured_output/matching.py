@@ -9,7 +9,7 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Never, cast
 
 import msgspec
 
@@ -33,6 +33,8 @@ _MAX_CHARS = 1 << 20
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+')
 _TOKEN_BY_ID = re.compile(r"<\[")
 _FIRST_BYTES, _MOST_BYTES, _CALL_SECONDS = 64, 8192, 0.002
+_BEYOND_FLOATS = "Number out of range"
+"""What msgspec says of `1e999`: it is JSON (RFC 8259, 6), and readers make an infinity of it."""
 
 
 def fault_of_text(text: str, wanted: ResponseFormat) -> str | None:
@@ -48,10 +50,23 @@ def fault_of_text(text: str, wanted: ResponseFormat) -> str | None:
 
 def _fault_of_json(text: str, wanted: ResponseFormat) -> str | None:
     try:
-        value = cast("object", msgspec.json.decode(text.encode(errors="surrogatepass")))
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        value = _decoded(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return f"it is not JSON: {error}"
     return fault_of(value, schema_of(wanted), _PARAM)
+
+
+def _decoded(text: str) -> object:
+    try:
+        return cast("object", msgspec.json.decode(text.encode(errors="surrogatepass")))
+    except msgspec.DecodeError as error:
+        if _BEYOND_FLOATS not in str(error):
+            raise
+        return cast("object", json.loads(text, parse_int=float, parse_constant=_refuse))
+
+
+def _refuse(word: str) -> Never:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _fault_by_grammar(text: str, wanted: ResponseFormat) -> str | None:

@@ -136,8 +136,14 @@ class LocalEngine(Shared):
         try:
             working = loop.run_in_executor(self._preparing, lambda: context.run(work, *args))
         except RuntimeError as error:  # closed while the request waited for its grammar
-            raise CapacityError("the engine is stopping; send the request elsewhere") from error
-        return await working
+            raise CapacityError(_STOPPING) from error
+        try:
+            return await working
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise CapacityError(_STOPPING) from error  # closed before it began
 
     def hint(self, hint: Hint) -> None:
         """Take what the fleet knows of a prompt's future."""
@@ -337,3 +343,6 @@ def _delta(output: Output, request: Request, name: str) -> ChatDelta:
         model=name.removeprefix("native:"),
         backend=name,
     )
+
+
+_STOPPING = "the engine is stopping; send the request elsewhere"
