@@ -43,10 +43,12 @@ class Asked:
 class Client:
     """Asks one server, some cases at once; shows how far it is."""
 
-    def __init__(self, url: str, max_tokens: int, num_at_once: int) -> None:
+    def __init__(self, url: str, max_tokens: int, num_at_once: int, dry_multiplier: float = 0.0) -> None:
         self._url = url
         self._num_at_once = num_at_once
         self._fields: dict[str, Any] = {"model": "default", "temperature": 0, "max_tokens": max_tokens}
+        if dry_multiplier:  # by the names that PyAgent and llama.cpp's server share
+            self._fields["extra_body"] = {"dry_multiplier": dry_multiplier}
 
     async def ask(self, cases: Sequence[Case], *, stream: bool = False, **fields: Any) -> Asked:
         """Ask all cases; `fields` are further ones of each request."""

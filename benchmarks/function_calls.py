@@ -47,13 +47,13 @@ def llama_cpp(python: Path, model: Path, folder: Path, num_at_once: int, num_thr
 
 def asked(arguments: argparse.Namespace, server: Server, cases: list[Case], choice: str) -> Asked:
     """All replies to the cases."""
-    client = Client(server.url, arguments.max_tokens, arguments.at_once)
+    client = Client(server.url, arguments.max_tokens, arguments.at_once, arguments.dry)
     return asyncio.run(client.ask(cases, tool_choice=choice))
 
 
 def checked(arguments: argparse.Namespace, server: Server, cases: list[Case], required: Asked) -> None:
     """Ask PyAgent for what else must hold, and print how often it did."""
-    client = Client(server.url, arguments.max_tokens, arguments.at_once)
+    client = Client(server.url, arguments.max_tokens, arguments.at_once, arguments.dry)
     streamed = asyncio.run(client.ask(cases, tool_choice="required", stream=True))
     single = asyncio.run(client.ask(cases, tool_choice="required", parallel_tool_calls=False))
     second = asyncio.run(client.ask_again(cases, required))
@@ -64,7 +64,10 @@ def of_file(arguments: argparse.Namespace, board: Leaderboard, file: Path) -> No
     """Measure one model file with both engines."""
     cases = board.cases(arguments.cases // len(CATEGORIES))
     peer_cases = board.cases(arguments.peer_cases // len(CATEGORIES))
-    print(f"\n{file.name}, {len(cases)} cases, max_tokens {arguments.max_tokens}; {machine()}\n", flush=True)
+    print(
+        f"\n{file.name}, {len(cases)} cases, max_tokens {arguments.max_tokens}, DRY {arguments.dry:g}; {machine()}\n",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         model = file if template_of(file) else with_template(file, GEMMA3, Path(folder))
         rows: list[tuple[str, str, list[Case], Asked]] = []
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("--peer-threads", type=int, default=NUM_THREADS, help="1 where the machine is busy")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--dry", type=float, default=0.0, help="dry_multiplier of both: small models repeat themselves")
     arguments = parser.parse_args()
     if arguments.peer_cases is None:
         arguments.peer_cases = arguments.cases
