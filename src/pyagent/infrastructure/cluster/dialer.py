@@ -120,7 +120,10 @@ class Dialer:
             self._again_in(_STAGGER_SECONDS, self._try_next)
         attempt = _Attempt(endpoint, self)
         self._attempts.append(attempt)
-        attempt.start(self._open_socket(self.peer, self.channel), self._receive)
+        try:
+            attempt.start(self._open_socket(self.peer, self.channel), self._receive)
+        except zmq.ZMQError as error:  # no descriptor is left
+            attempt.path.close(f"this node cannot open a socket: {error}")
 
     def ended(self, attempt: _Attempt, reason: str) -> None:
         """Take note that a connection, or an attempt, has ended."""
@@ -190,9 +193,13 @@ class _Attempt:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, socket: zmq.Socket[bytes], receive: Receive) -> None:
-        """Connect, and say hello once connected."""
-        self._events = watch_events(socket, _EVENTS, self._note)
-        self._socket = LoopSocket(socket, lambda frames: receive(self.path, frames), self.path.flush)
+        """Connect, and say hello once connected. Raises `zmq.ZMQError` where the system has no socket left."""
+        try:
+            self._events = watch_events(socket, _EVENTS, self._note)
+            self._socket = LoopSocket(socket, lambda frames: receive(self.path, frames), self.path.flush)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
         try:
             socket.connect(self.endpoint)
         except zmq.ZMQError as error:
