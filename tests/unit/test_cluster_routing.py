@@ -28,7 +28,7 @@ from pyagent.core.cluster.prefixes import (
     unpack,
 )
 from pyagent.core.cluster.routing import Balancer, Node, Policy, estimated_seconds
-from pyagent.core.errors import BackendError
+from pyagent.core.errors import BackendError, WireError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -39,6 +39,7 @@ from pyagent.core.messages import (
     ModelInfo,
     Origin,
 )
+from pyagent.infrastructure.cluster.protocol import load_codec, offer_codec
 
 SYSTEM = "You are a careful reviewer of contracts. " * 50
 
@@ -214,6 +215,45 @@ def test_every_policy_orders_every_node_once(nodes: list[Node], policy: Policy) 
 
 
 # -- the chain's router ------------------------------------------------------------------------------------------------
+
+
+WILD = [float("nan"), float("inf"), float("-inf"), -1e9, -1.0, 0.0, 1e308]
+
+
+@pytest.mark.parametrize("policy", ["prefix", "power_of_two", "least_requests", "round_robin", "cost"])
+@pytest.mark.parametrize("wild", WILD)
+def test_numbers_without_sense_still_give_an_order(policy: Policy, wild: float) -> None:
+    """What a node says of itself may be nonsense: all nodes are ordered, that one among them."""
+    odd = Node(
+        id="odd",
+        num_waiting=-100,
+        prefill_tokens_per_second=wild,
+        first_token_seconds=wild,
+        round_trip_seconds=wild,
+        price=Price(input=wild, output=wild),
+        weight=wild,
+    )
+    for nodes in ([odd, Node(id="plain")], [Node(id="plain"), odd]):
+        ordered = Balancer(policy, random.Random(1)).order(nodes, 100)
+        assert sorted(node.id for node in ordered) == sorted(node.id for node in nodes)
+
+
+@pytest.mark.parametrize("wild", [float("nan"), float("inf"), -1.0])
+def test_numbers_of_a_peer_are_bounded(wild: float) -> None:
+    """A load that counts less than nothing, or no number, is refused; such a price or weight counts as not told."""
+    for load in (
+        Load(sequence=1, first_token_seconds=wild),
+        Load(sequence=1, prefill_tokens_per_second=wild),
+        Load(sequence=1, num_running=-1),
+        Load(sequence=1, num_waiting=-1),
+    ):
+        with pytest.raises(WireError):
+            load_codec.decode(load_codec.encode(load))
+    told = offer_codec.encode(Offer(price=Price(input=1.0, output=wild), weight=wild))
+    offer = offer_codec.decode(told).bounded()
+    assert offer.price is None
+    assert 0 < offer.weight <= 1
+    assert Offer(price=Price(input=1.0)).bounded().price == Price(input=1.0)
 
 
 def chain_of(router: ClusterRouter, *links: Backend) -> Chain:

@@ -6,6 +6,9 @@ peer some times a second.
 
 from __future__ import annotations
 
+import math
+from typing import Annotated
+
 import msgspec
 
 from pyagent.core.chain.settings import Price
@@ -16,6 +19,11 @@ MAX_AGENTS = 256
 MAX_NAME = 200
 MAX_NEW_PREFIXES = 1024
 """Keys of prefixes in one `Load`; older ones are in the whole list, which a peer asks for."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Measured = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+"""Neither NaN nor infinite: with those no node is before another."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,13 +41,18 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float = 1.0
 
     def bounded(self) -> Offer:
-        """Return the offer with no more in it than a peer takes: names of a sane length, so many models and agents."""
+        """Return the offer with no more in it than a peer takes: names of a sane length, so many models and agents.
+
+        A weight or a price that is no number to reckon with counts as not told.
+        """
+        weight = self.weight if math.isfinite(self.weight) else 1.0
         return msgspec.structs.replace(
             self,
             models=tuple(model for model in self.models if 0 < len(model.id) <= MAX_NAME)[:MAX_MODELS],
             agents=tuple(name for name in self.agents if 0 < len(name) <= MAX_NAME)[:MAX_AGENTS],
             abilities=self.abilities[:MAX_NAME],
-            weight=min(max(self.weight, 0.01), 100.0),
+            price=self.price if _is_sound(self.price) else None,
+            weight=min(max(weight, 0.01), 100.0),
         )
 
 
@@ -52,13 +65,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     sequence: int
-    num_running: int = 0
-    num_waiting: int = 0
-    prefill_tokens_per_second: float = 0.0
-    first_token_seconds: float = 0.0
-    free_kv_pages: int = 0
+    num_running: Count = 0
+    num_waiting: Count = 0
+    prefill_tokens_per_second: Measured = 0.0
+    first_token_seconds: Measured = 0.0
+    free_kv_pages: Count = 0
     is_draining: bool = False
     new_prefixes: bytes = b""
+
+
+def _is_sound(price: Price | None) -> bool:
+    return price is not None and all(math.isfinite(usd) and usd >= 0 for usd in (price.input, price.output))
 
 
 NOTHING = Offer()

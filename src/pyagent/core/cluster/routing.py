@@ -7,6 +7,7 @@ others are what load balancers have: `power_of_two`, `least_requests`, `round_ro
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ Policy = Literal["prefix", "power_of_two", "least_requests", "round_robin", "cos
 _USUAL_PREFILL = 500.0
 """Prompt tokens a second of a node that has not measured its own: a small model on a laptop."""
 _USUAL_FIRST_TOKEN = 0.2
+_LEAST_WEIGHT = 0.01
 _NEAR = 1.1
 """Estimates within a tenth of each other are equal: they are no better than that."""
 
@@ -55,7 +57,7 @@ def estimated_seconds(node: Node, num_tokens: int) -> float:
     rate = node.prefill_tokens_per_second or _USUAL_PREFILL
     own = max(0, num_tokens - node.num_warm_tokens) / rate
     ahead = (node.num_waiting + node.num_sent) * (node.first_token_seconds or _USUAL_FIRST_TOKEN)
-    return (own + ahead) * (1 + 0.1 * node.num_running) / max(node.weight, 0.01) + node.round_trip_seconds
+    return (own + ahead) * (1 + 0.1 * node.num_running) / max(node.weight, _LEAST_WEIGHT) + node.round_trip_seconds
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ class Balancer:
             case "round_robin":
                 return self._in_turns(nodes)
             case "least_requests":
-                return self._by(nodes, {node.id: node.num_requests / node.weight for node in nodes})
+                return self._by(nodes, {node.id: _busyness(node) for node in nodes})
             case "cost":
                 return self._by(nodes, {node.id: _price(node.price) for node in nodes}, num_tokens)
             case "prefix":
@@ -87,9 +89,10 @@ class Balancer:
 
         With `num_tokens` those as good are ordered by their estimated time.
         """
+        scores = {name: math.inf if math.isnan(score) else score for name, score in scores.items()}
         ranked = sorted(nodes, key=lambda node: scores[node.id])
         best = scores[ranked[0].id]
-        equal = [node for node in ranked if scores[node.id] <= best * _NEAR + 1e-9]
+        equal = [node for node in ranked if scores[node.id] <= best * _NEAR + 1e-9] or ranked[:1]
         if num_tokens is not None:
             return [*sorted(equal, key=lambda node: estimated_seconds(node, num_tokens)), *ranked[len(equal) :]]
         first = self.rng.choice(equal)
@@ -97,7 +100,7 @@ class Balancer:
 
     def _power_of_two(self, nodes: Sequence[Node]) -> list[Node]:
         """Return two nodes chosen at random, the less busy first, then the others (Mitzenmacher 2001)."""
-        chosen = sorted(self.rng.sample(list(nodes), 2), key=lambda node: node.num_requests / node.weight)
+        chosen = sorted(self.rng.sample(list(nodes), 2), key=_busyness)
         return [*chosen, *sorted((node for node in nodes if node not in chosen), key=lambda node: node.num_requests)]
 
     def _in_turns(self, nodes: Sequence[Node]) -> list[Node]:
@@ -109,6 +112,10 @@ class Balancer:
         ranked = sorted(nodes, key=lambda node: -self._owed[node.id])
         self._owed[ranked[0].id] -= sum(node.weight for node in nodes)
         return ranked
+
+
+def _busyness(node: Node) -> float:
+    return node.num_requests / max(node.weight, _LEAST_WEIGHT)
 
 
 def _price(price: Price | None) -> float:
