@@ -290,6 +290,25 @@ def test_node_behind_a_firewall_is_called_on_the_connection_it_made() -> None:
     run(test())
 
 
+def test_address_that_the_machine_lacks_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A node listens at the addresses that there are and tells of the others; without any it does not start."""
+    missing = "tcp://192.0.2.55:0"
+
+    async def test() -> None:
+        node = Node("node0")
+        try:
+            await node.start([missing, "tcp://127.0.0.1:0"])
+            [endpoint] = node.endpoints
+            assert endpoint.startswith("tcp://127.0.0.1:")
+        finally:
+            await node.transport.stop()
+        with pytest.raises(ClusterError, match="cannot listen at tcp://192"):
+            await Node("node1").start([missing])
+
+    run(test())
+    assert f"cannot listen at {missing}" in caplog.text
+
+
 def test_stop_leaves_nothing_behind() -> None:
     """Stopping twice, and being cancelled while stopping, ends every connection and thread of the transport."""
 

@@ -94,7 +94,7 @@ class Transport:
     async def start(self, bind: Sequence[str]) -> list[str]:
         """Listen at these endpoints (`tcp://127.0.0.1:0` picks a port), and return them with their ports.
 
-        Raises `ClusterError` for one that cannot be bound.
+        Those that this machine lacks are told and left out. Raises `ClusterError` where none is left.
         """
         assert self._context is None
         self._context = context = zmq.Context(_IO_THREADS)
@@ -113,14 +113,19 @@ class Transport:
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self._router_events = watch_events(socket, events, self._note_incoming)
         self._router = LoopSocket(socket, self._receive_incoming)
-        endpoints = list[str]()
+        endpoints, failures = list[str](), list[str]()
         for endpoint in bind:
             socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             try:
                 socket.bind(endpoint)
             except zmq.ZMQError as error:
-                raise ClusterError(f"cannot listen at {endpoint}: {error}") from error
+                failures.append(f"cannot listen at {endpoint}: {error}")
+                continue
             endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        if failures and not endpoints:
+            raise ClusterError("; ".join(failures))
+        for failure in failures:
+            logger.warning("this node %s", failure)
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
         return endpoints
 
