@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.pretty import pretty_repr
 
 from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, clean_name
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
-from pyagent.infrastructure.cluster.keys import NodeKeys, decode_key, load_or_make_keys, node_id_of
+from pyagent.infrastructure.cluster.join import Handover, Newcomer
+from pyagent.infrastructure.cluster.keys import NodeKeys, _StoredKeys, decode_key, load_or_make_keys, node_id_of
+from pyagent.infrastructure.cluster.protocol import Epoch
 
 
 def mode_of(file: Path) -> int:
@@ -32,6 +35,17 @@ def test_keys_stay_the_same_and_private(tmp_path: Path) -> None:
     assert keys.secret not in repr(keys)
     assert mode_of(tmp_path / "cluster" / "node.json") == 0o600
     assert mode_of(tmp_path / "cluster") == 0o700
+
+
+def test_no_repr_shows_a_secret(tmp_path: Path) -> None:
+    """Whatever holds a secret hides it in its repr, and in the one that `rich` makes of it for tracebacks."""
+    keys, state = NodeKeys.make(), ClusterFile(tmp_path).init("home")
+    handover = Handover(state.cluster_id, state.name, state.current, {}, Newcomer(keys.public, "desk"))
+    told = Epoch(state.secrets, {})
+    for holder in (_StoredKeys(keys.public, keys.secret, "here"), keys, state.current, state, handover, told):
+        for shown in (repr(holder), pretty_repr(holder)):
+            assert keys.secret not in shown
+            assert repr(state.current.secret)[2:-1] not in shown
 
 
 def test_keys_are_those_of_curve(tmp_path: Path) -> None:
@@ -107,7 +121,9 @@ def test_cluster_file_keeps_a_cluster(tmp_path: Path) -> None:
     assert ClusterFile(tmp_path).load() == state
     assert state.epoch == 1
     assert repr(state.current.secret) not in repr(state)
-    with pytest.raises(ClusterError, match="in a cluster already"):
+    with pytest.raises(
+        ClusterError, match=r"in a cluster already.*remove \S+cluster\.json first.*pyagent cluster join"
+    ):
         cluster.init("again")
 
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -39,6 +40,10 @@ class EpochSecret(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"EpochSecret(epoch={self.epoch}, tag={self.tag.hex()})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return what tracebacks of `rich` show; a struct's own shows every field."""
+        return [("epoch", self.epoch), ("tag", self.tag.hex())]
 
     @property
     def tag(self) -> bytes:

@@ -54,7 +54,8 @@ class ClusterFile:
         """Keep a cluster that this node was let into. Raises `ClusterError` where it is in one."""
         with locked(self.folder):
             if self.exists():
-                raise ClusterError(f"this node is in a cluster already; remove {self.file} to leave it")
+                advice = f"remove {self.file} first, then run `pyagent cluster join` or `init` again"
+                raise ClusterError(f"this node is in a cluster already; to leave it, or to join it again, {advice}")
             write_private(self.file, state)
 
     def add_member(self, node_id: str, public: str, name: str) -> ClusterState:
@@ -100,7 +101,7 @@ class ClusterFile:
         return changed
 
     def _load(self) -> ClusterState:
-        advice = "restore it from a copy, or remove it and join again with `pyagent cluster join`"
+        advice = f"restore it from a copy, or remove {self.file} first and then run `pyagent cluster join`"
         state = read_private(self.file, ClusterState, advice)
         if state is None:
             first = "make one with `pyagent cluster init`, or join one with `pyagent cluster join`"

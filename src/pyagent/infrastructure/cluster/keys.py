@@ -13,6 +13,7 @@ import struct
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -99,6 +100,12 @@ class _StoredKeys(msgspec.Struct, frozen=True):
         pair = X25519PrivateKey.from_private_bytes(decode_key(self.secret)).public_key().public_bytes_raw()
         if pair != decode_key(self.public):
             raise ValueError("its public key is not that of its secret key")
+
+    def __repr__(self) -> str:
+        return f"_StoredKeys(public={self.public!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("public", self.public)]
 
 
 def _place(folder: Path) -> str:
