@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from pyagent.core.cluster.cluster_state import clean_name
 from pyagent.core.cluster.member import MemberView
 from pyagent.core.cluster.peers import Peer
+from pyagent.infrastructure.cluster.frames import shown
 from pyagent.infrastructure.cluster.transport import PeerStats
 
 
@@ -46,10 +48,17 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None) -> PeerStatus:
-    """Return the status of a member, of which there is less to say while it is no peer."""
+    """Return the status of a member, of which there is less to say while it is no peer.
+
+    Its words are shown in terminals: they hold no control characters.
+    """
     member = view.member
     status = PeerStatus(
-        id=member.id, name=member.name, state=view.state, version=member.version, endpoints=member.endpoints
+        id=member.id,
+        name=clean_name(member.name),
+        state=view.state,
+        version=clean_name(member.version),
+        endpoints=tuple(map(shown, member.endpoints)),
     )
     if stats is not None:
         status = msgspec.structs.replace(status, bytes_sent=stats.bytes_sent, bytes_received=stats.bytes_received)
@@ -60,8 +69,8 @@ def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None) -> P
         name=peer.name,
         is_connected=peer.is_up,
         is_draining=peer.load.is_draining,
-        models=tuple(model.id for model in peer.offer.models),
-        agents=peer.offer.agents,
+        models=tuple(shown(model.id) for model in peer.offer.models),
+        agents=tuple(map(shown, peer.offer.agents)),
         num_running=peer.load.num_running,
         num_waiting=peer.load.num_waiting,
         num_answered=peer.num_answered,
