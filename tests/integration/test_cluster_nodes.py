@@ -178,6 +178,35 @@ def test_private_text_stays_here_and_tenants_cross(tmp_path: Path) -> None:
     run(work())
 
 
+def test_private_request_that_a_peer_refuses_is_answered_elsewhere(tmp_path: Path) -> None:
+    """A peer whose own rules keep nothing private does not keep this node from answering."""
+
+    async def work() -> None:
+        near = Own("m")
+        async with cluster_of(tmp_path, a=[near], b=[Own("m")]) as (a, b):
+            a.chain.private, b.chain.private = ["native", "peer"], []
+            a.router.own.load = msgspec.structs.replace(a.router.own.load, num_waiting=99)
+            for _ in range(5):
+                assert (await answer(a, ask("m", private=True))).text
+            assert len(near.requests) == 5
+
+    run(work())
+
+
+def test_request_that_cannot_be_sent_is_no_fault_of_a_peer(tmp_path: Path) -> None:
+    """A text without an encoding is refused as the request's fault, as often as it comes; other requests go on."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("near")], b=[Own("m")]) as (a, _b):
+            bad = ChatRequest(model="m", messages=[Message("user", "\ud800")])
+            for _ in range(12):
+                with pytest.raises(RequestError, match="cannot be sent this request"):
+                    await answer(a, bad)
+            assert (await answer(a, ask("m"))).text == "from m"
+
+    run(work())
+
+
 def test_draining_node_is_asked_no_more_and_takes_part_again(tmp_path: Path) -> None:
     """While a node drains others answer; what it was asked before ends; afterwards it is asked again."""
 

@@ -29,7 +29,11 @@ Failure = Literal[
 ]  # fmt: skip
 """Why a link did not answer: it was not asked (the first five), or what it did instead."""
 
-_OF_ONE_LINK = frozenset({"model_not_found", "loop_detected"})
+NO_LINK = "no_link"
+"""The code of a request that no link of a chain may see: another node's chain has other links and rules."""
+NOT_TRANSFERABLE = "not_transferable"
+"""The code of a request that a link cannot be sent at all."""
+_OF_ONE_LINK = frozenset({"model_not_found", "loop_detected", NO_LINK, NOT_TRANSFERABLE})
 """Codes of refusals that say nothing of another link."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
 
+from pyagent.core.chain.failures import NO_LINK
 from pyagent.core.chain.link import Link
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatRequest
@@ -44,16 +45,18 @@ def error_of_none(request: ChatRequest, reasons: Sequence[tuple[str, str]], priv
     """Return the error of a request that no link may see; `reasons` has each link's name and why."""
     kinds = {reason for _, reason in reasons if not reason.startswith(_NOT_FOUND)}
     if kinds == {_ONE_ANSWER}:
-        return RequestError("no link of the chain gives several answers to a request; `native` does", param="n")
+        text = "no link of the chain gives several answers to a request; `native` does"
+        return RequestError(text, param="n", code=NO_LINK)
     if kinds == {_NOT_PRIVATE}:
         return RequestError(
             "the request is private, and no link of the chain is in rules.private "
             f"({', '.join(private) or 'empty'}); add one that stays on this machine",
             param="private",
+            code=NO_LINK,
         )
     said = "; ".join(f"{name}: {reason}" for name, reason in reasons)
     param = "messages" if request.assistant_prefix else "model"
-    return RequestError(f"no link of the chain takes this request: {said}", param=param)
+    return RequestError(f"no link of the chain takes this request: {said}", param=param, code=NO_LINK)
 
 
 @dataclass(slots=True)

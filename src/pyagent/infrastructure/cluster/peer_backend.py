@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from pyagent.core.capabilities import Capabilities
+from pyagent.core.chain.failures import NOT_TRANSFERABLE
 from pyagent.core.cluster.adverts import Offer
-from pyagent.core.errors import BackendError, ClusterError, WireError
+from pyagent.core.errors import BackendError, ClusterError, RequestError, WireError
 from pyagent.core.hops import hop_headers
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo
 from pyagent.core.trace_context import trace_headers
@@ -31,7 +32,9 @@ from pyagent.infrastructure.cluster.protocol import (
     hint_codec,
 )
 from pyagent.infrastructure.cluster.transport import Reply
+from pyagent.infrastructure.wire.codec import Codec
 
+_M = TypeVar("_M")
 SCHEME = "peer"
 _EMBED_SECONDS = 60.0
 
@@ -80,7 +83,7 @@ class PeerBackend:
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer on the peer; closing the iterator aborts the request there."""
-        ask = ask_codec.encode(Ask(request, {**trace_headers(), **hop_headers()}))
+        ask = self._encoded(ask_codec, Ask(request, {**trace_headers(), **hop_headers()}), "messages")
         with self._own_failures():
             async with closing(self._connection.stream(self._peer_id, CHAT, ask)) as replies:
                 async for reply in replies:
@@ -88,7 +91,7 @@ class PeerBackend:
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed on the peer."""
-        payload = embed_codec.encode(request)
+        payload = self._encoded(embed_codec, request, "input")
         with self._own_failures():
             reply = await self._connection.call(self._peer_id, EMBED, payload, timeout=_EMBED_SECONDS)
             return embedded_codec.decode(reply.payload)
@@ -103,6 +106,14 @@ class PeerBackend:
 
     def _hint(self, hint: Hint) -> None:
         self._connection.cast(self._peer_id, HINT, hint_codec.encode(hint))
+
+    def _encoded(self, codec: Codec[_M], message: _M, param: str) -> bytes:
+        """Return a request as it is sent; one that cannot be is the request's fault, and no peer's."""
+        try:
+            return codec.encode(message)
+        except WireError as error:
+            text = f"{self.name} cannot be sent this request: {error}"
+            raise RequestError(text, param=param, code=NOT_TRANSFERABLE) from error
 
     @contextmanager
     def _own_failures(self) -> Generator[None]:
