@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.doors import Node, Wire, tapped
 
@@ -16,6 +17,7 @@ from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS
 from pyagent.infrastructure.cluster.invitation import MAX_TRIES, VALID_SECONDS, InvitationFile
 from pyagent.infrastructure.cluster.join import _OPENINGS, Handover, JoinOpening, Newcomer, ask_to_join
+from pyagent.infrastructure.cluster.keys import NodeKeys
 from pyagent.infrastructure.wire.codec import with_length
 
 pytestmark = pytest.mark.anyio
@@ -214,3 +216,13 @@ async def test_join_of_a_revoked_node_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ClusterError, match="ended the exchange"):
             await ask(one, two, code)
         assert one.invitations.outcome() == "open"
+
+
+async def test_join_with_a_text_that_is_no_key_is_refused(tmp_path: Path) -> None:
+    """Whoever has the code cannot leave a member in the file whose key no transport takes."""
+    async with inviting(tmp_path) as (one, _, code):
+        me = Newcomer(NodeKeys.make().public, "laptop")
+        msgspec.structs.force_setattr(me, "public", " " * 40)
+        with pytest.raises(ClusterError, match="ended the exchange"):
+            await ask_to_join("127.0.0.1", one.door.port, code, me, timeout=60)
+        assert one.cluster.load().members == {}

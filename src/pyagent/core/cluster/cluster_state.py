@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,7 +23,10 @@ MAX_MEMBERS = 4_096
 MAX_REVOKED = 1_024
 MAX_NAME_CHARS = 64
 _KEPT_SECRETS = 8
-_KEY_CHARS = 40
+_KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85_TO_B85 = str.maketrans(_Z85, _B85)
 _MAX_ID_CHARS = 32
 _MAX_EPOCH = 2**53
 
@@ -58,8 +62,9 @@ class KnownMember(msgspec.Struct, frozen=True):
     name: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.public) != _KEY_CHARS or len(self.name) > MAX_NAME_CHARS:
-            raise ValueError("expected a key of 40 characters and a name of at most 64")
+        decode_key(self.public)
+        if len(self.name) > MAX_NAME_CHARS:
+            raise ValueError("expected a name of at most 64 characters")
 
 
 class ClusterState(msgspec.Struct, frozen=True):
@@ -141,6 +146,17 @@ class ClusterState(msgspec.Struct, frozen=True):
     def rotated(self, secret: bytes) -> ClusterState:
         """Return it in a new epoch with this secret, which no revoked node is to get."""
         return self.with_secrets([EpochSecret(self.epoch + 1, secret, tuple(sorted(self.revoked)))])
+
+
+def decode_key(text: str) -> bytes:
+    """Return the 32 bytes of a public or secret key in Z85; raises `ValueError` for a text that is none."""
+    told = "expected a key of 40 characters of Z85"
+    if not _KEY.fullmatch(text):
+        raise ValueError(told)
+    try:
+        return base64.b85decode(text.translate(_Z85_TO_B85))
+    except ValueError:
+        raise ValueError(told) from None  # five characters that stand for more than 32 bits
 
 
 def clean_name(text: str) -> str:

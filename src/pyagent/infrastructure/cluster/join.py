@@ -22,7 +22,7 @@ from typing import Annotated, Never, Protocol, cast
 
 import msgspec
 
-from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret
+from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, decode_key
 from pyagent.core.cluster.join_code import hint_of
 from pyagent.core.errors import ClusterError, WireError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
@@ -70,6 +70,9 @@ class Newcomer(msgspec.Struct, frozen=True):
 
     public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
     name: Annotated[str, msgspec.Meta(max_length=64)]
+
+    def __post_init__(self) -> None:
+        decode_key(self.public)
 
 
 class Handover(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import struct
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +18,9 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from zmq.utils import z85
 
+from pyagent.core.cluster.cluster_state import decode_key
 from pyagent.infrastructure.cluster.private_file import locked, read_private, write_private
 
-KEY_BYTES = 32
 _FILE = "node.json"
 _ID_CHARS = 13
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
@@ -78,17 +77,6 @@ def node_id_of(public: str) -> str:
     """Return the id of the node with this public key: 65 bits of its hash, as 13 letters and digits."""
     digest = hashlib.blake2b(public.encode(), digest_size=16, person=b"pyagent node id").digest()
     return base64.b32encode(digest).decode().lower()[:_ID_CHARS]
-
-
-def decode_key(text: str) -> bytes:
-    """Return a key's 32 bytes; raises `ValueError` for a text that is none."""
-    try:
-        raw = z85.decode(text.encode("ascii"))
-    except (struct.error, KeyError, UnicodeEncodeError) as error:
-        raise ValueError("expected a key of 40 characters of Z85") from error
-    if len(raw) != KEY_BYTES:
-        raise ValueError("expected a key of 40 characters of Z85")
-    return raw
 
 
 class _StoredKeys(msgspec.Struct, frozen=True):
