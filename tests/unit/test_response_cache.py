@@ -18,6 +18,7 @@ from support.waiting import until
 
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
+from pyagent.core.cluster.peers import answer_for_peer
 from pyagent.core.errors import BackendError, DeadlineError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
@@ -342,6 +343,38 @@ def test_who_is_in_a_hurry_does_not_wait_in_anothers_queue(tmp_path: Path) -> No
     run(gathered(chain, request(sampling=GREEDY), *(request(sampling=GREEDY, **fields) for fields in urgent)))
     assert len(a.requests) == 3
     assert ask(chain, sampling=GREEDY, priority=-5).usage.answer == "cached"
+
+
+def test_peer_does_not_wait_for_what_may_wait_for_it(tmp_path: Path) -> None:
+    """A peer's request is computed beside an equal one of this node, which may have been sent to that peer."""
+    chain = chain_of(tmp_path, ON, a := Played("a", in_turn(answering(60.0, "mine"), answering("its"))))
+
+    async def of_peer() -> str:
+        answer_for_peer()
+        return (await collect(chain.chat(request(sampling=GREEDY)))).text
+
+    async def work() -> None:
+        own = asyncio.create_task(collect(chain.chat(request(sampling=GREEDY))))
+        await until(lambda: a.num_running == 1)
+        assert await asyncio.wait_for(asyncio.create_task(of_peer()), 20) == "its"
+        own.cancel()
+        await asyncio.gather(own, return_exceptions=True)
+        assert (await collect(chain.chat(request(sampling=GREEDY)))).usage.answer == "cached"
+
+    run(work())
+    assert len(a.requests) == 2
+
+
+def test_equal_requests_of_peers_are_computed_once(tmp_path: Path) -> None:
+    """Those wait for nobody but this node's own links, and may be shared."""
+    chain = chain_of(tmp_path, ON, a := Played("a", answering(0.05, "one")))
+
+    async def work() -> list[str]:
+        answer_for_peer()
+        return [answer.text for answer in await gathered(chain, *[request(sampling=GREEDY)] * 5)]
+
+    assert run(work()) == ["one"] * 5
+    assert len(a.requests) == 1
 
 
 def test_answers_under_way_are_forgotten_too(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ def answer_for_peer() -> None:
     _is_for_peer.set(True)
 
 
+def is_for_peer() -> bool:
+    """Return whether what is done now answers a peer."""
+    return _is_for_peer.get()
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Standing:
     """What is known of a node: what it offers, how busy it is, what it has computed.
@@ -131,7 +136,7 @@ class ClusterRouter:
         A peer without the model that a request names is not asked; one without the default model is a last resort.
         """
         peers = {peer.backend.name: peer for peer in self}
-        if _is_for_peer.get():
+        if is_for_peer():
             return [name for name in names if name in self.offered_names]
         engine = next((name for name in names if name in self.engine_names), None)
         model = request.model or self.default_model

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.chain.structured_output import validate_aside, wants_structured_output
+from pyagent.core.cluster.peers import is_for_peer
 from pyagent.core.messages import ChatDelta, ChatRequest, ImagePart, Origin, PromptTokensDetails
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_cache.coalescing import CoalescedResponse
@@ -25,7 +26,7 @@ from pyagent.core.response_cache.store import ResponseStore
 
 Keep = Literal["determined", "all"]
 Compute = Callable[[ChatRequest], AsyncGenerator[ChatDelta, None]]
-_FlightKey = tuple[bytes, bool, int, int]
+_FlightKey = tuple[bytes, bool, int, bool, int]
 
 
 class ResponseCacheStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +113,8 @@ class ResponseCache:
         """Yield the answer in flight, or a new one; begin anew where its deadline, shorter than this, ends it."""
         deadline = Deadline.after(request.timeout_seconds)
         # A request of higher priority does not wait in the queue of an equal one with a lower.
-        flight = (key, request.whole, request.priority, id(asyncio.get_running_loop()))
+        # Nor does a peer's wait for one that may be waiting for that peer.
+        flight = (key, request.whole, request.priority, is_for_peer(), id(asyncio.get_running_loop()))
         while True:
             answer = self._in_flight.get(flight)
             if answer is not None and answer.is_over:  # it may not be given again until it is known to be right
