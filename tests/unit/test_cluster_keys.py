@@ -21,6 +21,8 @@ from pyagent.infrastructure.cluster.join import Handover, Newcomer
 from pyagent.infrastructure.cluster.keys import NodeKeys, _StoredKeys, load_or_make_keys, node_id_of
 from pyagent.infrastructure.cluster.protocol import Epoch
 
+X, Y = "x" * 13, "y" * 13
+
 
 def mode_of(file: Path) -> int:
     return stat.S_IMODE(file.stat().st_mode)
@@ -212,8 +214,8 @@ def _state(*secrets: EpochSecret, revoked: dict[str, str] | None = None) -> Clus
 def test_views_of_a_partition_merge_to_one() -> None:
     """Two sides that each revoked a node and began an epoch agree on one secret, and see that it must change again."""
     first = _state(EpochSecret(1, b"0" * 32))
-    left = first.with_revoked({"x": "key of x"}).rotated(b"1" * 32)
-    right = first.with_revoked({"y": "key of y"}).rotated(b"2" * 32)
+    left = first.with_revoked({X: ""}).rotated(b"1" * 32)
+    right = first.with_revoked({Y: ""}).rotated(b"2" * 32)
     one = left.with_revoked(right.revoked).with_secrets(right.secrets)
     two = right.with_revoked(left.revoked).with_secrets(left.secrets)
     assert one == two
@@ -233,6 +235,69 @@ def test_secrets_merge_in_any_order(told: list[tuple[int, bytes]], random: objec
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert first.with_secrets(shuffled) == forward
     assert forward.epoch == max([1, *(one.epoch for one in secrets)])
+
+
+def test_epoch_that_is_far_ahead_is_not_taken(tmp_path: Path) -> None:
+    """A member that makes up the last epoch there is keeps nobody from revoking it."""
+    cluster, evil = ClusterFile(tmp_path), NodeKeys.make()
+    before = cluster.init("home").current
+    cluster.add_member(evil.node_id, evil.public, "evil")
+    near = EpochSecret(1_001, b"n" * 32)
+    state = cluster.merge([EpochSecret(2**53, b"x" * 32), EpochSecret(1_002, b"y" * 32), near])
+    assert state.secrets == (near, before)
+    state = cluster.revoke(evil.node_id)
+    assert state.epoch == 1_002
+    assert state.is_revoked(evil.node_id, evil.public)
+
+
+@pytest.mark.parametrize("made_up", [(2**53,), (2**53, 2**53 - 1), (2**53, 2**53 - 2_000, 2**53 - 2_001)])
+def test_cluster_at_the_last_epoch_still_revokes(made_up: tuple[int, ...]) -> None:
+    """Where an epoch was made up before that was noticed, each node goes on before it, and they agree."""
+    bad = tuple(EpochSecret(epoch, b"x" * 32) for epoch in made_up)
+    state = _state(*bad, EpochSecret(3, b"3" * 32), EpochSecret(2, b"2" * 32)).with_revoked({X: ""})
+    assert state.needs_rotation
+    one, two = state.rotated(b"a" * 32), state.rotated(b"b" * 32)
+    assert [secret.epoch for secret in one.secrets] == [4, 3, 2]
+    assert not one.needs_rotation
+    assert one.with_secrets(two.secrets) == two.with_secrets(one.secrets)
+    assert one.with_secrets(state.secrets).epoch == 4
+    assert _state(bad[0]).rotated(b"c" * 32).epoch == 1
+
+
+def test_invented_ids_leave_room_to_revoke(tmp_path: Path) -> None:
+    """A member that tells of a thousand revoked nodes keeps nobody from revoking it, here or at another member."""
+    files = ClusterFile(tmp_path / "a"), ClusterFile(tmp_path / "b")
+    evil, key = NodeKeys.make(), NodeKeys.make().public
+    files[1].join(files[0].init("home"))
+    for file in files:
+        file.add_member(evil.node_id, evil.public, "evil")
+        assert file.merge(revoked={f"id{number}": key for number in range(1_024)}).revoked == {}
+        file.merge(revoked={_some_id(number): "x" * 9_000 for number in range(1_024)})
+        assert len(file.load().revoked) == 768
+        assert set(file.load().revoked.values()) == {""}
+    state = files[0].revoke(evil.node_id)
+    assert state.is_revoked(evil.node_id, evil.public)
+    told = {_some_id(number): "" for number in range(2_000, 3_000)} | dict(state.revoked)
+    other = files[1].merge(state.secrets, told)
+    assert other.is_revoked(evil.node_id, evil.public)
+    assert other.current == state.current
+    assert len(other.revoked) == 769
+
+
+def test_list_that_was_filled_with_what_is_no_id_is_cleared() -> None:
+    """Texts that no node has as its id, kept by an earlier version, make room."""
+    full = _state(EpochSecret(1, b"0" * 32), revoked={f"id{number}": "" for number in range(1_024)})
+    assert full.with_revoked({X: ""}).revoked == {X: ""}
+
+
+def test_secret_excludes_ids_only() -> None:
+    """What a member sends with a secret cannot fill the file until it is too long to read."""
+    with pytest.raises(ValueError, match="ids of at most 32"):
+        EpochSecret(1, b"0" * 32, ("x" * 1_000,))
+
+
+def _some_id(number: int) -> str:
+    return "a" * 9 + "".join("abcdefghijklmnopqrstuvwxyz234567"[number >> shift & 31] for shift in (15, 10, 5, 0))
 
 
 @pytest.mark.parametrize(

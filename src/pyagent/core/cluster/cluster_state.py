@@ -22,7 +22,10 @@ SECRET_BYTES = 32
 MAX_MEMBERS = 4_096
 MAX_REVOKED = 1_024
 MAX_NAME_CHARS = 64
+NODE_ID = re.compile(r"[a-z2-7]{13}")
 _KEPT_SECRETS = 8
+_MAX_LEAP = 1_000
+_RESERVED_REVOKED = 256
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -41,6 +44,8 @@ class EpochSecret(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if len(self.secret) != SECRET_BYTES or not 1 <= self.epoch <= _MAX_EPOCH or len(self.excludes) > MAX_REVOKED:
             raise ValueError("expected an epoch above 0 and a secret of 32 bytes")
+        if any(len(node_id) > _MAX_ID_CHARS for node_id in self.excludes):
+            raise ValueError(f"expected ids of at most {_MAX_ID_CHARS} characters")
 
     def __repr__(self) -> str:
         return f"EpochSecret(epoch={self.epoch}, tag={self.tag.hex()})"
@@ -124,10 +129,15 @@ class ClusterState(msgspec.Struct, frozen=True):
         return self if self.members.get(node_id) == member else replace(self, members=self.members | {node_id: member})
 
     def with_revoked(self, revoked: Mapping[str, str]) -> ClusterState:
-        """Return it with these nodes revoked, given as id and public key, which may be empty. Begins no epoch."""
-        if revoked.keys() <= self.revoked.keys():
+        """Return it with these nodes revoked, given as id and public key, which may be empty. Begins no epoch.
+
+        What no node can have as its id is left out. Raises `ClusterError` where there are too many.
+        """
+        added = {one: _key_or_none(key) for one, key in revoked.items() if NODE_ID.fullmatch(one)}
+        if added.keys() <= self.revoked.keys():
             return self
-        together = {**revoked, **self.revoked}
+        kept = {one: key for one, key in self.revoked.items() if NODE_ID.fullmatch(one)}
+        together = {**added, **kept}
         if len(together) > MAX_REVOKED:
             raise ClusterError(f"{MAX_REVOKED} nodes are revoked, which is the most; make a new cluster")
         keys = set(together.values())
@@ -138,14 +148,39 @@ class ClusterState(msgspec.Struct, frozen=True):
         }
         return replace(self, revoked=together, members=left)
 
+    def with_told_revoked(self, revoked: Mapping[str, str]) -> ClusterState:
+        """Return it with the nodes revoked that another member told of, as far as there is room for them.
+
+        Members found here come first. Ids that are unknown here leave 256 places free, so that no member can fill the
+        list with invented ones and so keep others, or itself, from being revoked.
+        """
+        new = {one: key for one, key in revoked.items() if one not in self.revoked and NODE_ID.fullmatch(one)}
+        room = MAX_REVOKED - len(self.revoked)
+        members = [one for one in new if one in self.members][: max(0, room)]
+        others = [one for one in new if one not in self.members]
+        others = others[: max(0, room - _RESERVED_REVOKED - len(members))]
+        return self.with_revoked({one: new[one] for one in (*members, *others)})
+
     def with_secrets(self, secrets: Iterable[EpochSecret]) -> ClusterState:
-        """Return it with secrets that a member handed over; the newest is current."""
-        newest = _newest_first((*secrets, *self.secrets))[:_KEPT_SECRETS]
+        """Return it with secrets that a member handed over; the newest is current.
+
+        One that is more than 1,000 epochs ahead is left out: a member that made up the last epoch there is would keep
+        the others from beginning one after it.
+        """
+        near = [one for one in secrets if one.epoch <= self.epoch + _MAX_LEAP]
+        newest = _newest_first((*near, *self.secrets))[:_KEPT_SECRETS]
         return self if newest == self.secrets else replace(self, secrets=newest)
 
     def rotated(self, secret: bytes) -> ClusterState:
-        """Return it in a new epoch with this secret, which no revoked node is to get."""
-        return self.with_secrets([EpochSecret(self.epoch + 1, secret, tuple(sorted(self.revoked)))])
+        """Return it in a new epoch with this secret, which no revoked node is to get.
+
+        Where no epoch is left, because one was made up, those after the leap are forgotten and the count goes on
+        before it. Every member that knows the revoked does the same, and they agree on the secret as ever.
+        """
+        left = self.secrets if self.epoch < _MAX_EPOCH else _before_leap(self.secrets)
+        number = left[0].epoch + 1 if left else 1
+        newest = EpochSecret(number, secret, tuple(sorted(self.revoked)))
+        return replace(self, secrets=_newest_first((newest, *left))[:_KEPT_SECRETS])
 
 
 def decode_key(text: str) -> bytes:
@@ -169,3 +204,18 @@ def _newest_first(secrets: Iterable[EpochSecret]) -> tuple[EpochSecret, ...]:
     """Order secrets by epoch, then tag: an order that every node agrees on. One secret stands once."""
     key_to_secret = {(one.epoch, one.tag): one for one in secrets}
     return tuple(key_to_secret[key] for key in sorted(key_to_secret, reverse=True))
+
+
+def _before_leap(secrets: tuple[EpochSecret, ...]) -> tuple[EpochSecret, ...]:
+    """Return the secrets, the newest first, that are before any step of more than 1,000 epochs; none without one."""
+    leaps = [at for at in range(1, len(secrets)) if secrets[at - 1].epoch - secrets[at].epoch > _MAX_LEAP]
+    return secrets[leaps[-1] :] if leaps else ()
+
+
+def _key_or_none(key: str) -> str:
+    """Return a revoked node's key, or nothing for a text that is none: the id alone is revoked."""
+    try:
+        decode_key(key)
+    except ValueError:
+        return ""
+    return key

@@ -87,10 +87,11 @@ class ClusterFile:
     def merge(self, secrets: Iterable[EpochSecret] = (), revoked: Mapping[str, str] | None = None) -> ClusterState:
         """Take over what a member told: secrets of epochs, and revoked nodes (id to public key, or to nothing).
 
+        Takes what it has room for, and no epoch that is far ahead: a member may have made them up.
         Begins no epoch: the node that revokes does. Where two did so apart, the state `needs_rotation`.
         """
         given = tuple(secrets)
-        return self._change(lambda state: state.with_revoked(revoked or {}).with_secrets(given))
+        return self._change(lambda state: state.with_told_revoked(revoked or {}).with_secrets(given))
 
     def _change(self, change: Callable[[ClusterState], ClusterState]) -> ClusterState:
         with locked(self.folder):

@@ -12,12 +12,11 @@ import contextlib
 import ipaddress
 import logging
 import random
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyagent.core.cluster.cluster_state import clean_name
+from pyagent.core.cluster.cluster_state import NODE_ID, clean_name
 from pyagent.infrastructure.cluster.handshake import HELLO
 from pyagent.infrastructure.cluster.interfaces import FAMILIES, Family, Interface, interfaces, is_on_link
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 SERVICE_TYPE = "_pyagent._tcp.local."
-_NODE_ID = re.compile(r"[a-z2-7]{13}")
 _WATCH_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
 _RESOLVE_MILLIS = 3_000
@@ -151,7 +149,7 @@ class Multicast:
     def gone(self, name: str) -> None:
         """Pass on a goodbye."""
         node_id = name.removesuffix(f".{SERVICE_TYPE}")
-        if _NODE_ID.fullmatch(node_id):
+        if NODE_ID.fullmatch(node_id):
             self._on_gone(node_id)
 
 
@@ -163,7 +161,7 @@ def read_announcement(info: ServiceInfo, known: Iterable[Interface], heard_on: I
     """
     texts = {key: value or "" for key, value in info.decoded_properties.items() if len(value or "") <= 128}
     node_id = info.name.removesuffix(f".{SERVICE_TYPE}")
-    if not _NODE_ID.fullmatch(node_id) or texts.get("id") != node_id or not info.port:
+    if not NODE_ID.fullmatch(node_id) or texts.get("id") != node_id or not info.port:
         return None
     here = list(known)
     found = (_scoped(address, heard_on) for address in info.parsed_scoped_addresses())
@@ -255,7 +253,7 @@ class _Leg:
         if state_change is ServiceStateChange.Removed:
             self.owner.gone(name)
             return
-        if not _NODE_ID.fullmatch(name.removesuffix(f".{service_type}")):
+        if not NODE_ID.fullmatch(name.removesuffix(f".{service_type}")):
             return
         info = AsyncServiceInfo(SERVICE_TYPE, name)
         # A node's records come together. Only what lacks some is asked for, so that a flood of halves hides no node.
