@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -100,11 +101,108 @@ def test_discovery_takes_its_own_cluster_and_bounds_the_rest() -> None:
         assert not discovery._offers
         for port in range(1, 3_000):
             discovery._heard(Heard(node_id, "", "home", ("192.0.2.1",), port))
-        assert len(discovery._offers) == 1_024
+        assert len(discovery._offers) == 4
         assert ("192.0.2.1", 2_999) in discovery._offers
         discovery._gone(node_id)
         assert not discovery._offers
         assert gone == [node_id]
+
+    asyncio.run(main())
+
+
+def _id(number: int) -> str:
+    return "a" * 11 + "".join("abcdefghijklmnopqrstuvwxyz234567"[number >> shift & 31] for shift in (5, 0))
+
+
+def _flood(discovery: Discovery, hosts: int, ports: int = 20) -> None:
+    for host in range(hosts):
+        for port in range(ports):
+            discovery._heard(
+                Heard(_id((host * ports + port) % 1_000), "evil", "home", (f"192.0.2.{host}",), 1_000 + port)
+            )
+
+
+def test_false_announcements_hide_no_node(tmp_path: Path) -> None:
+    """However many places are announced, one announced after them is offered, and one that was met stays."""
+
+    async def main() -> None:
+        known = KnownPeers(tmp_path)
+        known.remember("cached", "192.0.2.250", 8322)
+        discovery = Discovery(None, "home", 0, seeds=["desk"], known=known, multicast=False)
+        await discovery.start()
+        honest, late = ("192.0.2.3", 8322), ("192.0.2.3", 8323)
+        discovery._heard(Heard("b" * 13, "honest", "home", honest[:1], 8322))
+        known.remember("b" * 13, *honest)
+        _flood(discovery, 80)
+        discovery._heard(Heard("c" * 13, "late", "home", late[:1], 8323))
+        assert {honest, late, ("desk", 8322), ("192.0.2.250", 8322)} <= discovery._offers.keys()
+        heard = [offer.door for offer in discovery._offers.values() if offer.door.source == "multicast"]
+        assert len(heard) == 1_024
+        assert max(Counter(door.host for door in heard).values()) <= 16
+        assert max(Counter(door.node_id for door in heard).values()) <= 4
+
+    asyncio.run(main())
+
+
+def test_place_that_led_to_no_node_longest_is_forgotten_first() -> None:
+    """Of the places of one id those go that were offered, and not the one that was not yet."""
+
+    async def main() -> None:
+        discovery = Discovery(None, "home", 0, multicast=False)
+        for port in range(1, 4):
+            discovery._heard(Heard("b" * 13, "", "home", ("192.0.2.1",), port))
+        offered = [door.port for door in await first(discovery, 3)]
+        assert offered == [1, 2, 3]
+        for port in range(4, 7):
+            discovery._heard(Heard("b" * 13, "", "home", ("192.0.2.1",), port))
+        assert sorted(port for _, port in discovery._offers) == [3, 4, 5, 6]
+
+    asyncio.run(main())
+
+
+def test_node_with_many_addresses_is_looked_for_at_its_first() -> None:
+    """Of one announcement the first addresses are taken: those of IPv4 come first."""
+
+    async def main() -> None:
+        discovery = Discovery(None, "home", 0, multicast=False)
+        addresses = ("192.0.2.1", *(f"2001:db8::{number}" for number in range(7)))
+        discovery._heard(Heard("b" * 13, "", "home", addresses, 8322))
+        assert [host for host, _ in discovery._offers] == list(addresses[:4])
+
+    asyncio.run(main())
+
+
+def test_place_that_several_ids_claim_keeps_its_turn() -> None:
+    """Two ids announced in turns for one place make no more knocks than one, and none of them is believed."""
+
+    async def main() -> list[DoorAddress]:
+        discovery = Discovery(None, "home", 0, multicast=False)
+
+        async def listen() -> list[DoorAddress]:
+            return [door async for door in discovery]
+
+        listening = asyncio.create_task(listen())
+        for number in range(200):
+            discovery._heard(Heard(_id(number % 2), "evil", "home", ("192.0.2.7",), 8322))
+            await asyncio.sleep(0)
+        assert [offer.door.node_id for offer in discovery._offers.values()] == [""]
+        await discovery.stop()
+        return await listening
+
+    assert len(asyncio.run(main())) == 1
+
+
+def test_announcement_takes_no_place_of_a_node_met_before(tmp_path: Path) -> None:
+    """A place of the cache stays one of the cache when something else is said to be there, and a goodbye leaves it."""
+
+    async def main() -> None:
+        known = KnownPeers(tmp_path)
+        known.remember("cached", "192.0.2.250", 8322)
+        discovery = Discovery(None, "home", 0, known=known, multicast=False)
+        await discovery.start()
+        discovery._heard(Heard("b" * 13, "evil", "home", ("192.0.2.250",), 8322))
+        discovery._gone("b" * 13)
+        assert discovery._offers["192.0.2.250", 8322].door == DoorAddress("192.0.2.250", 8322, "cache")
 
     asyncio.run(main())
 

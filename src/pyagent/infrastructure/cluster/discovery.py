@@ -7,10 +7,11 @@ as long as it may lead to a node: what refused once may be there later, and a no
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pyagent.core.errors import ConfigError
@@ -19,7 +20,8 @@ from pyagent.infrastructure.cluster.known_peers import KnownPeers
 from pyagent.infrastructure.cluster.multicast import Announcement, Heard, Multicast
 
 DEFAULT_PORT = 8322
-_MAX_ADDRESSES = 1_024
+_MAX_HEARD = 1_024
+_MAX_PER_ID, _MAX_PER_HOST = 4, 16
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
 _RENEW_SECONDS = 0.1
@@ -46,6 +48,11 @@ class _Offer:
     door: DoorAddress
     due: float
     wait_seconds: float = _FIRST_WAIT_SECONDS
+    first_offered_at: float = math.inf
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.door.host, self.door.port
 
 
 class Discovery:
@@ -117,6 +124,7 @@ class Discovery:
             for offer in due:
                 offer.due = now + offer.wait_seconds * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
                 offer.wait_seconds = min(_LONGEST_WAIT_SECONDS, 2 * offer.wait_seconds)
+                offer.first_offered_at = min(offer.first_offered_at, now)
                 yield offer.door
                 if self._is_stopped:
                     return
@@ -134,7 +142,7 @@ class Discovery:
     def _heard(self, heard: Heard) -> None:
         if self._tag is not None and heard.cluster_tag != self._tag:
             return
-        for address in heard.addresses:
+        for address in heard.addresses[:_MAX_PER_ID]:
             self._offer(DoorAddress(address, heard.port, "multicast", heard.node_id, heard.name))
 
     def _gone(self, node_id: str) -> None:
@@ -146,19 +154,43 @@ class Discovery:
         self._on_gone(node_id)
 
     def _offer(self, door: DoorAddress) -> None:
-        """Offer an address now if it is new, or another node is said to be there; else it keeps its turn.
+        """Offer an address now if it is new; one that is known keeps its turn, whatever is said to be there.
 
-        In a flood of announcements the oldest is forgotten, which was offered already.
+        Where two nodes are said to be behind one address, neither is believed: it is knocked at to learn which.
         """
-        place = (door.host, door.port)
-        before = self._offers.get(place)
-        if before is not None and before.door.node_id in {door.node_id, ""} and before.door.source != "cache":
+        before = self._offers.get((door.host, door.port))
+        if before is not None:
+            if before.door.node_id not in {door.node_id, ""}:
+                before.door = replace(before.door, node_id="", name="")
             return
-        if before is None and len(self._offers) >= _MAX_ADDRESSES:
-            oldest = (place for place, offer in self._offers.items() if offer.door.source == "multicast")
-            del self._offers[next(oldest, next(iter(self._offers)))]
-        self._offers[place] = _Offer(door, asyncio.get_running_loop().time())
+        if door.source == "multicast":
+            forgotten = self._forgotten_for(door)
+            if forgotten is None:
+                return
+            for place in forgotten:
+                del self._offers[place]
+        self._offers[door.host, door.port] = _Offer(door, asyncio.get_running_loop().time())
         self._changed.set()
+
+    def _forgotten_for(self, door: DoorAddress) -> set[tuple[str, int]] | None:
+        """Return the places to forget so that one more announced may be held; None where it may not.
+
+        Anybody can announce any number: an id and a host have few places each, and what led to no node longest goes
+        first. Places where a node was met stay, and so do seeds and what was met before this start.
+        """
+        heard = [offer for offer in self._offers.values() if offer.door.source == "multicast"]
+        same_id = [offer for offer in heard if offer.door.node_id == door.node_id]
+        same_host = [offer for offer in heard if offer.door.host == door.host]
+        forgotten: set[tuple[str, int]] = set()
+        for held, most in ((same_id, _MAX_PER_ID), (same_host, _MAX_PER_HOST), (heard, _MAX_HEARD)):
+            left = [offer for offer in held if offer.place not in forgotten]
+            if len(left) < most:
+                continue
+            unmet = [offer for offer in left if self._known is None or not self._known.has_met(*offer.place)]
+            if not unmet:
+                return None
+            forgotten.add(min(unmet, key=lambda offer: offer.first_offered_at).place)
+        return forgotten
 
 
 def read_seed(text: str) -> tuple[str, int]:

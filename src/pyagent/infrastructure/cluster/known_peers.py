@@ -40,6 +40,7 @@ class KnownPeers:
         self._folder = folder
         self._file = folder / _FILE
         self._clock = clock
+        self._met: frozenset[tuple[str, int]] = frozenset()
 
     def doors(self) -> list[KnownDoor]:
         """Return the doors, the one met last first."""
@@ -50,7 +51,13 @@ class KnownPeers:
             return []
         now = self._clock()
         young = [door for door in found or [] if now - door.met_at < MAX_AGE_SECONDS]
-        return sorted(young, key=lambda door: -door.met_at)[:MAX_PEERS]
+        doors = sorted(young, key=lambda door: -door.met_at)[:MAX_PEERS]
+        self._note(doors)
+        return doors
+
+    def has_met(self, host: str, port: int) -> bool:
+        """Whether a node was met at a door, as far as was last read or written: it reads no file."""
+        return (host, port) in self._met
 
     def remember(self, node_id: str, host: str, port: int) -> None:
         """Keep the door that a node was met at last; the same one is not written again within an hour."""
@@ -59,7 +66,9 @@ class KnownPeers:
             return
         with locked(self._folder):
             others = [known for known in self.doors() if known.node_id != node_id]
-            write_private(self._file, [door, *others][:MAX_PEERS])
+            kept = [door, *others][:MAX_PEERS]
+            write_private(self._file, kept)
+            self._note(kept)
 
     def forget(self, node_id: str) -> None:
         """Leave out a node that is revoked, or no longer where it was."""
@@ -68,6 +77,10 @@ class KnownPeers:
             left = [known for known in doors if known.node_id != node_id]
             if left != doors:
                 write_private(self._file, left)
+                self._note(left)
+
+    def _note(self, doors: list[KnownDoor]) -> None:
+        self._met = frozenset((door.host, door.port) for door in doors)
 
 
 def _is_fresh(known: KnownDoor, door: KnownDoor) -> bool:
