@@ -293,7 +293,8 @@ class Node:
                 case Rejoin():
                     logger.info("the others took this node for dead; it has contradicted")
                 case Duplicate(node_id):
-                    logger.error("two nodes run with the id %s, as copied disks do; join one of them anew", node_id)
+                    told = "two nodes run with the id %s, as cloned disks do; stop one, remove %s, and start it again"
+                    logger.error(told, node_id, self.cluster.folder / "node.json")
 
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
