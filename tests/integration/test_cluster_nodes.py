@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.native import chat, options
-from support.nodes import cluster_of, is_connected, running_node
+from support.nodes import cluster_of, is_connected, join, running_node
 from support.server import Model, words
 from support.waiting import until
 
-from pyagent.core.backends import Answer, collect
+from pyagent.core.backends import Answer, collect, pass_hint
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import BackendError, CapacityError, ClusterError, RequestError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Message, Origin
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint, Message, Origin
 from pyagent.core.response_format import ResponseFormat
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.keys import NodeKeys
@@ -289,6 +289,54 @@ def test_nodes_that_revoked_apart_agree_on_a_secret_that_neither_told(tmp_path: 
     run(work())
 
 
+def test_member_known_by_hearsay_comes_back_and_can_be_revoked(tmp_path: Path) -> None:
+    """A node that joined by another's door is let in after the secret changed, and revoked as any other."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")]) as (a, b):
+            third = tmp_path / "c"
+            join(third, b)
+            async with running_node(third, [Own("three")], seeds=[f"127.0.0.1:{b.door_port}"]) as c:
+                await until(lambda: is_connected(a, 2) and is_connected(c, 2))
+                await until(lambda: c.keys.node_id in a.cluster.load().members)
+            await until(lambda: is_connected(a, 1))
+            await a.revoke("b")
+            async with running_node(third, [Own("three")], seeds=[f"127.0.0.1:{a.door_port}"]) as c:
+                await until(lambda: is_connected(a, 1) and is_connected(c, 1))
+                assert await a.revoke("c") == c.keys.node_id
+                await until(lambda: is_connected(a, 0) and is_connected(c, 0))
+
+    run(work())
+
+
+def test_hint_goes_once_to_the_node_of_its_run(tmp_path: Path) -> None:
+    """A hint reaches the peer that answers a run, none else, and goes no further; that of a private run stays here."""
+
+    async def work() -> None:
+        heard: list[str] = []
+
+        def hearing(name: str) -> Own:
+            link = Own(name)
+            link.capabilities = Capabilities(hint=lambda hint: heard.append(f"{name} {hint.kind}"))
+            return link
+
+        links = {name: [hearing(name)] for name in "abc"}
+        async with cluster_of(tmp_path, **links) as nodes:
+            for node in nodes:  # each has asked each: what is passed on to all that were asked goes in circles
+                for name in links:
+                    await answer(node, ask(name, origin=Origin(run=f"run of {name}")))
+            a = nodes[0]
+            pass_hint(a.chain, Hint(kind="retain", run="run of b"))
+            pass_hint(a.chain, Hint(kind="demote", run="run of c", private=True))
+            pass_hint(a.chain, Hint(kind="release", run="run of c"))
+            await until(lambda: {"b retain", "c release"} <= set(heard))
+            await answer(a, ask("b"))  # what else is on its way has arrived
+            await answer(a, ask("c"))
+            assert sorted(heard) == ["a demote", "a release", "a retain", "b retain", "c release"]
+
+    run(work())
+
+
 def test_node_that_left_is_gone_at_once_and_comes_back(tmp_path: Path) -> None:
     """A goodbye removes the links of a node; started anew, with other models, it is a peer again."""
 
@@ -320,6 +368,41 @@ def test_copied_folder_gets_keys_of_its_own(tmp_path: Path) -> None:
             async with running_node(copied, [Own("two")], seeds=[f"127.0.0.1:{a.door_port}"]) as b:
                 assert b.keys.node_id != a.keys.node_id
                 await until(lambda: is_connected(a, 1) and is_connected(b, 1))
+
+    run(work())
+
+
+def test_second_node_on_one_folder_is_refused(tmp_path: Path) -> None:
+    """Two processes with one node's keys would be one id twice: the second says so; after the first it may start."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")]) as (a,):
+            with pytest.raises(ClusterError, match="another `pyagent node` runs on"):
+                async with running_node(a.cluster.folder, [Own("two")]):
+                    pass
+        async with running_node(tmp_path / "a", [Own("one")]):
+            pass
+
+    run(work())
+
+
+def test_offer_is_what_the_settings_name(tmp_path: Path) -> None:
+    """A link that is not named, and agents that are not, are offered to nobody and answer no peer."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")]) as (a,):
+            b = tmp_path / "b"
+            join(b, a)
+            kept, given = Own("kept"), Own("given")
+            agents = Own("agent:spy")
+            seeds = [f"127.0.0.1:{a.door_port}"]
+            async with running_node(b, [kept, given], seeds=seeds, agents=agents, offer=["native:given"]):
+                await until(lambda: is_connected(a, 1))
+                assert {model.id for model in await a.chain.models()} == {"one", "given"}
+                assert (await answer(a, ask("given"))).text == "from given"
+                with pytest.raises((RequestError, BackendError)):
+                    await answer(a, ask("kept"))
+            assert (kept.requests, agents.requests) == ([], [])
 
     run(work())
 

@@ -35,6 +35,7 @@ from pyagent.core.messages import (
     EmbedRequest,
     EmbedResult,
     Health,
+    Hint,
     Message,
     ModelInfo,
     Origin,
@@ -54,6 +55,9 @@ class Saying:
         self.num_words = num_words
         self.asked: list[ChatRequest] = []
 
+    async def prepare(self) -> None:
+        return None
+
     async def models(self) -> list[ModelInfo]:
         return [ModelInfo(id=self.model)]
 
@@ -64,6 +68,7 @@ class Saying:
         for number, word in enumerate(words[begun:]):
             if number == self.num_words:
                 raise BackendError("gone", backend=self.name)
+            await asyncio.sleep(0.001)
             yield ChatDelta(content=word, backend=self.name)
         yield ChatDelta(finish_reason="stop", backend=self.name)
 
@@ -83,6 +88,7 @@ def ask(text: str = "hello", **more: object) -> ChatRequest:
 
 def peer_of(backend: Backend, model: str = "m", **load: object) -> Peer:
     peer = Peer(id=backend.name.removeprefix("peer:"), name=backend.name.removeprefix("peer:"), backend=backend)
+    backend.absence = peer.absence  # type: ignore[attr-defined]
     peer.connected()
     peer.offer = Offer(models=(ModelInfo(id=model),), continues=True)
     peer.take(Load(sequence=1, **load))  # type: ignore[arg-type]
@@ -291,12 +297,43 @@ def test_request_goes_where_its_prompt_is_warm() -> None:
 
 
 def test_burst_spreads_before_any_load_is_told() -> None:
-    """Requests that were just sent count, so that twelve at once do not all go to the least busy node."""
+    """Of forty requests at once no node gets more than its share, though none has given a first token yet."""
     peers = [peer_of(Saying(f"peer:{number}")) for number in range(3)]
-    router = router_of(*peers)
-    chain = chain_of(router)
-    names = [answered_by(chain, ChatRequest(messages=[Message("user", str(number))])) for number in range(12)]
-    assert max(Counter(names).values()) <= 4
+    chain = chain_of(router_of(*peers))
+
+    async def work() -> list[str]:
+        asked = [ChatRequest(messages=[Message("user", str(number))]) for number in range(40)]
+        answers = await asyncio.gather(*(collect(chain.chat(one)) for one in asked))
+        return [answer.last.backend for answer in answers]
+
+    assert max(Counter(asyncio.run(work())).values()) <= 14
+
+
+def test_prompt_of_a_private_request_is_told_to_nobody() -> None:
+    """Not even as keys: who has the text's pattern could try which text it is."""
+    router = router_of()
+    router.computed(ask(private=True))
+    assert not router.take_new_prefixes(100)
+    assert not len(router.own.warm)
+    router.computed(ask())
+    assert router.take_new_prefixes(100)
+
+
+def test_hint_goes_to_the_node_of_its_conversation_alone() -> None:
+    """Private hints stay here, and a peer's own hints go no further."""
+    desk, box = peer_of(Saying("peer:desk")), peer_of(Saying("peer:box"))
+    router = router_of(desk, box)
+    first = answered_by(chain_of(router), ask("1", session="s", origin=Origin(tenant="t")))
+    hint = Hint(kind="retain", tenant="t", session="s")
+    assert list(router.hinted(hint)) == [first]
+    assert not router.hinted(Hint(kind="retain", tenant="t", session="s", private=True))
+    assert not router.hinted(Hint(kind="retain", tenant="other", session="s"))
+
+    async def of_a_peer() -> int:
+        answer_for_peer()
+        return len(router.hinted(hint))
+
+    assert asyncio.run(of_a_peer()) == 0
 
 
 def test_peer_without_the_model_is_tried_last() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyagent.cli.plain_flags import whole_number
 from pyagent.cli.running_servers import announced
 from pyagent.cli.startup import fetch_first_model, read_layers, set_up_logging
-from pyagent.core.errors import PyAgentError
+from pyagent.core.errors import ConfigError, PyAgentError
 
 if TYPE_CHECKING:
     from pyagent.core.chain import Chain as BackendChain
@@ -60,6 +60,8 @@ def serve(
     # A model is fetched when nothing is left that could be wrong: it takes minutes where the network is slow.
     keys = read_keys(settings.server)
     listening = bind(settings.server.host, settings.server.port)
+    if is_node:
+        _check_node(settings)
     fetch_first_model(settings)
     plugins = make_host(settings)
     backend = make_chain(settings, plugins, own_address=(settings.server.host, settings.server.port))
@@ -111,6 +113,16 @@ def serve(
             await backend.close()
 
     run_to_end(work(), watches_sockets=is_node)
+
+
+def _check_node(settings: Settings) -> None:
+    """Raise `ClusterError` or `ConfigError` for what would keep a node from starting, before a model is fetched."""
+    from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+
+    ClusterFile(cluster_folder(settings.paths.data)).load()
+    if settings.cluster.port and settings.cluster.port == settings.server.port:
+        text = f"port {settings.server.port} is that of OpenAI clients; choose another for other nodes with --door"
+        raise ConfigError(text, key="cluster.port")
 
 
 def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> Node:

@@ -260,7 +260,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `release`: withdraw the hints given so far.
 
     It concerns the `tenant`'s conversation called `session`; else all prompts that begin with `messages`, on behalf of
-    a `run`; else the whole run.
+    a `run`; else the whole run. One that is `private` stays on this machine, as the requests it is about do.
     """
 
     kind: Literal["retain", "demote", "release"]
@@ -269,6 +269,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run: str = ""
     messages: list[Message] = []
     expected_seconds: float | None = None
+    private: bool = False
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):

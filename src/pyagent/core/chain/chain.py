@@ -179,8 +179,9 @@ class Chain:
 
     def hint(self, hint: Hint) -> None:
         """Pass a hint on to the links that were asked: one of them computed the prompt that it is about."""
+        concerned = {link.name for link in self._own} | set(self.router.hinted(hint) if self.router else ())
         for link in self._links:
-            if link.stats.num_requests:  # looking at another may import its plugin, for nothing
+            if link.stats.num_requests and link.name in concerned:  # looking at another may import its plugin
                 pass_hint(link.backend, hint)
 
     async def query_cache(self, question: CacheQuery) -> CacheQueryResult:
@@ -223,6 +224,7 @@ class Chain:
             self.draw,
             self.sleep,
             is_validated=self._is_validated(request),
+            asked=None if self.router is None else self.router.asked,
         )
 
     def _order_by(self, router: Router, request: ChatRequest, links: Sequence[Link]) -> list[Link]:

@@ -39,7 +39,7 @@ class Failover:
     """`links` in the order to ask them, `delivered` what the caller has of the answer.
 
     With `is_validated`, structured output that does not match the request is a failure; what is streamed is held back
-    until that is known. `errors` are those of this round.
+    until that is known. `asked` is told the name of each link that is asked. `errors` are those of this round.
     """
 
     request: ChatRequest
@@ -52,6 +52,7 @@ class Failover:
     draw: Callable[[float, float], float]
     sleep: Callable[[float], Awaitable[None]]
     is_validated: bool = False
+    asked: Callable[[str], None] | None = None
     errors: list[Exception] = field(default_factory=list[Exception])
     _attempts: list[Attempt] = field(default_factory=list[Attempt])
     _is_answered: bool = False
@@ -213,6 +214,8 @@ class Failover:
         return None
 
     def _attempt(self, link: Link, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Attempt:
+        if self.asked is not None:
+            self.asked(link.name)
         share = self._share(num_left)
         attempt = Attempt(link, admission, self.budget, self.deadline, share, num_left - 1, is_hedge=is_hedge)
         self._attempts.append(attempt)

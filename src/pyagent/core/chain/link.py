@@ -41,7 +41,7 @@ _LEAST_PATIENCE_SECONDS = 0.02
 
 @runtime_checkable
 class Absent(Protocol):
-    """A backend that may be absent: a link of the default chain (`auto`) that was not found."""
+    """A backend that may be absent: a link of the default chain (`auto`) that was not found, a node of a cluster."""
 
     def absence(self) -> str:
         """Return why the backend is absent; empty when it is there."""

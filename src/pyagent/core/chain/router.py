@@ -10,18 +10,26 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pyagent.core.backends import Backend
-from pyagent.core.messages import ChatRequest
+from pyagent.core.messages import ChatRequest, Hint
 
 
 class Router(Protocol):
     """Brings links and orders them. Its methods return at once and never raise."""
 
     def backends(self) -> Sequence[Backend]:
-        """Return the links there are now; one that stays is the same object each time."""
+        """Return the links there are; one that stays is the same object each time, also while it is `Absent`."""
         ...
 
     def order(self, request: ChatRequest, names: Sequence[str]) -> Sequence[str]:
         """Return the names of eligible links in the order to try them; one that is left out is not tried."""
+        ...
+
+    def asked(self, name: str) -> None:
+        """Note that a link is asked now."""
+        ...
+
+    def hinted(self, hint: Hint) -> Sequence[str]:
+        """Return the names of its links that a hint concerns."""
         ...
 
     def began(self, request: ChatRequest, name: str) -> None:

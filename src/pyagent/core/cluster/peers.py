@@ -17,7 +17,7 @@ from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
 from pyagent.core.cluster.prefixes import PIECE_CHARS, WarmPrefixes, num_matching, prefix_keys, unpack
 from pyagent.core.cluster.routing import Balancer, Node
-from pyagent.core.messages import ChatRequest
+from pyagent.core.messages import ChatRequest, Hint
 from pyagent.core.token_estimate import estimated_request_tokens
 
 _CHARS_A_TOKEN = 4
@@ -81,6 +81,7 @@ class Peer(Standing):
     id: str
     name: str
     backend: Backend
+    boot: int = 0
     is_up: bool = False
     num_answered: int = 0
 
@@ -97,8 +98,16 @@ class Peer(Standing):
         self.warm.add(unpack(load.new_prefixes))
         return True
 
+    def absence(self) -> str:
+        """Return why it takes no requests now; empty when it does."""
+        if not self.is_up:
+            return "it is not connected"
+        if self.load.is_draining:
+            return "it is draining"
+        return "" if self.is_usable else "it offers nothing"
+
     def connected(self) -> None:
-        """Note that its connection stands; it may have started anew, so that what it told before is void."""
+        """Note that its connection stands: it may have started anew, so that what it told before is void."""
         self.is_up = True
         self.tell(IDLE)
         self.warm.clear()
@@ -127,8 +136,20 @@ class ClusterRouter:
     # -- the chain's questions ------------------------------------------------------------------------------------
 
     def backends(self) -> Sequence[Backend]:
-        """Return the links of the peers that take requests."""
-        return [peer.backend for peer in self if peer.is_usable]
+        """Return the links of the peers; those that take no requests now are absent."""
+        return [peer.backend for peer in self]
+
+    def asked(self, name: str) -> None:
+        """Count a request that is sent, so that a burst spreads before any load is told."""
+        if name in self.engine_names:
+            self.own.num_sent += 1
+        elif peer := self._named(name):
+            peer.num_sent += 1
+
+    def hinted(self, hint: Hint) -> Sequence[str]:
+        """Return the peer that has the hint's conversation or run; none for a private one, or a peer's own hint."""
+        home = self._sticky.get((hint.tenant, hint.session or hint.run))
+        return [] if home is None or hint.private or _is_for_peer.get() else [home]
 
     def order(self, request: ChatRequest, names: Sequence[str]) -> Sequence[str]:
         """Return links in the order to try them: the engine and the peers ranked, in the place of the engine.
@@ -160,10 +181,8 @@ class ClusterRouter:
             if len(self._sticky) > _MAX_STICKY:
                 self._sticky.popitem(last=False)
         if name in self.engine_names:
-            self.own.num_sent += 1
             self.computed(request)
-        elif peer := next((peer for peer in self if peer.backend.name == name), None):
-            peer.num_sent += 1
+        elif peer := self._named(name):
             peer.num_answered += 1
             peer.warm.add(self._keys(request))
 
@@ -188,13 +207,17 @@ class ClusterRouter:
         self._peers.pop(peer_id, None)
 
     def computed(self, request: ChatRequest) -> None:
-        """Note that this node computed a prompt, its own or a peer's."""
-        self.new_prefixes += self.own.warm.add(self._keys(request))
+        """Note that this node computed a prompt, its own or a peer's; nothing is told of private ones."""
+        if not request.private:
+            self.new_prefixes += self.own.warm.add(self._keys(request))
 
     def take_new_prefixes(self, at_most: int) -> list[int]:
         """Return the newest keys not told yet, and forget the others: they are in the whole list."""
         new, self.new_prefixes = self.new_prefixes[-at_most:], []
         return new
+
+    def _named(self, name: str) -> Peer | None:
+        return next((peer for peer in self if peer.backend.name == name), None)
 
     def _keys(self, request: ChatRequest) -> list[int]:
         if not request.model and self.default_model:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
@@ -208,14 +209,14 @@ class Fleet:
             max_agents=limits.run_agents,
             tracer=self._tracer,
             listener=listener,
-            hints=RunHints(run_id, self._hint, self._durations, tenant),
+            hints=RunHints(run_id, partial(self._hint, is_private=is_private), self._durations, tenant),
             client=client,
             tenant=tenant,
             is_private=is_private,
         )
 
-    def _hint(self, hint: Hint) -> None:
-        pass_hint(self.backend, hint)
+    def _hint(self, hint: Hint, *, is_private: bool) -> None:
+        pass_hint(self.backend, msgspec.structs.replace(hint, private=is_private) if is_private else hint)
 
     async def _execute(self, run: Run, steps: Sequence[Step], file_access: FileAccess) -> object:
         with run.tracer.span("run", {"pyagent.run": run.id}, {}):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pyagent.core.setting_kinds import TEXT, TEXTS, TRUTH, choice, whole
+from pyagent.core.setting_kinds import NUMBER, TEXT, TEXTS, TRUTH, choice, whole
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -41,7 +41,15 @@ class Cluster(Section, frozen=True):
         list[str] | None,
         Setting(
             TEXTS,
-            "Links of the chain that peers may use, by scheme or name; `auto` is those that compute on this machine.",
+            "What peers may use: links of the chain by scheme or name, and `agents`; `auto` is the embedded engine, "
+            "Ollama and LM Studio on this machine, and the agents.",
             none="auto",
         ),
+    ] = None
+    weight: Annotated[
+        float, Setting(NUMBER, "This node's share of requests among equals: 2 gets twice as many as 1.")
+    ] = 1.0
+    usd_per_million_tokens: Annotated[
+        float | None,
+        Setting(NUMBER, "What tokens computed here cost, for `routing = cost`, or `nothing`.", none="nothing"),
     ] = None

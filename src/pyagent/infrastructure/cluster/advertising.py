@@ -16,6 +16,8 @@ import msgspec
 
 from pyagent.core.addresses import is_loopback
 from pyagent.core.backends import AGENT_PREFIX, Backend, LinkSpec
+from pyagent.core.chain import Chain
+from pyagent.core.chain.settings import Price
 from pyagent.core.cluster.adverts import MAX_NEW_PREFIXES, Load, Offer
 from pyagent.core.cluster.member import MAX_ADVERT_BYTES
 from pyagent.core.cluster.peers import ClusterRouter
@@ -23,6 +25,7 @@ from pyagent.core.cluster.prefixes import pack, unpack
 from pyagent.core.errors import PyAgentError
 from pyagent.core.messages import ModelInfo
 from pyagent.core.moving_average import moving_average
+from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.answering import Answering
 from pyagent.infrastructure.cluster.protocol import LOAD, WARM, load_codec, offer_codec
 from pyagent.infrastructure.cluster.transport import Transport
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.stats import EngineStats
 
 _LIST_SECONDS = 5.0
+AGENTS = "agents"
+"""What `cluster.offer` calls the agents of this node."""
+_OWN_SERVERS = ("lmstudio", "ollama")
 _LOAD_SECONDS = 0.25
 _OFFER_SECONDS = 5.0
 _CALL_SECONDS = 5.0
@@ -51,36 +57,45 @@ class EngineLink(Protocol):
         ...
 
 
-def offered_links(links: Sequence[Backend], schemes: Sequence[str] | None) -> list[Backend]:
-    """Return the links that peers may use: those of these schemes; None is those that compute on this machine."""
-    if schemes is not None:
-        return [link for link in links if LinkSpec.parse(link.name).scheme in schemes or link.name in schemes]
-    return [link for link in links if isinstance(link, EngineLink) or is_loopback(link.capabilities.url)]
+def offered_links(links: Sequence[Backend], named: Sequence[str] | None) -> list[Backend]:
+    """Return the links that peers may use: those of these schemes or names; None is those that compute here."""
+    if named is not None:
+        return [link for link in links if LinkSpec.parse(link.name).scheme in named or link.name in named]
+    return [link for link in links if isinstance(link, EngineLink) or _is_own_server(link)]
+
+
+def _is_own_server(link: Backend) -> bool:
+    """Whether a link is a model server on this machine that takes no key: any other may spend the user's money."""
+    return LinkSpec.parse(link.name).scheme in _OWN_SERVERS and is_loopback(link.capabilities.url)
 
 
 class Advertising:
-    """Measures what `links` offer and how busy their engines are."""
+    """Measures what the chain's offered links have (`cluster.offer`), and how busy their engines are."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
-        links: Sequence[Backend],
+        chain: Chain,
+        settings: Cluster,
         agents: Backend | None,
         router: ClusterRouter,
         answering: Answering,
         transport: Transport,
     ) -> None:
-        self._links = links
-        self._agents = agents
+        self._chain = chain
+        self._settings = settings
+        self._agents = agents if settings.offer is None or AGENTS in settings.offer else None
         self._router = router
         self._answering = answering
         self._transport = transport
-        self._engines = [link for link in links if isinstance(link, EngineLink)]
         self._sequence = 0
 
     async def offer(self) -> Offer:
         """Return what the links have now; one that does not say in time has nothing."""
-        lists = await asyncio.gather(*map(_models, self._links))
-        says = [link.capabilities for link in self._links]
+        links = offered_links(self._chain.links, self._settings.offer)
+        self._router.offered_names = [link.name for link in links]
+        lists = await asyncio.gather(*map(_models, links))
+        says = [link.capabilities for link in links]
+        usd = self._settings.usd_per_million_tokens
         agents = [] if self._agents is None else await _models(self._agents)
         return Offer(
             models=tuple(model for models in lists for model in models),
@@ -88,6 +103,8 @@ class Advertising:
             abilities=tuple(sorted(frozenset[str]().union(*(one.abilities for one in says)))),
             gives_several=any(one.gives_several for one in says),
             continues=any(one.assistant_prefix == "continued" for one in says),
+            price=None if usd is None else Price(input=usd, output=usd),
+            weight=self._settings.weight,
         ).bounded()
 
     async def advert(self) -> tuple[Offer, bytes]:
@@ -102,7 +119,7 @@ class Advertising:
     async def load(self) -> Load:
         """Return how busy the engines are, and which prompts they computed since it was asked last."""
         stats: list[EngineStats] = []
-        for link in self._engines:
+        for link in [link for link in self._chain.links if isinstance(link, EngineLink)]:
             stats += (await link.engine_state()).stats.values()
         self._sequence += 1
         return Load(
@@ -133,8 +150,10 @@ class Advertising:
     async def tell_loads(self) -> None:
         """Tell the load again and again; an engine that cannot say now is asked again."""
         while True:
-            with contextlib.suppress(PyAgentError):
+            try:
                 await self.tell_load()
+            except Exception as error:  # noqa: BLE001 - one link's bug must not silence the node
+                logger.warning("the load cannot be told: %s", error)
             await asyncio.sleep(_LOAD_SECONDS)
 
     async def tell_load(self) -> None:
@@ -152,10 +171,11 @@ class Advertising:
             if peer.id in stats and (seconds := stats[peer.id].round_trip_seconds):
                 peer.round_trip_seconds = moving_average(peer.round_trip_seconds or None, seconds, _NEWEST_WEIGHT)
 
-    async def tell_offers(self, advertise: Callable[[bytes], None]) -> None:
-        """Have membership tell what this node offers, when that has changed."""
+    async def tell_offers(self, advertise: Callable[[bytes], None], moved: Callable[[], None]) -> None:
+        """Have membership tell what this node offers and where it listens, when that has changed."""
         while True:
             await asyncio.sleep(_OFFER_SECONDS)
+            moved()
             offer, told = await self.advert()
             if offer != self._router.own.offer:
                 self._router.own.offer = offer
@@ -174,5 +194,5 @@ def _prefill_rate(stats: EngineStats) -> float:
 async def _models(link: Backend) -> list[ModelInfo]:
     try:
         return await asyncio.wait_for(link.models(), _LIST_SECONDS)
-    except (PyAgentError, TimeoutError):
+    except Exception:  # noqa: BLE001 - a link that cannot say has nothing to offer
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from pyagent.core.backends import AGENT_PREFIX, Backend, pass_hint
@@ -27,6 +28,8 @@ from pyagent.infrastructure.cluster.protocol import (
 from pyagent.infrastructure.cluster.transport import Reply, Transport
 
 _RETRY_SECONDS = 2.0
+_LONG_BYTES = 1 << 20
+"""Longer requests are decoded beside the event loop."""
 
 
 class Answering:
@@ -59,8 +62,9 @@ class Answering:
 
     async def chat(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
         """Answer a chat request as a stream of deltas."""
-        ask = ask_codec.decode(payload)
         self._admit()
+        is_long = len(payload) > _LONG_BYTES
+        ask = await asyncio.to_thread(ask_codec.decode, payload) if is_long else ask_codec.decode(payload)
         enter(ask.headers.get(HEADER, ""), self._node_id)
         continue_trace(ask.headers)
         self._check(ask.request)
@@ -78,11 +82,18 @@ class Answering:
         """Embed texts."""
         self._admit()
         answer_for_peer()
-        return Reply(embedded_codec.encode(await self._chain.embed(embed_codec.decode(payload))))
+        self.num_running += 1
+        try:
+            return Reply(embedded_codec.encode(await self._chain.embed(embed_codec.decode(payload))))
+        finally:
+            self.num_running -= 1
 
     def hint(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> None:
         """Pass a hint on to this node's links."""
-        pass_hint(self._chain, hint_codec.decode(payload))
+        hint = hint_codec.decode(payload)
+        for link in self._chain.links:
+            if link.name in self._router.offered_names:
+                pass_hint(link, hint)
 
     async def warm(self, _peer_id: str, _payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Return the keys of all prompts computed lately."""

@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Callable
 
+from pyagent.core.cluster.member import Member
 from pyagent.core.cluster.peers import ClusterRouter
 from pyagent.core.errors import ClusterError, PyAgentError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
@@ -21,6 +22,7 @@ from pyagent.infrastructure.cluster.transport import Reply, Transport
 _CALL_SECONDS = 5.0
 _TRIES, _WAIT_SECONDS = 10, 0.2
 _RENEW_SECONDS = 1.0
+_TOGETHER_SECONDS = 0.1
 logger = logging.getLogger(__name__)
 
 
@@ -47,6 +49,7 @@ class Introductions:
         self.known = KnownPeers(cluster.folder)
         self._behind: dict[tuple[str, int], str] = {}
         self._knocking: set[tuple[str, int]] = set()
+        self._revoked_ids: set[str] = set()
 
     def register(self) -> None:
         """Have the transport hand new secrets on."""
@@ -84,7 +87,30 @@ class Introductions:
     async def remember(self, met: Met) -> None:
         """Keep where a node's door was, to knock there first after a restart."""
         if met.door is not None:
-            await asyncio.to_thread(self.known.remember, met.node_id, *met.door)
+            try:
+                await asyncio.to_thread(self.known.remember, met.node_id, *met.door)
+            except (ClusterError, OSError) as error:
+                logger.warning("where node %s is cannot be kept: %s", met.node_id, error)
+
+    async def keep(self, member: Member) -> None:
+        """Keep the key of a member that others told of."""
+        try:
+            await asyncio.to_thread(self._cluster.add_member, member.id, member.key, member.name)
+        except ClusterError as error:
+            logger.warning("node %s is not kept: %s", member.id, error)
+
+    async def keep_revoked(self, node_id: str) -> None:
+        """Keep that a node is revoked, and see to it that it knows no current secret."""
+        self._revoked_ids.add(node_id)
+        if len(self._revoked_ids) > 1:
+            return  # those that come together are written together
+        await asyncio.sleep(_TOGETHER_SECONDS)
+        ids, self._revoked_ids = self._revoked_ids, set()
+        try:
+            await asyncio.to_thread(self._cluster.merge, (), dict.fromkeys(ids, ""))
+        except ClusterError as error:
+            logger.warning("the revocation of %d nodes is not kept: %s", len(ids), error)
+        await self.renew_secret()  # the node that revoked begins the new epoch; this waits for it
 
     # -- secrets --------------------------------------------------------------------------------------------------
 
@@ -103,8 +129,10 @@ class Introductions:
         """Tell every peer."""
         await asyncio.gather(*(self.give_epoch(peer.id) for peer in self._router))
 
-    async def _take_epoch(self, _peer_id: str, payload: bytes, _buffers: object) -> Reply:
+    async def _take_epoch(self, peer_id: str, payload: bytes, _buffers: object) -> Reply:
         told = epoch_codec.decode(payload)
+        if peer_id in told.revoked or peer_id in self._cluster.load().revoked or self._own_id in told.revoked:
+            raise ClusterError(f"node {peer_id} is revoked, or holds this one for it", peer=peer_id)
         await asyncio.to_thread(self._cluster.merge, told.secrets, told.revoked)
         self._tasks.begin(self.renew_secret())
         return Reply()
@@ -116,6 +144,7 @@ class Introductions:
         that revoked is gone before it gave the others a new one. It mostly has: it is waited for.
         """
         await asyncio.sleep(_RENEW_SECONDS * random.uniform(1, 2))  # noqa: S311 - so that few begin one at once
-        if self._cluster.load().needs_rotation:
+        state = self._cluster.load()
+        if state.needs_rotation and self._own_id not in state.revoked:
             await asyncio.to_thread(self._cluster.rotate)
             await self.give_epoch_to_all()

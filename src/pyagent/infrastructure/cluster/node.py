@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import socket
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from pyagent import __version__
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
-from pyagent.core.cluster.adverts import NOTHING, Offer
+from pyagent.core.cluster.adverts import NOTHING
 from pyagent.core.cluster.cluster_state import clean_name
 from pyagent.core.cluster.events import (
     Advertise,
@@ -27,6 +28,7 @@ from pyagent.core.cluster.events import (
     Event,
     Leave,
     Meet,
+    Moved,
     Reachable,
     Received,
     Rejoin,
@@ -46,7 +48,7 @@ from pyagent.core.errors import ClusterError, WireError
 from pyagent.core.messages import ChatRequest
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Cluster
-from pyagent.infrastructure.cluster.advertising import Advertising, EngineLink, offered_links
+from pyagent.infrastructure.cluster.advertising import Advertising, EngineLink
 from pyagent.infrastructure.cluster.answering import Answering
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.discovery import Discovery
@@ -70,6 +72,18 @@ _FAREWELL_SECONDS = 0.3
 logger = logging.getLogger(__name__)
 
 
+def only_one(folder: Path) -> contextlib.ExitStack:
+    """Hold a folder as long as a node runs on it. Raises `ClusterError` where another does: both would have one id."""
+    held = contextlib.ExitStack()
+    file = held.enter_context((folder / "node.lock").open("w", encoding="utf-8"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held.close()
+        raise ClusterError(f"another `pyagent node` runs on {folder}; stop it, or set paths.data") from error
+    return held
+
+
 class Node:
     """One node. `start` opens the door and joins whom it finds; `stop` says goodbye."""
 
@@ -89,18 +103,15 @@ class Node:
         self.chain = chain
         state = self.cluster.load()
         self.keys = load_or_make_keys(folder)
-        self.name = settings.name or socket.gethostname()
-        links = offered_links(chain.links, settings.offer)
-        engines = [link.name for link in links if isinstance(link, EngineLink)]
+        self.name = clean_name(settings.name or socket.gethostname())
         self.router = ClusterRouter(
             Balancer(settings.routing),
             secret=state.cluster_id.encode(),
-            engine_names=engines,
-            offered_names=[link.name for link in links],
+            engine_names=[link.name for link in chain.links if isinstance(link, EngineLink)],
         )
         self._transport = Transport(self.keys.node_id, self.keys.public, self.keys.secret)
         self._answering = Answering(self.keys.node_id, chain, agents, self.router, check)
-        self._advertising = Advertising(links, agents, self.router, self._answering, self._transport)
+        self._advertising = Advertising(chain, settings, agents, self.router, self._answering, self._transport)
         self._door = Door(
             self.keys,
             self.cluster,
@@ -114,6 +125,8 @@ class Node:
             self.keys.node_id, self.cluster, self._door, self._transport, self.router, self._met, self._tasks
         )
         self._discovery: Discovery | None = None
+        self._lock = contextlib.ExitStack()
+        self._bound: list[str] = []
         self._endpoints: list[str] = []
         self._membership: Membership | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -140,13 +153,14 @@ class Node:
 
     async def _start(self) -> None:
         transport = self._transport
+        self._lock = await asyncio.to_thread(only_one, self.cluster.folder)
         self._answering.register(transport)
         transport.handle(GOSSIP, self._take_gossip)
         self._advertising.register()
         self._introductions.register()
         transport.on_link(self._note_link)
-        bound = await transport.start(bind_endpoints(self._settings.bind))
-        self._endpoints = reachable_endpoints(bound)
+        self._bound = await transport.start(bind_endpoints(self._settings.bind))
+        self._endpoints = reachable_endpoints(self._bound)
         me = Member(self.keys.node_id, self.name, self.keys.public, tuple(self._endpoints), version=__version__)
         state = self.cluster.load()
         self._membership = Membership(me, is_genuine=_owns_its_id, revoked=state.revoked)
@@ -161,7 +175,7 @@ class Node:
         await self._discovery.start()
         self._tasks.begin(self._introductions.knock_where_found(self._discovery))
         self._tasks.begin(self._advertising.tell_loads())
-        self._tasks.begin(self._advertising.tell_offers(lambda told: self._happen(Advertise(told))))
+        self._tasks.begin(self._advertising.tell_offers(lambda told: self._happen(Advertise(told)), self._look_around))
 
     def _make_discovery(self, door_port: int) -> Discovery:
         settings, state = self._settings, self.cluster.load()
@@ -189,6 +203,7 @@ class Node:
             await self._discovery.stop()
         await self._door.stop()
         await self._transport.stop()
+        self._lock.close()
 
     # -- what an administrator asks -------------------------------------------------------------------------------
 
@@ -211,7 +226,8 @@ class Node:
         node_id = self._member_named(name)
         if node_id == self.keys.node_id:
             raise ClusterError("a node does not revoke itself; ask another, or stop this one")
-        await asyncio.to_thread(self.cluster.revoke, node_id)
+        view = self._members().get(node_id)
+        await asyncio.to_thread(self.cluster.revoke, node_id, view.member.key if view else "")
         self._happen(Revoke(node_id))
         await self._introductions.give_epoch_to_all()
         return node_id
@@ -258,7 +274,9 @@ class Node:
     # -- meeting others -------------------------------------------------------------------------------------------
 
     def _met(self, met: Met) -> None:
-        """A node proved that it belongs here, at its door or at ours."""
+        """A node proved that it belongs here, at its door or at ours; one that was revoked meanwhile is not let in."""
+        if self.cluster.load().is_revoked(met.node_id, met.public):
+            return
         self._transport.allow(met.node_id, met.public)
         self._happen(MetMember(Member(met.node_id, met.name, met.public, met.endpoints, version=met.version)))
         if met.is_behind:
@@ -278,23 +296,42 @@ class Node:
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            match effect:
-                case Send(peer, message):
-                    self._transport.cast(peer, GOSSIP, gossip_codec.encode(message))
-                case WakeAt(at):
-                    self._wake_at(at)
-                case Changed(view):
-                    self._changed(view)
-                case Meet(member):
-                    self._transport.allow(member.id, member.key)
-                    self._transport.connect(member.id, member.key, member.endpoints)
-                case Revoked(node_id):
-                    self._revoked(node_id)
-                case Rejoin():
-                    logger.info("the others took this node for dead; it has contradicted")
-                case Duplicate(node_id):
-                    told = "two nodes run with the id %s, as cloned disks do; stop one, remove %s, and start it again"
-                    logger.error(told, node_id, self.cluster.folder / "node.json")
+            try:
+                self._carry_out(effect)
+            except (ClusterError, WireError) as error:  # about one member: the rest goes on
+                logger.warning("membership: %s", error)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(peer, message):
+                self._transport.cast(peer, GOSSIP, gossip_codec.encode(message))
+            case WakeAt(at):
+                self._wake_at(at)
+            case Changed(view):
+                self._changed(view)
+            case Meet(member):
+                self._meet(member)
+            case Revoked(node_id):
+                self._revoked(node_id)
+            case Rejoin():
+                logger.info("the others took this node for dead; it has contradicted")
+            case Duplicate(node_id):
+                told = "two nodes run with the id %s, as cloned disks do; stop one, remove %s, and start it again"
+                logger.error(told, node_id, self.cluster.folder / "node.json")
+
+    def _meet(self, member: Member) -> None:
+        """Connect to a member that others told of, and keep its key: it may be away when the secret changes."""
+        self._transport.allow(member.id, member.key)
+        self._transport.connect(member.id, member.key, member.endpoints)
+        if not self.cluster.load().is_member(member.id, member.key):
+            self._tasks.begin(self._introductions.keep(member))
+
+    def _look_around(self) -> None:
+        """Tell the others where this node is reached, when that has changed: a laptop takes another network."""
+        endpoints = reachable_endpoints(self._bound)
+        if endpoints != self._endpoints:
+            self._endpoints = endpoints
+            self._happen(Moved(tuple(endpoints)))
 
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
@@ -303,7 +340,12 @@ class Node:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._happen, Tick())
 
     def _take_gossip(self, peer_id: str, payload: bytes, _buffers: object) -> None:
-        self._happen(Received(peer_id, gossip_codec.decode(payload)))
+        try:
+            message = gossip_codec.decode(payload)
+        except WireError as error:
+            logger.warning("node %s: %s", peer_id, error)
+        else:
+            self._happen(Received(peer_id, message))
 
     def _note_link(self, peer_id: str, change: LinkChange) -> None:
         is_up = change == "up"
@@ -322,10 +364,13 @@ class Node:
             if self.router.get(member.id) is not None:
                 logger.info("node %s (%s) is %s", member.name, member.id, view.state)
             self.router.remove(member.id)
-            if view.state == "left":
-                self._transport.disconnect(member.id)
+            self._transport.disconnect(member.id)  # what waits for an answer of it waits no more
             return
         peer = self.router.get(member.id) or self._add_peer(member)
+        if member.boot != peer.boot:
+            peer.boot = member.boot
+            if peer.is_up:  # started anew before the old connection broke
+                peer.connected()
         try:
             peer.offer = offer_codec.decode(view.advert).bounded() if view.advert else NOTHING
         except WireError as error:
@@ -335,7 +380,7 @@ class Node:
         taken = {peer.name for peer in self.router}
         name = clean_name(member.name) or member.id
         name = f"{name}-{member.id[:4]}" if name in taken else name
-        backend = PeerBackend(member.id, name, self._transport, lambda: self._offer_of(member.id))
+        backend = PeerBackend(member.id, name, self._transport, lambda: self.router.get(member.id))
         is_up = (stats := self._transport.stats().get(member.id)) is not None and stats.is_up
         peer = Peer(id=member.id, name=name, backend=backend, is_up=is_up)
         self.router.add(peer)
@@ -344,18 +389,14 @@ class Node:
             self._tasks.begin(self._advertising.greet(member.id))
         return peer
 
-    def _offer_of(self, peer_id: str) -> Offer:
-        peer = self.router.get(peer_id)
-        return NOTHING if peer is None else peer.offer
-
     def _revoked(self, node_id: str) -> None:
         if node_id == self.keys.node_id:
-            logger.error("this node was revoked: the others answer it no more")
+            told = "this node was revoked: the others answer it no more; to join again as a new node, remove %s"
+            logger.error(told, self.cluster.folder)
+            return  # it begins no epoch and gives no secret to others
         self.router.remove(node_id)
         self._transport.revoke(node_id)
-        with contextlib.suppress(ClusterError):
-            self.cluster.merge(revoked={node_id: ""})  # the node that revoked it begins the new epoch
-            self._tasks.begin(self._introductions.renew_secret())
+        self._tasks.begin(self._introductions.keep_revoked(node_id))
 
 
 def _owns_its_id(member: Member) -> bool:

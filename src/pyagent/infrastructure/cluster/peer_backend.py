@@ -14,7 +14,8 @@ import msgspec
 
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain.failures import NOT_TRANSFERABLE
-from pyagent.core.cluster.adverts import Offer
+from pyagent.core.cluster.adverts import NOTHING, Offer
+from pyagent.core.cluster.peers import Peer
 from pyagent.core.errors import BackendError, ClusterError, RequestError, WireError
 from pyagent.core.hops import hop_headers
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo
@@ -56,13 +57,25 @@ class Connection(Protocol):
 
 
 class PeerBackend:
-    """A peer's models and agents. `offer` is what it told last; `name` is `peer:` and the node's name."""
+    """A peer's models and agents. `peer` is what is known of it, None once it is gone; `name` stands after `peer:`."""
 
-    def __init__(self, peer_id: str, name: str, connection: Connection, offer: Callable[[], Offer]) -> None:
+    def __init__(self, peer_id: str, name: str, connection: Connection, peer: Callable[[], Peer | None]) -> None:
         self.name = f"{SCHEME}:{name}"
         self._peer_id = peer_id
         self._connection = connection
-        self._offer = offer
+        self._peer = peer
+
+    def absence(self) -> str:
+        """Return why the peer takes no requests now; empty when it does."""
+        peer = self._peer()
+        return "it is gone" if peer is None else peer.absence()
+
+    async def prepare(self) -> None:
+        """Do nothing: there is nothing to make before it is asked."""
+
+    def _offer(self) -> Offer:
+        peer = self._peer()
+        return NOTHING if peer is None else peer.offer
 
     @property
     def capabilities(self) -> Capabilities:
