@@ -306,3 +306,20 @@ def _some_id(number: int) -> str:
 def test_names_are_shown_on_one_line(given_name: str, shown: str) -> None:
     """A node's name cannot write to a terminal, nor fill it."""
     assert clean_name(given_name) == shown
+
+
+def test_secret_file_is_neither_a_link_nor_a_pipe(tmp_path: Path) -> None:
+    """A link is not followed, whose target would be closed to others, and a pipe is not waited for."""
+    target = tmp_path / "target"
+    target.write_text("{}")
+    target.chmod(0o644)
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    (folder / "cluster.json").symlink_to(target)
+    with pytest.raises(ClusterError, match=r"cluster\.json"):
+        ClusterFile(folder).load()
+    assert target.stat().st_mode & 0o777 == 0o644
+    (folder / "cluster.json").unlink()
+    os.mkfifo(folder / "cluster.json")
+    with pytest.raises(ClusterError, match="no regular file"):
+        ClusterFile(folder).load()

@@ -26,7 +26,8 @@ def call_server(method: str, path: str, url: str | None, config: Path | None, bo
         with httpx.Client(trust_env=False, timeout=600) as http:
             answer = http.request(method, base + path, content=content, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        what = f"no server answers at {base}: {error}; start one with `pyagent serve`, or name it with --url"
+        start = "start one with `pyagent serve` or `pyagent node`, or name it with --url"
+        what = f"no server answers at {base}: {error}; {start}"
         raise BackendError(what, backend=base) from error
     if answer.status_code == 200:
         return answer.content

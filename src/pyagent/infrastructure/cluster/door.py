@@ -189,7 +189,8 @@ class Door:
         if refused.cluster != state.tag:
             return ClusterError(f"{place} is the door of another cluster than {state.name!r}", peer=place)
         told = "refused this node: it is revoked there, or the secret that it knows is not the cluster's, or too old"
-        return ClusterError(f"{place} {told}; join the cluster again with a code (`pyagent cluster join`)", peer=place)
+        remedy = f"remove {self._cluster.folder} and join the cluster again with a code (`pyagent cluster join`)"
+        return ClusterError(f"{place} {told}; {remedy}", peer=place)
 
     # -- the listener's side -----------------------------------------------------------------------------------------
 

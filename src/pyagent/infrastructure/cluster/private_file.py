@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
@@ -32,7 +33,10 @@ def read_private(file: Path, kind: type[T], advice: str) -> T | None:
     A file that others may read is closed to them, and that is told. Raises `ClusterError`, which ends in `advice`.
     """
     try:
-        with file.open("rb") as opened:
+        # neither through a link, which would close another file to others, nor at a pipe, which would wait for ever
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise ClusterError(f"{file} is no regular file; {advice}")
             _close_to_others(file, opened.fileno())
             content = opened.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
