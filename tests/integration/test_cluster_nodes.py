@@ -400,9 +400,18 @@ def test_offer_is_what_the_settings_name(tmp_path: Path) -> None:
                 await until(lambda: is_connected(a, 1))
                 assert {model.id for model in await a.chain.models()} == {"one", "given"}
                 assert (await answer(a, ask("given"))).text == "from given"
-                with pytest.raises((RequestError, BackendError)):
-                    await answer(a, ask("kept"))
+                [peer] = [peer.backend for peer in a.router]
+                for model in ("kept", "agent:spy"):
+                    with pytest.raises((RequestError, BackendError)):
+                        await answer(a, ask(model))
+                    with pytest.raises((RequestError, BackendError)):  # nor one that asks for what is not offered
+                        await collect(peer.chat(ask(model)))
             assert (kept.requests, agents.requests) == ([], [])
+            async with running_node(b, [kept], seeds=seeds, offer=[]):
+                await until(lambda: any(view.state == "alive" for view in a.status().peers))
+                with pytest.raises((RequestError, BackendError)):
+                    await collect(peer.chat(ask("kept")))
+            assert kept.requests == []
 
     run(work())
 
@@ -418,6 +427,9 @@ def test_texts_are_embedded_by_a_peer(tmp_path: Path) -> None:
         async with cluster_of(tmp_path, a=[Own("a")], b=[Embedding("b")]) as (a, _b):
             result = await a.chain.embed(EmbedRequest(model="b", input=["x", "y"]))
             assert len(result.vectors) == 2
+            [peer] = [peer.backend for peer in a.router]
+            with pytest.raises(RequestError, match="2048"):
+                await peer.embed(EmbedRequest(model="b", input=["x"] * 2049))
 
     run(work())
 

@@ -129,9 +129,8 @@ def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> 
     """Return this server's part in the cluster, not started. Raises `ClusterError` where it is in none."""
     from pyagent.infrastructure.cluster.cluster_file import cluster_folder
     from pyagent.infrastructure.cluster.node import Node
-    from pyagent.infrastructure.server.bounds import check_request
 
-    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents, check=check_request)
+    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents)
 
 
 def start_text(url: str, links: Sequence[str], origins: Mapping[str, str], *, is_json: bool) -> str:

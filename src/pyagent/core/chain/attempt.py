@@ -88,7 +88,7 @@ class Attempt:
         """
         link, started = self.link, self.link.clock()
         try:
-            if link.is_of_auto:
+            if link.may_be_absent:
                 await self.within(self.share, link.prepare(), link.name)
             request = request_for(link)
             if request.timeout_seconds is not None:  # once begun, the answer may use all the time the caller has

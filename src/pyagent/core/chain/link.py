@@ -132,8 +132,8 @@ class Link:
         return "" if self._absent is None else self._absent.absence()
 
     @property
-    def is_of_auto(self) -> bool:
-        """Whether it may be absent, and is made when it is first asked."""
+    def may_be_absent(self) -> bool:
+        """Whether it comes and goes: a link of `auto`, which is made when it is first asked, or a node of a cluster."""
         return self._absent is not None
 
     async def prepare(self) -> None:

@@ -6,7 +6,7 @@ Knows no socket: the node tells what arrived, and gives each peer a backend. `Cl
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -129,7 +129,6 @@ class ClusterRouter:
     default_model: str = ""
     own: Standing = field(default_factory=Standing)
     new_prefixes: list[int] = field(default_factory=list[int])
-    num_routed: Counter[str] = field(default_factory=Counter[str])
     _peers: dict[str, Peer] = field(default_factory=dict[str, Peer])
     _sticky: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict[tuple[str, str], str])
 
@@ -174,7 +173,6 @@ class ClusterRouter:
 
     def began(self, request: ChatRequest, name: str) -> None:
         """Note that a link began an answer: who has the prompt now, and whose conversation it is."""
-        self.num_routed[name] += 1
         if key := _sticky_key(request):
             self._sticky[key] = name
             self._sticky.move_to_end(key)

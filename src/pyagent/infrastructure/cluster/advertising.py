@@ -83,7 +83,7 @@ class Advertising:
     ) -> None:
         self._chain = chain
         self._settings = settings
-        self._agents = agents if settings.offer is None or AGENTS in settings.offer else None
+        self._agents = agents
         self._router = router
         self._answering = answering
         self._transport = transport

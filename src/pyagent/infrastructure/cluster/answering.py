@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from pyagent.core.backends import AGENT_PREFIX, Backend, pass_hint
 from pyagent.core.chain import Chain
@@ -11,7 +11,6 @@ from pyagent.core.cluster.peers import ClusterRouter, answer_for_peer
 from pyagent.core.cluster.prefixes import MAX_KEYS, pack
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.hops import HEADER, enter
-from pyagent.core.messages import ChatRequest
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.cluster.protocol import (
     CHAT,
@@ -26,6 +25,7 @@ from pyagent.infrastructure.cluster.protocol import (
     hint_codec,
 )
 from pyagent.infrastructure.cluster.transport import Reply, Transport
+from pyagent.infrastructure.server.bounds import check_request, check_texts
 
 _RETRY_SECONDS = 2.0
 _LONG_BYTES = 1 << 20
@@ -35,20 +35,12 @@ _LONG_BYTES = 1 << 20
 class Answering:
     """The handlers of peers' requests. While `is_draining`, new ones are refused with a time to come back."""
 
-    def __init__(
-        self,
-        node_id: str,
-        chain: Chain,
-        agents: Backend | None,
-        router: ClusterRouter,
-        check: Callable[[ChatRequest], None],
-    ) -> None:
-        """`check` raises `RequestError` for a request that is out of bounds."""
+    def __init__(self, node_id: str, chain: Chain, agents: Backend | None, router: ClusterRouter) -> None:
+        """`agents` are those that peers may use."""
         self._node_id = node_id
         self._chain = chain
         self._agents = agents
         self._router = router
-        self._check = check
         self.is_draining = False
         self.num_running = 0
         self.num_answered = 0
@@ -67,7 +59,7 @@ class Answering:
         ask = await asyncio.to_thread(ask_codec.decode, payload) if is_long else ask_codec.decode(payload)
         enter(ask.headers.get(HEADER, ""), self._node_id)
         continue_trace(ask.headers)
-        self._check(ask.request)
+        check_request(ask.request)
         answer_for_peer()
         self.num_running += 1
         self.num_answered += 1
@@ -81,10 +73,12 @@ class Answering:
     async def embed(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Embed texts."""
         self._admit()
+        request = embed_codec.decode(payload)
+        check_texts(request.input)
         answer_for_peer()
         self.num_running += 1
         try:
-            return Reply(embedded_codec.encode(await self._chain.embed(embed_codec.decode(payload))))
+            return Reply(embedded_codec.encode(await self._chain.embed(request)))
         finally:
             self.num_running -= 1
 

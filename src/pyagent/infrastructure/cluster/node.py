@@ -12,7 +12,7 @@ import fcntl
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyagent import __version__
@@ -45,10 +45,9 @@ from pyagent.core.cluster.membership import Membership
 from pyagent.core.cluster.peers import ClusterRouter, Peer
 from pyagent.core.cluster.routing import Balancer
 from pyagent.core.errors import ClusterError, WireError
-from pyagent.core.messages import ChatRequest
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Cluster
-from pyagent.infrastructure.cluster.advertising import Advertising, EngineLink
+from pyagent.infrastructure.cluster.advertising import AGENTS, Advertising, EngineLink
 from pyagent.infrastructure.cluster.answering import Answering
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.discovery import Discovery
@@ -87,18 +86,9 @@ def only_one(folder: Path) -> contextlib.ExitStack:
 class Node:
     """One node. `start` opens the door and joins whom it finds; `stop` says goodbye."""
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Cluster,
-        chain: Chain,
-        *,
-        agents: Backend | None = None,
-        check: Callable[[ChatRequest], None] = lambda _: None,
-    ) -> None:
-        """`folder` has the keys and the cluster's file; `check` raises `RequestError` for a request out of bounds."""
+    def __init__(self, folder: Path, settings: Cluster, chain: Chain, *, agents: Backend | None = None) -> None:
+        """`folder` has the keys and the cluster's file; `agents` are this node's, offered as the settings say."""
         self.cluster = ClusterFile(folder)
-        self._folder = folder
         self._settings = settings
         self.chain = chain
         state = self.cluster.load()
@@ -110,8 +100,9 @@ class Node:
             engine_names=[link.name for link in chain.links if isinstance(link, EngineLink)],
         )
         self._transport = Transport(self.keys.node_id, self.keys.public, self.keys.secret)
-        self._answering = Answering(self.keys.node_id, chain, agents, self.router, check)
-        self._advertising = Advertising(chain, settings, agents, self.router, self._answering, self._transport)
+        offered = agents if settings.offer is None or AGENTS in settings.offer else None
+        self._answering = Answering(self.keys.node_id, chain, offered, self.router)
+        self._advertising = Advertising(chain, settings, offered, self.router, self._answering, self._transport)
         self._door = Door(
             self.keys,
             self.cluster,

@@ -16,7 +16,7 @@ from pyagent.infrastructure.wire.codec import Codec
 
 T = TypeVar("T")
 CHAT, EMBED, HINT = "chat", "embed", "hint"
-GOSSIP, LOAD, WARM, DRAIN, EPOCH = "gossip", "load", "warm", "drain", "epoch"
+GOSSIP, LOAD, WARM, EPOCH = "gossip", "load", "warm", "epoch"
 MAX_ASK_BYTES = 64 << 20
 """A conversation of images; larger requests are answered where they arrived."""
 MAX_SMALL_BYTES = 1 << 20
