@@ -68,8 +68,8 @@ class Outcome:
         return sorted(self.first_tokens)[int(0.95 * (len(self.first_tokens) - 1))]
 
 
-def start_nodes(folder: Path, policy: str) -> list[subprocess.Popen[bytes]]:
-    """Start the nodes of a new cluster."""
+def start_nodes(folder: Path, policy: str, first_chain: str = "native") -> list[subprocess.Popen[bytes]]:
+    """Start the nodes of a new cluster; `first_chain` is what the first of them answers with itself."""
     state = None
     processes: list[subprocess.Popen[bytes]] = []
     for number in range(NUM_NODES):
@@ -84,7 +84,8 @@ def start_nodes(folder: Path, policy: str) -> list[subprocess.Popen[bytes]]:
             f'port = {FIRST_PORT + 10 + number}\nseeds = ["127.0.0.1:{FIRST_PORT + 10}"]\n',
             encoding="utf-8",
         )
-        flags = ["--chain", "native", "--port", str(FIRST_PORT + number), "--config", str(config)]
+        chain = "native" if number else first_chain
+        flags = ["--chain", chain, "--port", str(FIRST_PORT + number), "--config", str(config)]
         processes.append(subprocess.Popen([*COMMAND, "node", *flags], stdout=subprocess.DEVNULL, env=dict(os.environ)))
     return processes
 
