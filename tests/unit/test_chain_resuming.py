@@ -166,18 +166,29 @@ def test_tool_call_that_was_told_is_never_asked_for_again(tmp_path: Path) -> Non
 
 
 def test_call_that_breaks_off_goes_on_elsewhere_where_nothing_was_told(tmp_path: Path) -> None:
-    """Of a call that breaks off nothing is told while another link can take over; the last link's comes in pieces."""
+    """Of a call that breaks off nothing is told while another attempt may follow; the last one's comes in pieces."""
     begun = ChatDelta(tool_calls=[ToolCallDelta(0, "1", "pay", '{"sum": ')])
     ended = ChatDelta(tool_calls=[ToolCallDelta(0, arguments="5}")])
     a = Played("a", says("Let me pay.", begun, GONE))
     b = Played("b", says(begun, ended, finish="tool_calls"), continues=True)
-    answer = ask(chain_of(tmp_path, FILE.format("continue"), a, b))
+    once = FILE.format("continue") + "retries = 0\n"
+    answer = ask(chain_of(tmp_path, once, a, b))
     assert (answer.text, [call.function.arguments for call in answer.tool_calls]) == ("Let me pay.", ['{"sum": 5}'])
     assert [len(delta.tool_calls) for delta in answer.deltas if delta.tool_calls] == [1, 1]
     whole = ask(chain_of(tmp_path, FILE.format("continue"), Played("a", says(begun, ended)), b))
     assert [piece.arguments for delta in whole.deltas for piece in delta.tool_calls] == ['{"sum": 5}']
     with pytest.raises(BackendError, match="a tool call was told already"):
         ask(chain_of(tmp_path, FILE.format("continue"), Played("a", says(begun, GONE))))
+
+
+def test_call_of_the_last_link_that_breaks_off_goes_on_in_the_next_round(tmp_path: Path) -> None:
+    """The call that every link of a round broke off after is told once, by the round that ends it."""
+    called = says(ChatDelta(tool_calls=as_deltas([CALL])), GONE)
+    ended = says(ChatDelta(tool_calls=as_deltas([CALL])), finish="tool_calls")
+    a, b = Played("a", called), Played("b", in_turn(called, ended))
+    answer = ask(chain_of(tmp_path, FILE.format("continue") + "retries = 1\n", a, b, sleep=quick))
+    assert answer.tool_calls == [CALL]
+    assert len(b.requests) == 2
 
 
 def test_answer_read_whole_begins_anew_in_silence(tmp_path: Path) -> None:

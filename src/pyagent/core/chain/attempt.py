@@ -55,7 +55,8 @@ _SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, EmptyA
 class Attempt:
     """One call of one link. `share` is until when its first token may come, `deadline` covers the whole.
 
-    `num_after` links could take over when it breaks off.
+    `num_after` links of its round could take over when it breaks off; `is_final` says that nothing could: neither
+    those nor, in a chain of several links, another round.
     """
 
     link: Link
@@ -65,6 +66,7 @@ class Attempt:
     share: Deadline
     num_after: int = 0
     is_hedge: bool = False
+    is_final: bool = False
     head: list[ChatDelta] = field(default_factory=list[ChatDelta], init=False)
     spent_usd: float = field(default=0.0, init=False)
     _stream: AsyncIterator[ChatDelta] | None = field(default=None, init=False)

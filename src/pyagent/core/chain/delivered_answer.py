@@ -124,7 +124,7 @@ class DeliveredAnswer:
             stats.num_continued += resumed.kind == "continue"
             stats.num_restarted += resumed.kind == "restart"
         can_go_on = not self._obstacle()
-        calls = WholeToolCalls() if can_go_on and attempt.num_after and not self.request.whole else None
+        calls = WholeToolCalls() if can_go_on and not attempt.is_final and not self.request.whole else None
         async with aclosing(attempt.rest(attempts, resumed, can_go_on=can_go_on)) as stream:
             async for delta in stream:
                 told = delta if seam is None else _joined(delta, seam)

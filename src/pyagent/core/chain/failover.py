@@ -217,7 +217,8 @@ class Failover:
         if self.asked is not None:
             self.asked(link.name)
         share = self._share(num_left)
-        attempt = Attempt(link, admission, self.budget, self.deadline, share, num_left - 1, is_hedge=is_hedge)
+        is_final = num_left == 1 and (len(self.links) == 1 or self._round >= self.policy.num_retries)
+        attempt = Attempt(link, admission, self.budget, self.deadline, share, num_left - 1, is_hedge, is_final)
         self._attempts.append(attempt)
         return attempt
 

@@ -179,7 +179,7 @@ class Engine:
         """Plan the step after the one in flight, when it does not depend on the tokens being sampled."""
         start = time.perf_counter()
         plan = self.scheduler.plan_ahead()
-        return None if plan is None else InFlightStep(plan, time.perf_counter() - start, {}, None)
+        return None if plan is None else InFlightStep(plan, time.perf_counter() - start, {}, None, start)
 
     def _launch_planned(self, ahead: InFlightStep, over: set[Request]) -> None:
         """Launch the step planned ahead with the tokens now sampled, without the requests that are over."""
@@ -191,8 +191,9 @@ class Engine:
     def _start(self, plan: Plan, planning: float, faults: dict[int, str]) -> None:
         if self._logits is not None and self.scheduler.has_processors:
             plan.process_logits(self._logits.process)
+        started = time.perf_counter()  # before its thread has it
         future = None if self._steps is None else self._steps.start(plan.batch)
-        self._in_flight = InFlightStep(plan, planning, faults, future)
+        self._in_flight = InFlightStep(plan, planning, faults, future, started)
 
     def _add_masks(self, plan: Plan) -> dict[int, str]:
         """Give the batch its masks; return the reasons of grammars that failed, by row."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -26,14 +26,17 @@ def is_async(mode: AsyncScheduling, num_threads: int, num_cores: int) -> bool:
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A launched step, the seconds its planning took, and the rows that cannot be sampled from, with the reasons."""
+    """A launched step, the seconds its planning took, the rows that cannot be sampled from, with the reasons.
+
+    `started` is when it was launched, in seconds of `time.perf_counter`.
+    """
 
     plan: Plan
     planning: float
     faults: dict[int, str]
     future: Future[StepOutput] | None
+    started: float
     num_more: int = 0  # tokens accepted beyond one for each row
-    started: float = field(default_factory=time.perf_counter)
 
 
 def execute(runner: Runner, batch: Batch) -> StepOutput:
