@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from bfcl_cases import CATEGORIES, Case, Leaderboard
 from function_call_client import Asked, Client
 from function_call_tables import print_checks, print_table
-from peers import NUM_THREADS, Server, free_port, pyagent_server
+from peers import NUM_THREADS, Server, llama_cpp_server, pyagent_server
 from quiet import machine
 from tool_templates import GEMMA3, telling_tools, template_of, with_template
 
@@ -34,15 +32,12 @@ ROOT = Path(__file__).parents[1]
 CONTEXT = 4096
 
 
-@contextlib.contextmanager
-def llama_cpp(python: Path, model: Path, folder: Path, num_at_once: int, num_threads: int) -> Iterator[Server]:
+def llama_cpp(arguments: argparse.Namespace, model: Path, folder: Path) -> Server:
     """llama.cpp's server, with a template that says what PyAgent says."""
     template = folder / "template.jinja"
     template.write_text(telling_tools(template_of(model) or ""))
-    port = free_port()
-    words = [python, Path(__file__).with_name("llama_worker.py"), model, template, port, CONTEXT, num_at_once]
-    with Server([*map(str, words), str(num_threads)], port, "/health", {}) as server:
-        yield server
+    slots, threads = arguments.at_once, arguments.peer_threads
+    return llama_cpp_server(arguments.peer, model, template, context=CONTEXT, slots=slots, threads=threads)
 
 
 def asked(arguments: argparse.Namespace, server: Server, cases: list[Case], choice: str) -> Asked:
@@ -77,8 +72,7 @@ def of_file(arguments: argparse.Namespace, board: Leaderboard, file: Path) -> No
             if rows[0][1] == "required":
                 checked(arguments, server, cases, rows[0][3])
         if arguments.peer.exists() and peer_cases:
-            slots, threads = arguments.at_once, arguments.peer_threads
-            with llama_cpp(arguments.peer, model, Path(folder), slots, threads) as server:
+            with llama_cpp(arguments, model, Path(folder)) as server:
                 for choice in arguments.tool_choice:
                     rows.append(("llama.cpp", choice, peer_cases, asked(arguments, server, peer_cases, choice)))
             print_table(board, rows)

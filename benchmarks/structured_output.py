@@ -3,7 +3,8 @@
 Schemas are compiled and walked at random with llguidance and, where it is installed, xgrammar, over SmolLM2's 49,152
 tokens followed by pairs of them up to 131,072. Their figures are processor time, of all threads for compiling, so that
 other work on the machine adds little; xgrammar takes hundreds of times as long to compile: take few cases with it.
-Sixteen answers are then decoded with and without a schema in turns, with as many tokens each.
+Sixteen answers are then decoded with and without a schema in turns, with as many tokens each, by PyAgent's server and
+by llama.cpp's beside it.
 
 Run: `python benchmarks/structured_output.py --bfcl FOLDER`, the folder of the installed package `bfcl_eval`.
 """
@@ -15,14 +16,20 @@ import asyncio
 import json
 import random
 import statistics
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 from bfcl_cases import Leaderboard
+from peers import NUM_THREADS, Server, llama_cpp_server, pyagent_server
+from tool_templates import template_of
 
-from pyagent import ChatRequest, Engine, JsonSchemaFormat, Message, ResponseFormat, SamplingParams, load_settings
+from pyagent import load_settings
 from pyagent.core.errors import RequestError
 from pyagent.core.grammars import GrammarBackendFactory, GrammarSource, mask_bytes
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
@@ -30,9 +37,10 @@ from pyagent.infrastructure.engine.grammar.xgrammar import XGRAMMAR
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.models.store import ModelStore
 
+ROOT = Path(__file__).parents[1]
 VOCAB_SIZE, MODEL_VOCAB = 131_072, 49_152
 MAX_TOKENS = 60
-LIST = {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 1000}
+LIST = {"type": "array", "items": {"type": "string", "minLength": 5, "maxLength": 40}, "minItems": 40}
 
 
 class LargeVocabulary:
@@ -101,32 +109,54 @@ def _p99(values: Sequence[float]) -> float:
     return sorted(values)[len(values) * 99 // 100]
 
 
-async def decode(num_sequences: int, num_tokens: int, repeats: int) -> None:
-    """Print tokens per second of answers at once, free and held to a schema, in turns."""
-    held = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=LIST))
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    async with Engine("smollm2:135m", threads=2) as engine:
-        await engine.load()
-        for turn in range(2 * repeats + 2):
-            is_held = turn % 2 == 1
-            params = SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=turn, ignore_eos=True)
-            requests = [
-                ChatRequest(
-                    messages=[Message("user", f"List {number + 2} kinds of fruit as JSON.")],
-                    sampling=params,
-                    response_format=held if is_held else None,
-                )
-                for number in range(num_sequences)
-            ]
-            start = time.perf_counter()
-            answers = await asyncio.gather(*map(engine.chat, requests))
-            seconds = time.perf_counter() - start
-            count = sum(answer.usage.completion_tokens for answer in answers)
-            if turn > 1:  # the first two load libraries, and compile
-                rates[is_held].append(count / seconds)
-    ratio = statistics.median(one / free for one, free in zip(rates[True], rates[False], strict=True))
-    print(f"\n{num_sequences} sequences of {num_tokens} tokens, tokens/s: free {_told(rates[False])}, ", end="")
-    print(f"held to a schema {_told(rates[True])}; ratio {ratio:.2f} (median of {repeats} turns)")
+async def rate(server: Server, turn: int, num_sequences: int, num_tokens: int, *, is_held: bool) -> float:
+    """Tokens per second of answers asked for at once, of which each has all its tokens."""
+    body: dict[str, Any] = {"max_tokens": num_tokens, "temperature": 0.8, "seed": turn, "ignore_eos": True}
+    if is_held:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "list", "schema": LIST}}
+    asked = [[{"role": "user", "content": f"List {n + 2} kinds of fruit as JSON."}] for n in range(num_sequences)]
+    async with httpx.AsyncClient(base_url=server.url, timeout=600, trust_env=False) as client:
+        start = time.perf_counter()
+        calls = [client.post("/v1/chat/completions", json=body | {"messages": messages}) for messages in asked]
+        answers = [answer.raise_for_status().json() for answer in await asyncio.gather(*calls)]
+        seconds = time.perf_counter() - start
+    return sum(answer["usage"]["completion_tokens"] for answer in answers) / seconds
+
+
+def decode(servers: dict[str, Server], num_sequences: int, num_tokens: int, repeats: int) -> None:
+    """Print each server's tokens per second of answers at once, free and held to a schema, in turns."""
+    rates: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for turn in range(repeats + 1):
+        for name, server in servers.items():
+            for is_held in (False, True):
+                found = asyncio.run(rate(server, turn, num_sequences, num_tokens, is_held=is_held))
+                if turn:  # the first ones load libraries, and compile
+                    rates[name, is_held].append(found)
+    for name in servers:
+        free, held = rates[name, False], rates[name, True]
+        ratio = statistics.median(one / other for one, other in zip(held, free, strict=True))
+        print(
+            f"\n{name}, {num_sequences} answers of {num_tokens} tokens over HTTP, tokens/s: free {_told(free)}, ",
+            end="",
+        )
+        print(f"held to a schema {_told(held)}; ratio {ratio:.2f} (median of {repeats} turns)")
+
+
+def decoding(chosen: argparse.Namespace, model: Path) -> None:
+    """Decode with PyAgent, and with llama.cpp where its wheel is."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {"pyagent": stack.enter_context(pyagent_server(model, context=1024))}
+        if chosen.peer.exists():
+            (folder / "template.jinja").write_text(template_of(model) or "")
+            slots, threads = chosen.sequences, NUM_THREADS
+            peer = llama_cpp_server(
+                chosen.peer, model, folder / "template.jinja", context=1024, slots=slots, threads=threads
+            )
+            servers["llama.cpp"] = stack.enter_context(peer)
+        else:
+            print(f"llama.cpp is left out: {chosen.peer} is not there")
+        decode(servers, chosen.sequences, chosen.tokens, chosen.repeats)
 
 
 def _told(values: list[float]) -> str:
@@ -140,6 +170,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5, help="turns of decoding; 0 leaves it out")
+    parser.add_argument("--peer", type=Path, default=ROOT / ".peers/bin/python", help="a Python with xllamacpp")
     chosen = parser.parse_args()
     cases = Leaderboard(chosen.bfcl).cases(chosen.cases)
     found = {json.dumps(schema): schema for case in cases for schema in case.schemas().values()}
@@ -151,7 +182,7 @@ def main() -> None:
         if factory.unavailable_reason() is None:
             print(walked(factory, vocabulary, list(found.values())), flush=True)
     if chosen.repeats:
-        asyncio.run(decode(chosen.sequences, chosen.tokens, chosen.repeats))
+        decoding(chosen, path)
 
 
 if __name__ == "__main__":
