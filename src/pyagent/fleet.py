@@ -10,13 +10,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pyagent.assembly import make_chain, make_host, make_journal
+from pyagent.core.errors import ConfigError
 from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.containment import close_all
+from pyagent.core.fleet.executor import IN_PROCESS
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.trace_context import missing_packages
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
     from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.executor import Executor
     from pyagent.core.fleet.journal import Journal
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
@@ -68,6 +72,7 @@ class Fleet(orchestrator.Fleet):
             journal=make_journal(settings) if journal is None else journal,
             limits=limits,
             tracer=_make_tracer(settings.server.otlp_endpoint),
+            executor=_make_executor(settings, host),
         )
         self.settings = settings
         self.host = host
@@ -77,6 +82,18 @@ class Fleet(orchestrator.Fleet):
         await super().close()
         if self._is_backend_owned:
             await close_all({f"the backend {self.backend.name}": self.backend.close})
+
+
+def _make_executor(settings: Settings, host: PluginHost) -> Executor | None:
+    """Return what runs the agents; None is this process. Raises `ConfigError` for one that no plugin brings."""
+    name = settings.fleet.executor
+    if name == IN_PROCESS:
+        return None
+    factories = host.executors()
+    if name not in factories:
+        hint = did_you_mean(name, factories, f"there are {', '.join([IN_PROCESS, *sorted(factories)])}")
+        raise ConfigError(f"no plugin brings the executor {name!r}; {hint}", key="fleet.executor")
+    return factories[name](settings)
 
 
 def _make_tracer(endpoint: str | None) -> Tracer | None:

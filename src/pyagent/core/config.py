@@ -22,7 +22,7 @@ import platformdirs
 from pyagent.core.errors import ConfigError
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.secrets import strike_out, strike_text
-from pyagent.core.settings import ENV_PREFIX, Section, Setting, Settings, sections_in, settings_in
+from pyagent.core.settings import ENV_PREFIX, Plugins, Section, Setting, Settings, sections_in, settings_in
 
 if TYPE_CHECKING:
     from pyagent.core.backends import LinkSpec
@@ -43,6 +43,7 @@ __all__ = [
 T = TypeVar("T", bound=Section)
 
 FILE_NAME = "pyagent.toml"
+_PLUGIN_OPTIONS = "plugins.options"
 _STANDARD_VARIABLES = {"server.otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
 """Variables with a name of everybody's; our own for the same key goes before."""
 
@@ -76,7 +77,18 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, object] | No
     flags = _flatten(_nested({k: v for k, v in (overrides or {}).items() if v is not None}), "flag")
     merged |= flags
     sources |= dict.fromkeys(flags, "flag")
+    _gather_plugin_tables(merged, sources)
     return Loaded(_built(Settings, _read(merged, sources)), sources)
+
+
+def _gather_plugin_tables(merged: Leaves, sources: dict[str, str]) -> None:
+    """Make one value of the tables `[plugins.NAME]`, each of which came from the highest layer that has it."""
+    tables = {key: merged.pop(key) for key in list(merged) if key.startswith(f"{_PLUGIN_OPTIONS}.")}
+    if tables:
+        named = {key.removeprefix(f"{_PLUGIN_OPTIONS}."): table for key, table in tables.items()}
+        given = merged.get(_PLUGIN_OPTIONS, {})
+        merged[_PLUGIN_OPTIONS] = {**given, **named} if isinstance(given, Mapping) else given
+        sources[_PLUGIN_OPTIONS] = ", ".join(dict.fromkeys(sources.pop(key) for key in tables))
 
 
 def _read(merged: Leaves, sources: Mapping[str, str]) -> Leaves:
@@ -191,6 +203,8 @@ def _leaves(kind: type[Section], data: Mapping[str, object], prefix: str, where:
     for name, value in data.items():
         if name in settings:
             yield prefix + name, value
+        elif kind is Plugins and isinstance(value, Mapping):
+            yield f"{_PLUGIN_OPTIONS}.{name}", value
         elif name not in sections:
             raise unknown_key(prefix + name, where)
         elif isinstance(value, Mapping):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.executor import ExecutorFactory
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import GrammarBackendFactory
@@ -94,6 +95,11 @@ class HookSpecs:
 
         A fleet opens its providers on its first run and closes them with itself; one that fails is left out.
         """
+        ...
+
+    @hookspec
+    def pyagent_register_executors(self) -> Mapping[str, ExecutorFactory]:
+        """Places where agents run: `{"ray": make_executor}`; `fleet.executor` names one."""
         ...
 
     @hookspec

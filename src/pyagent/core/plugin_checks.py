@@ -24,6 +24,7 @@ _MAKERS: dict[str, str] = {
     "backends": "scheme",
     "queue_policies": "name",
     "eviction_policies": "name",
+    "executors": "name",
     "commands": "name",
 }
 """What comes as a mapping to factories, and what the keys are."""
@@ -145,6 +146,8 @@ def agent_problem(agent: object) -> str | None:
 
 def _optional_problem(agent: object) -> str | None:
     score, close = getattr(agent, "score", None), getattr(agent, "close", None)
+    if not isinstance(pure := getattr(agent, "is_pure", False), bool):
+        return f"whose `is_pure` is {pure!r:.80}, expected True or False"
     if score is not None and (_is_async(score) or not _takes(score, 1)):
         return "whose `score` is not `def score(self, task)`"
     if close is not None and not _takes(close, 0):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.executor import ExecutorFactory
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import GrammarBackendFactory
@@ -73,6 +74,11 @@ class PluginOptions(Protocol):
     @property
     def order(self) -> Sequence[str]:
         """Plugins that come first."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """Options of plugins, by their names."""
         ...
 
 
@@ -136,10 +142,13 @@ class _Contribution:
 class PluginHost:
     """Holds the plugins. `discover` reads metadata; `backends`, `agents` and `tools` import what they need."""
 
-    def __init__(self, *, disable: Iterable[str] = (), order: Iterable[str] = ()) -> None:
+    def __init__(
+        self, *, disable: Iterable[str] = (), order: Iterable[str] = (), with_options: Iterable[str] = ()
+    ) -> None:
         self._manager = pluggy.PluginManager(PROJECT_NAME)
         self._manager.add_hookspecs(HookSpecs)
         self._disabled = frozenset(disable)
+        self._with_options = frozenset(with_options)
         self._order = {name: position for position, name in enumerate(order)}
         self._plugins: dict[str, _Plugin] = {}
         self._contributions: dict[str, list[_Contribution]] = {noun: [] for noun in NOUNS}
@@ -150,7 +159,7 @@ class PluginHost:
     @classmethod
     def discover(cls, options: PluginOptions) -> PluginHost:
         """Find the installed plugins by their metadata; nothing is imported."""
-        host = cls(disable=options.disable, order=options.order)
+        host = cls(disable=options.disable, order=options.order, with_options=options.options)
         for entry, distribution in installed_entry_points():
             host._add_entry(entry.name, entry.value, distribution)
         return host
@@ -227,6 +236,10 @@ class PluginHost:
         """Tool providers by name, not opened."""
         return cast("dict[str, ToolProvider]", self._collect("tool_providers"))
 
+    def executors(self) -> dict[str, ExecutorFactory]:
+        """Makers of executors by name, besides the built-in one."""
+        return cast("dict[str, ExecutorFactory]", self._collect("executors"))
+
     def commands(self) -> dict[str, Callable[..., object]]:
         """Sub-commands of the command line by name."""
         return cast("dict[str, Callable[..., object]]", self._collect("commands"))
@@ -246,8 +259,8 @@ class PluginHost:
         return list(self._clashes)
 
     def unknown_names(self) -> list[str]:
-        """Names in `plugins.order` and `plugins.disable` that no plugin has."""
-        return sorted((self._disabled | self._order.keys()) - self._plugins.keys())
+        """Names in `plugins.order`, `plugins.disable` and of tables `plugins.NAME` that no plugin has."""
+        return sorted((self._disabled | self._order.keys() | self._with_options) - self._plugins.keys())
 
     # -- finding -----------------------------------------------------------------------------------------------------
 

@@ -179,6 +179,10 @@ def read_table(value: object) -> dict[str, object]:
     return {_read_text(key): entry for key, entry in cast("Mapping[object, object]", value).items()}
 
 
+def _read_tables(value: object) -> dict[str, dict[str, object]]:
+    return {name: read_table(entry) for name, entry in read_table(value).items()}
+
+
 def _read_references(value: object) -> dict[str, str]:
     references = {host: _read_text(reference) for host, reference in read_table(value).items()}
     if not all(_REFERENCE.fullmatch(reference) for reference in references.values()):
@@ -195,4 +199,5 @@ TRUTH = Kind("true or false", _read_truth)
 TEXTS = Kind("list of text", _read_texts, "list")
 PATH = Kind("path", _read_path)
 TABLE = Kind("table", read_table, "table")
+TABLES = Kind("tables", _read_tables, "table")
 REFERENCES = Kind("table", _read_references, "table")

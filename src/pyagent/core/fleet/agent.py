@@ -57,6 +57,8 @@ class Agent(Protocol):
     - `score(task) -> float | None`: how well the task fits, from 0 (plainly not for it) to 1 (plainly for it); None
       when only its description can tell. `Score(0.9, "why")` also says why. It runs in a thread and must be quick;
     - `needs`: names of agents it spawns;
+    - `is_pure`: True when it keeps nothing from one task to the next and has no effects but through its context, so
+      that it may be begun again elsewhere when the process that runs it dies;
     - `async close()`: releases what it holds, when the fleet ends.
     """
 
@@ -108,6 +110,11 @@ def output_type(agent: Agent) -> object:
 def needs(agent: Agent) -> tuple[str, ...]:
     """Return the agents it spawns."""
     return tuple(cast("Sequence[str]", getattr(agent, "needs", ())))
+
+
+def is_pure(agent: Agent) -> bool:
+    """Return whether it may be begun again: what it did so far is then answered from what is recorded."""
+    return getattr(agent, "is_pure", False) is True
 
 
 def checked_task(agent: Agent, task: Task) -> Task:

@@ -12,21 +12,20 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
 from pyagent.core.errors import AgentError, BackendError, Decline, PyAgentError, RequestError
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
-from pyagent.core.fleet.containment import Call, contained
+from pyagent.core.fleet.containment import Call
 from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
+from pyagent.core.fleet.questions import DEFAULT_SAMPLING, Prompt, Question, Questions, as_messages, side_by_side
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS, complete_with_tools
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
-from pyagent.core.response_format import GrammarFormat
-from pyagent.core.structured_output.wanted import Schema, Wanted
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.run import Run
@@ -34,27 +33,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-Prompt = str | Sequence[Message]
-
-DEFAULT_SAMPLING = SamplingParams(temperature=0.0, max_tokens=512)
-"""Greedy and bounded: an agent that wants variety says so."""
-
-
 _PAUSE_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """The last thing asked, so that `retry` can ask again."""
-
-    messages: list[Message]
-    answer: str
-    wanted: Wanted
-    sampling: SamplingParams
-
-
 @dataclass(slots=True)
-class Context:
+class Context(Questions):
     """One agent's view of its run. `step` is its place in the run's tree, `agent` its name."""
 
     run: Run
@@ -66,53 +49,11 @@ class Context:
     started_at: float = field(default_factory=time.perf_counter)
     num_children: int = 0
     usage: list[Totals] = field(default_factory=list[Totals])
-    last_question: _Question | None = None
+    last_question: Question | None = None
     is_over: bool = False
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
 
     # -- the model ----------------------------------------------------------------------------------------------------
-
-    @overload
-    async def generate(
-        self, prompt: Prompt, *, schema: type[T], system: str | None = None, sampling: SamplingParams | None = None
-    ) -> T: ...
-
-    @overload
-    async def generate(
-        self, prompt: Prompt, *, schema: JsonObject, system: str | None = None, sampling: SamplingParams | None = None
-    ) -> object: ...
-
-    @overload
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        choice: Sequence[str] | None = None,
-        regex: str | None = None,
-        grammar: str | GrammarFormat | None = None,
-        system: str | None = None,
-        sampling: SamplingParams | None = None,
-    ) -> str: ...
-
-    async def generate(  # noqa: PLR0913 - ways to say what is wanted
-        self,
-        prompt: Prompt,
-        *,
-        schema: Schema | None = None,
-        choice: Sequence[str] | None = None,
-        regex: str | None = None,
-        grammar: str | GrammarFormat | None = None,
-        system: str | None = None,
-        sampling: SamplingParams | None = None,
-    ) -> object:
-        """Return the model's answer: a text, held to a choice, a regex or a grammar, or an instance of `schema`.
-
-        A schema is a Pydantic model, a msgspec struct, or JSON schema, whose values come as plain dicts and lists.
-        An answer that does not fit is asked for once more with the reason; then it is an `AgentError`. A text that was
-        cut at `max_tokens` is shown as such, and `complete` says it to the agent.
-        """
-        wanted = Wanted(schema, choice, regex, grammar)
-        return await self._ask(as_messages(prompt, system), wanted, sampling or DEFAULT_SAMPLING)
 
     async def complete(
         self,
@@ -131,15 +72,7 @@ class Context:
         messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
         if tools:
             return await complete_with_tools(self, messages, tools, sampling, max_rounds)
-        return await self._answer(messages, None, sampling)
-
-    async def retry(self, hint: str) -> Any:
-        """Ask the last question again, with its answer and what is wrong with it."""
-        last = self.last_question
-        if last is None:
-            raise AgentError(f"{self.agent} retries before it asked anything", agent=self.agent)
-        messages = [*last.messages, Message("assistant", last.answer), Message("user", hint)]
-        return await self._ask(messages, last.wanted, last.sampling)
+        return await self.answer(messages, None, sampling)
 
     def stream(
         self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
@@ -161,25 +94,11 @@ class Context:
                     self.run.emit(TextDelta(run=self.run.id, step=self.step, agent=self.agent, text=delta.content))
                     yield delta.content
 
-    async def _ask(self, messages: list[Message], wanted: Wanted, sampling: SamplingParams) -> object:
-        fault = ""
-        for _ in range(2):
-            completion = await self._answer(messages, wanted.response_format, sampling)
-            answer = completion.text
-            self.last_question = _Question(messages, answer, wanted, sampling)
-            try:
-                return await wanted.read_aside(answer, self.deadline, self.run.tenant)
-            except ValueError as error:
-                limit = f"; it was cut after {sampling.max_tokens} tokens, be shorter" if completion.is_cut else ""
-                fault = f"{error}{limit}"
-            hint = f"That does not fit: {fault}. Answer again, exactly in the form asked for."
-            messages = [*messages, Message("assistant", answer), Message("user", hint)]
-        raise AgentError(f"the model's answer to {self.agent} does not fit, asked twice: {fault}", agent=self.agent)
-
-    async def _answer(
-        self, messages: list[Message], wanted: ResponseFormat | None, sampling: SamplingParams
+    async def answer(
+        self, messages: list[Message], response_format: ResponseFormat | None, sampling: SamplingParams
     ) -> Completion:
-        call = ModelCall(self, messages, wanted, sampling, whole=True)
+        """Return the model's whole answer to a conversation."""
+        call = ModelCall(self, messages, response_format, sampling, whole=True)
         await call.finish()
         return call.completion
 
@@ -261,21 +180,7 @@ class Context:
         self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, max_concurrency: int | None = None
     ) -> list[R]:
         """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
-        pending = enumerate(items)
-        results: dict[int, R] = {}
-
-        async def work() -> None:
-            for index, item in pending:
-                with contained(f"a part of {self.agent}", lambda text: AgentError(text, agent=self.agent)):
-                    results[index] = await function(item)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(max_concurrency or self.run.max_concurrency):
-                    group.create_task(work())
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from group
-        return [results[index] for index in sorted(results)]
+        return await side_by_side(self.agent, function, items, max_concurrency or self.run.max_concurrency)
 
     # -- saying what it does ------------------------------------------------------------------------------------------
 
@@ -294,16 +199,23 @@ class Context:
             fault = str(error) or type(error).__name__
             raise
         finally:
-            seconds = time.perf_counter() - started
-            self.run.emit(
-                StepFinished(run=self.run.id, step=self.step, agent=self.agent, name=name, seconds=seconds, error=fault)
-            )
+            self.phase_ended(name, time.perf_counter() - started, fault)
+
+    def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
+        """Show that a part of the work that was timed elsewhere is over."""
+        ended = StepFinished(run=self.run.id, step=self.step, agent=self.agent, name=name, seconds=seconds, error=error)
+        self.run.emit(ended)
 
     async def check_open(self) -> None:
         """Raise `AgentError` when the agent goes on after its end, which its deadline or the run's end was."""
         if self.is_over or self.run.is_over:
             await asyncio.sleep(_PAUSE_SECONDS)  # it may ask again and again, and the event loop is everybody's
             raise AgentError(f"{self.agent} goes on after its end", agent=self.agent)
+
+    @property
+    def tenant(self) -> str:
+        """Whose run it is."""
+        return self.run.tenant
 
     @property
     def session(self) -> str:
@@ -333,9 +245,3 @@ def sum_totals(parts: Iterable[Totals], seconds: float) -> Totals:
         seconds=seconds,
         tokens_per_second=completion_tokens / seconds if seconds > 0 else 0.0,
     )
-
-
-def as_messages(prompt: Prompt, system: str | None) -> list[Message]:
-    """Return a conversation from a prompt."""
-    messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-    return messages if system is None else [Message("system", system), *messages]

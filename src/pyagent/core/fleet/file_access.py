@@ -36,6 +36,11 @@ def grant(access: FileAccess) -> None:
     _ACCESS.set(access)
 
 
+def current_access() -> FileAccess:
+    """Return the access that the current task has."""
+    return _ACCESS.get()
+
+
 def find_path(name: str) -> Path | None:
     """Return the file or folder that a run's task names, links followed; None when there is none that it may read."""
     access = _ACCESS.get()

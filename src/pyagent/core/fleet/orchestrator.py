@@ -32,6 +32,7 @@ from pyagent.core.fleet.events import (
     StepFailure,
     StepSkipped,
 )
+from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.file_access import ALL_FILES, FileAccess, grant
 from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
 from pyagent.core.fleet.hints import Durations, RunHints
@@ -85,6 +86,7 @@ class Fleet:
         journal: Journal | None = None,
         limits: FleetLimits | None = None,
         tracer: Tracer | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """Raises `RequestError` for two of one name, and for agents that need each other in a circle."""
         self.backend = backend
@@ -95,6 +97,7 @@ class Fleet:
         self.journal: Journal = journal or MemoryJournal()
         self.limits = limits or FleetLimits()
         self._tracer = tracer or NoTracer()
+        self.executor: Executor = executor or InProcess()
         self._durations = Durations()
         self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
@@ -120,6 +123,7 @@ class Fleet:
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
+        await close_all({"the executor": self.executor.close})
         closers = {name: getattr(self.agents[name], "close", None) for name in reversed(self._start_order)}
         await close_all({f"the agent {name}": close for name, close in closers.items() if callable(close)})
         await self._tools.close()
@@ -207,6 +211,7 @@ class Fleet:
             deadline=deadline,
             max_concurrency=limits.max_concurrency,
             max_agents=limits.run_agents,
+            executor=self.executor,
             tracer=self._tracer,
             listener=listener,
             hints=RunHints(run_id, partial(self._hint, is_private=is_private), self._durations, tenant),

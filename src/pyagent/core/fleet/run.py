@@ -18,6 +18,7 @@ from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import GRACE_SECONDS, Call
 from pyagent.core.fleet.context import Context, sum_totals
 from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
+from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.slots import Slots
@@ -47,6 +48,7 @@ class Run:
     client: str = ""
     tenant: str = ""
     is_private: bool = False
+    executor: Executor = field(default_factory=InProcess)
     tracer: Tracer = field(default_factory=NoTracer)
     tools: Mapping[str, FleetTool] = field(default_factory=dict[str, FleetTool])
     slots: Slots = field(init=False)
@@ -136,7 +138,7 @@ class Run:
         name, share = context.agent, 1 - context.depth / (2 * MAX_DEPTH)
         return await Call(
             what=f"the agent {name}",
-            start=lambda: agent.run(context, task),
+            start=lambda: self.executor.run(agent, context, task),
             error_of=lambda text: AgentError(text, agent=name),
             deadline=context.deadline,
             grace_seconds=GRACE_SECONDS * share,

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pyagent.core.setting_kinds import COUNT, NUMBER
+from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -28,6 +28,9 @@ class Fleet(Section, frozen=True):
     """The fleet of agents."""
 
     max_concurrency: Annotated[int, Setting(COUNT, "Steps of one run that may run at once.")] = 8
+    executor: Annotated[
+        str, Setting(TEXT, "Where agents run: `in-process`, or what a plugin brings, such as `ray`.")
+    ] = "in-process"
 
 
 class Journal(Section, frozen=True):

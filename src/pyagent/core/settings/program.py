@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import platformdirs
 
-from pyagent.core.setting_kinds import PATH, TEXTS, choice
+from pyagent.core.setting_kinds import PATH, TABLES, TEXTS, choice
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -19,6 +19,10 @@ class Plugins(Section, frozen=True):
         list[str],
         Setting(TEXTS, "Plugins that take precedence, over built-in ones too, when several register the same name."),
     ] = []
+    options: Annotated[
+        dict[str, dict[str, object]],
+        Setting(TABLES, "Options of a plugin, which its own page names; written as a table `[plugins.NAME]`."),
+    ] = {}
 
 
 class Paths(Section, frozen=True):

@@ -121,6 +121,7 @@ class CodeHealthAgent:
 
     name = "code-health"
     description = "Measures Python code: complexity and maintainability of a file, folder or repository."
+    is_pure = True
     arguments = HealthArguments
 
     def score(self, task: Task) -> float:

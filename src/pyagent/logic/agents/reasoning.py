@@ -77,6 +77,7 @@ class ReasoningAgent:
 
     name = "reasoning"
     description = "Answers a general question or problem in words, thinking step by step; knows documents given to it."
+    is_pure = True
     arguments = ReasoningArguments
 
     async def run(self, context: Context, task: Task) -> Reasoned:

@@ -73,6 +73,7 @@ class SummarizeAgent:
 
     name = "summarize"
     description = "Summarizes a long text or a document: what it says, in a few sentences."
+    is_pure = True
     arguments = SummaryArguments
 
     def __init__(self, part_weight: int = PART_WEIGHT) -> None:

@@ -87,6 +87,7 @@ class MathAgent:
 
     name = "math"
     description = "Computes exactly: arithmetic, equations, derivatives, integrals, limits, matrices, factors."
+    is_pure = True
     arguments = Action
 
     def __init__(self, sandbox: Sandbox) -> None:

@@ -1,0 +1,148 @@
+"""How an agent asks the model for something in a form, again with the reason where the answer does not fit.
+
+The same for an agent beside its run and for one that runs elsewhere: each says only how one answer is got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from pyagent.core.errors import AgentError
+from pyagent.core.fleet.containment import contained
+from pyagent.core.fleet.model_call import Completion
+from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
+from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.response_format import GrammarFormat
+from pyagent.core.structured_output.wanted import Schema, Wanted
+
+T = TypeVar("T")
+R = TypeVar("R")
+Prompt = str | Sequence[Message]
+
+DEFAULT_SAMPLING = SamplingParams(temperature=0.0, max_tokens=512)
+"""Greedy and bounded: an agent that wants variety says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The last thing asked, so that `retry` can ask again."""
+
+    messages: list[Message]
+    answer: str
+    wanted: Wanted
+    sampling: SamplingParams
+
+
+class Questions:
+    """What an agent's context does by asking for answers."""
+
+    __slots__ = ()
+    agent: str
+    deadline: Deadline
+    last_question: Question | None
+
+    @property
+    def tenant(self) -> str:
+        """Whose run it is."""
+        raise NotImplementedError
+
+    async def answer(
+        self, messages: list[Message], response_format: ResponseFormat | None, sampling: SamplingParams
+    ) -> Completion:
+        """Return the model's whole answer to a conversation."""
+        raise NotImplementedError
+
+    @overload
+    async def generate(
+        self, prompt: Prompt, *, schema: type[T], system: str | None = None, sampling: SamplingParams | None = None
+    ) -> T: ...
+
+    @overload
+    async def generate(
+        self, prompt: Prompt, *, schema: JsonObject, system: str | None = None, sampling: SamplingParams | None = None
+    ) -> object: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        grammar: str | GrammarFormat | None = None,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> str: ...
+
+    async def generate(  # noqa: PLR0913 - ways to say what is wanted
+        self,
+        prompt: Prompt,
+        *,
+        schema: Schema | None = None,
+        choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        grammar: str | GrammarFormat | None = None,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> object:
+        """Return the model's answer: a text, held to a choice, a regex or a grammar, or an instance of `schema`.
+
+        A schema is a Pydantic model, a msgspec struct, or JSON schema, whose values come as plain dicts and lists.
+        An answer that does not fit is asked for once more with the reason; then it is an `AgentError`. A text that was
+        cut at `max_tokens` is shown as such, and `complete` says it to the agent.
+        """
+        wanted = Wanted(schema, choice, regex, grammar)
+        return await self._ask(as_messages(prompt, system), wanted, sampling or DEFAULT_SAMPLING)
+
+    async def retry(self, hint: str) -> Any:
+        """Ask the last question again, with its answer and what is wrong with it."""
+        last = self.last_question
+        if last is None:
+            raise AgentError(f"{self.agent} retries before it asked anything", agent=self.agent)
+        messages = [*last.messages, Message("assistant", last.answer), Message("user", hint)]
+        return await self._ask(messages, last.wanted, last.sampling)
+
+    async def _ask(self, messages: list[Message], wanted: Wanted, sampling: SamplingParams) -> object:
+        fault = ""
+        for _ in range(2):
+            completion = await self.answer(messages, wanted.response_format, sampling)
+            answer = completion.text
+            self.last_question = Question(messages, answer, wanted, sampling)
+            try:
+                return await wanted.read_aside(answer, self.deadline, self.tenant)
+            except ValueError as error:
+                limit = f"; it was cut after {sampling.max_tokens} tokens, be shorter" if completion.is_cut else ""
+                fault = f"{error}{limit}"
+            hint = f"That does not fit: {fault}. Answer again, exactly in the form asked for."
+            messages = [*messages, Message("assistant", answer), Message("user", hint)]
+        raise AgentError(f"the model's answer to {self.agent} does not fit, asked twice: {fault}", agent=self.agent)
+
+
+async def side_by_side(
+    agent: str, function: Callable[[T], Awaitable[R]], items: Iterable[T], max_concurrency: int
+) -> list[R]:
+    """Return `function` of each item, in the items' order. The first failure cancels the rest."""
+    pending = enumerate(items)
+    results: dict[int, R] = {}
+
+    async def work() -> None:
+        for index, item in pending:
+            with contained(f"a part of {agent}", lambda text: AgentError(text, agent=agent)):
+                results[index] = await function(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(max_concurrency):
+                group.create_task(work())
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group
+    return [results[index] for index in sorted(results)]
+
+
+def as_messages(prompt: Prompt, system: str | None) -> list[Message]:
+    """Return a conversation from a prompt."""
+    messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    return messages if system is None else [Message("system", system), *messages]

@@ -1,0 +1,169 @@
+"""The run's end of an agent that works elsewhere: makes the agent's calls with its own context, in their order.
+
+For an agent that may be begun again each call is recorded with what came of it. When it is begun again, the nth call of
+a kind with the same arguments is given what the nth one got, or waits for it: none is made twice. Calls of a beginning
+before the last are refused: that worker was given up, and may still be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from pyagent.core.errors import AgentError
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.file_access import current_access
+from pyagent.core.fleet.model_call import TextStream
+from pyagent.core.fleet.remote.messages import Call, ToolView, View
+
+_MAX_LATE_CALLS = 4_096
+"""Calls that may wait for an earlier one: the way keeps no order, but it loses none for long."""
+
+
+class RunCalls:
+    """The calls of one agent. `begin` before each time it begins, `close` when it has ended."""
+
+    def __init__(self, context: Context, *, is_repeatable: bool) -> None:
+        self._context = context
+        self._is_repeatable = is_repeatable
+        self._attempt = 0
+        self._next = 0
+        self._early: dict[int, asyncio.Future[None]] = {}
+        self._recorded: defaultdict[bytes, list[asyncio.Task[object]]] = defaultdict(list)
+        self._taken = Counter[bytes]()
+        self._running = set[asyncio.Task[object]]()
+        self._streams: list[TextStream] = []
+        self._makers: dict[str, Callable[..., Awaitable[object]]] = {
+            "answer": context.answer,
+            "complete": self._complete,
+            "call_tool": context.call_tool,
+            "spawn": self._spawn,
+            "progress": self._progress,
+            "phase_ended": self._phase_ended,
+            "stream": self._stream,
+            "piece": self._piece,
+            "close_stream": self._close_stream,
+        }
+
+    def begin(self) -> View:
+        """Return what the agent is told; what a beginning before asked and did not get is forgotten."""
+        context, run = self._context, self._context.run
+        self._attempt += 1
+        self._next = 0
+        self._taken.clear()
+        for waiting in self._early.values():
+            waiting.set_result(None)  # to find that its beginning is over
+        self._early.clear()
+        definitions = {name: tool.definition().function for name, tool in run.tools.items()}
+        return View(
+            run=run.id,
+            agent=context.agent,
+            step=context.step,
+            depth=context.depth,
+            attempt=self._attempt,
+            tenant=run.tenant,
+            session=context.session,
+            max_concurrency=run.max_concurrency,
+            seconds=context.deadline.remaining_seconds if context.deadline.is_set else None,
+            left_tokens=context.budget.left_tokens,
+            tools=tuple(
+                ToolView(name, one.description or "", one.parameters or {}) for name, one in definitions.items()
+            ),
+            trace=dict(context.trace),
+            file_access=current_access(),
+        )
+
+    async def make(self, call: Call) -> object:
+        """Return what comes of a call; raises what the context raises."""
+        self._check(call)
+        await self._turn(call.index)
+        self._check(call)
+        task = self._task_of(call)
+        self._pass_turn()
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """End what is under way for the agent."""
+        self._attempt += 1
+        for waiting in self._early.values():
+            waiting.set_result(None)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        for stream in self._streams:
+            with suppress(Exception):
+                await stream.aclose()
+
+    # -- in order, and once --------------------------------------------------------------------------------------------
+
+    def _check(self, call: Call) -> None:
+        name = self._context.agent
+        if call.attempt != self._attempt:
+            raise AgentError(f"{name} has ended, or was begun again elsewhere", agent=name)
+        if call.name not in self._makers or call.index < self._next or len(self._early) > _MAX_LATE_CALLS:
+            raise AgentError(f"{name} asks its run for {call.name!r:.40} out of turn", agent=name)
+
+    async def _turn(self, index: int) -> None:
+        """Wait until all calls before this one have begun."""
+        if index != self._next:
+            waiting = self._early[index] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(waiting)
+
+    def _pass_turn(self) -> None:
+        self._next += 1
+        if (waiting := self._early.pop(self._next, None)) is not None:
+            waiting.set_result(None)
+
+    def _task_of(self, call: Call) -> asyncio.Task[object]:
+        """Return the task that makes the call, or that made it for a beginning before."""
+        key = call.key() if self._is_repeatable else b""
+        recorded = self._recorded[key] if self._is_repeatable else []
+        nth = self._taken[key]
+        self._taken[key] += 1
+        if nth < len(recorded) and not recorded[nth].cancelled():
+            return recorded[nth]
+        task = asyncio.create_task(self._made(call), name=f"{call.name} for the agent {self._context.agent}")
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        recorded[nth : nth + 1] = [task]
+        return task
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the agent may be gone and never hear of it
+
+    async def _made(self, call: Call) -> object:
+        return await self._makers[call.name](*call.args, *call.unlike)
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    async def _complete(self, messages: Any, sampling: Any, tools: Any, max_rounds: int) -> object:
+        return await self._context.complete(messages, sampling=sampling, tools=tools, max_rounds=max_rounds)
+
+    async def _spawn(self, agent: str, task: Any, max_tokens: int | None, seconds: float | None) -> object:
+        return await self._context.spawn(agent, task, max_tokens=max_tokens, timeout_seconds=seconds)
+
+    async def _progress(self, text: str) -> object:
+        return self._context.progress(text)
+
+    async def _phase_ended(self, name: str, error: str | None, seconds: float) -> object:
+        return self._context.phase_ended(name, seconds, error)
+
+    async def _stream(self, messages: Any, sampling: Any) -> object:
+        self._streams.append(self._context.stream(messages, sampling=sampling))
+        return len(self._streams) - 1
+
+    async def _piece(self, number: int, _: int) -> object:
+        """Return the next piece of a stream, as a tuple of one; at its end why it ended."""
+        stream = self._streams[number]
+        try:
+            return (await anext(stream),)
+        except StopAsyncIteration:
+            return stream.finish_reason
+
+    async def _close_stream(self, number: int) -> object:
+        return await self._streams[number].aclose()
