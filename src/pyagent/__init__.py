@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyagent.core.backends import Backend as Backend
     from pyagent.core.config import load_settings as load_settings
     from pyagent.core.errors import AgentError as AgentError
+    from pyagent.core.errors import AwayError as AwayError
     from pyagent.core.errors import BackendError as BackendError
     from pyagent.core.errors import BudgetError as BudgetError
     from pyagent.core.errors import CapacityError as CapacityError
@@ -73,7 +74,7 @@ _NAMES = {
     "pyagent.chains": "Chain Engine",
     "pyagent.core.backends": "Answer Backend",
     "pyagent.core.config": "load_settings",
-    "pyagent.core.errors": "AgentError BackendError BudgetError CapacityError ClusterError ConfigError "
+    "pyagent.core.errors": "AgentError AwayError BackendError BudgetError CapacityError ClusterError ConfigError "
     "ContextOverflowError DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError "
     "UnsupportedError WireError",
     "pyagent.core.flat_logprobs": "FlatLogprobs",

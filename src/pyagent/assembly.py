@@ -84,11 +84,13 @@ def make_chain(
     entries: Sequence[str] | None = None,
     *,
     own_address: tuple[str, int] | None = None,
+    may_be_empty: bool = False,
 ) -> Chain:
     """Make the chain of the settings, or of `entries`; models load and sockets open on first use.
 
     A link whose plugin is broken is left out with a warning while another is left; a misspelt one is an error. So is
-    one that leads to `own_address`, the host and port of the server whose chain it is.
+    one that leads to `own_address`, the host and port of the server whose chain it is. Without links only a node of a
+    cluster answers, by its peers: its chain `may_be_empty`.
     """
     links: list[Backend] = []
     kept: list[LinkSettings] = []
@@ -106,6 +108,8 @@ def make_chain(
         kept.append(link)
     if not links and broken:
         raise broken[0]
+    if not links and not may_be_empty:
+        raise ConfigError("the chain is empty: name a link in `chain`; only `pyagent node` needs none", key="chain")
     if broken:
         _warn_left_out(broken)
     rules = settings.rules

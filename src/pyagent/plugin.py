@@ -11,6 +11,7 @@ from pyagent.core.backends import Answer, Backend, BackendFactory, LinkSpec, col
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import (
     AgentError,
+    AwayError,
     BackendError,
     BudgetError,
     CapacityError,
@@ -212,6 +213,7 @@ __all__ = [
     "Agent",
     "AgentError",
     "Answer",
+    "AwayError",
     "Backend",
     "BackendError",
     "BackendFactory",

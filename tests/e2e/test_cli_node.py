@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from support.command_line import fresh_environment, pyagent, started
 
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
@@ -19,11 +20,11 @@ LIMIT_SECONDS = 90.0
 
 
 @contextmanager
-def node(home: Path, model: Path, *options: str) -> Generator[tuple[dict[str, str], str, str]]:
+def node(home: Path, *options: str) -> Generator[tuple[dict[str, str], str, str]]:
     """Run a node; gives the environment of its user, its URL, and its door's port. It ends by SIGTERM, with code 0."""
     own = {"PYAGENT_CLUSTER__MULTICAST": "false", "PYAGENT_ENGINE__THREADS": "1"}
     env = fresh_environment(home) | own
-    flags = ["--port", "0", "--door", "0", "--bind", "127.0.0.1", "--name", home.name, "--model", str(model)]
+    flags = ["--port", "0", "--door", "0", "--bind", "127.0.0.1", "--name", home.name]
     process = started("node", *flags, *options, env=env)
     assert process.stdout
     try:
@@ -53,26 +54,32 @@ def until_connected(env: dict[str, str], url: str, number: int) -> list[dict[str
 
 
 def test_two_nodes_are_seen_drained_and_revoked(tmp_path: Path, tiny_model_path: Path) -> None:
-    """A node of a cluster serves as ever; `cluster status`, `drain` and `revoke` do as they say, with exit codes."""
+    """A node serves as ever, one without links by its peer; `cluster status`, `drain` and `revoke` do as they say."""
     desk, laptop = tmp_path / "desk", tmp_path / "laptop"
     state = ClusterFile(cluster_folder(_made(desk) / "data")).init("home")
     ClusterFile(cluster_folder(_made(laptop) / "data")).join(state)
     with (
-        node(desk, tiny_model_path) as (env, url, door),
-        node(laptop, tiny_model_path, "--seed", f"127.0.0.1:{door}") as (other, other_url, _),
+        node(desk, "--model", str(tiny_model_path)) as (env, url, door),
+        node(laptop, "--chain", "", "--seed", f"127.0.0.1:{door}") as (other, other_url, _),
     ):
         [found] = until_connected(env, url, 1)
         assert (found["name"], found["state"]) == ("laptop", "alive")
         shown = pyagent("cluster", "status", "--url", url, env=env).stdout
         assert "desk" in shown
         assert "1 of 1 peers connected" in shown
+        asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        until_connected(other, other_url, 1)
+        said = httpx.post(f"{other_url}/v1/chat/completions", json=asked, timeout=LIMIT_SECONDS).json()
+        assert said["backend"] == "peer:desk", said
         assert pyagent("cluster", "drain", "--url", other_url, env=other).stdout == "drained\n"
         assert "draining" in pyagent("cluster", "status", "--url", other_url, env=other).stdout
         resumed = pyagent("cluster", "drain", "--resume", "--url", other_url, env=other)
         assert resumed.stdout == "takes requests of peers again\n"
         wrong = pyagent("cluster", "revoke", "phone", "--url", url, env=env)
         assert (wrong.returncode, "no node is called 'phone'" in wrong.stderr) == (1, True)
-        assert pyagent("cluster", "revoke", "laptop", "--url", url, env=env).stdout == f"revoked {found['id']}\n"
+        assert (
+            pyagent("cluster", "revoke", "laptop", "--url", url, env=env).stdout == f"revoked laptop ({found['id']})\n"
+        )
         until_connected(other, other_url, 0)
 
 

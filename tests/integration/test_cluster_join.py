@@ -11,9 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.doors import Node, Wire, tapped
+from support.waiting import until
 
 from pyagent.core.cluster.join_code import ALPHABET, code_from, read_code, written
 from pyagent.core.errors import ClusterError
+from pyagent.infrastructure.cluster import join_search
+from pyagent.infrastructure.cluster.discovery import Discovery
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS
 from pyagent.infrastructure.cluster.invitation import MAX_TRIES, VALID_SECONDS, InvitationFile
 from pyagent.infrastructure.cluster.join import _OPENINGS, Handover, JoinOpening, Newcomer, ask_to_join
@@ -226,3 +229,22 @@ async def test_join_with_a_text_that_is_no_key_is_refused(tmp_path: Path) -> Non
         with pytest.raises(ClusterError, match="ended the exchange"):
             await ask_to_join("127.0.0.1", one.door.port, code, me, timeout=60)
         assert one.cluster.load().members == {}
+
+
+async def test_search_tells_where_it_looks_and_what_else_can_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A join that finds no door with its code tells, again and again, which were asked, and then of `--at`."""
+    monkeypatch.setattr(join_search, "_TELL_SECONDS", 0.01)
+    told: list[str] = []
+    async with inviting(tmp_path) as (one, two, code):
+        discovery = Discovery(None, None, 0, seeds=[f"127.0.0.1:{one.door.port}"], multicast=False)
+        me, first = Newcomer(two.keys.public, two.name), ALPHABET[(ALPHABET.index(code[0]) + 1) % len(ALPHABET)]
+        search = join_search.find_and_join(discovery, first + code[1:], me, 600, told.append)
+        asking = asyncio.ensure_future(search)
+        await until(lambda: any("--at HOST" in one for one in told) and len(told) > 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert f"asked 127.0.0.1:{one.door.port}: no open invitation for this code" in told
+        assert len(told) == len(set(told))
+    assert code not in " ".join(told)

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.native import chat, options
-from support.nodes import cluster_of, is_connected, join, running_node
-from support.server import Model, words
+from support.nodes import Own, answer, ask, cluster_of, is_connected, join, running_node
+from support.server import words
 from support.waiting import until
 
-from pyagent.core.backends import Answer, collect, pass_hint
+from pyagent.core.backends import collect, pass_hint
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import BackendError, CapacityError, ClusterError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint, Message, Origin
@@ -24,36 +24,10 @@ from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.keys import NodeKeys
 from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.client import EngineState
-
-
-class Own(Model):
-    """A link that computes on its node: model `name`, which says where it is."""
-
-    def __init__(self, name: str, *script: ChatDelta | float | Exception) -> None:
-        super().__init__(self._said, [name])
-        self.name = f"native:{name}"
-        self._script = list(script) or words(f"from {name}")
-
-    def _said(self, request: ChatRequest) -> list[ChatDelta | float | Exception]:
-        if request.model in {"", *self.model_ids}:
-            return self._script
-        return [RequestError(f"there is no model {request.model!r}", param="model", code="model_not_found")]
-
-    async def engine_state(self) -> EngineState:
-        return EngineState(state="running", num_running=self.num_running)
 
 
 def run(work: Coroutine[None, None, None]) -> None:
     asyncio.run(work)
-
-
-def ask(model: str, **more: object) -> ChatRequest:
-    return ChatRequest(model=model, messages=[Message("user", "hello")], **more)  # type: ignore[arg-type]
-
-
-async def answer(node: Node, request: ChatRequest) -> Answer:
-    return await collect(node.chain.chat(request))
 
 
 def tiny(path: Path, name: str = "tiny") -> NativeBackend:

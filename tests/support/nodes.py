@@ -6,13 +6,42 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from support.server import Model, words
 from support.waiting import until
 
-from pyagent.core.backends import Backend
+from pyagent.core.backends import Answer, Backend, collect
 from pyagent.core.chain import Chain
+from pyagent.core.errors import RequestError
+from pyagent.core.messages import ChatDelta, ChatRequest, Message
 from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.node import Node
+from pyagent.infrastructure.engine.client import EngineState
+
+
+class Own(Model):
+    """A link that computes on its node: model `name`, which says where it is."""
+
+    def __init__(self, name: str, *script: ChatDelta | float | Exception) -> None:
+        super().__init__(self._said, [name])
+        self.name = f"native:{name}"
+        self._script = list(script) or words(f"from {name}")
+
+    def _said(self, request: ChatRequest) -> list[ChatDelta | float | Exception]:
+        if request.model in {"", *self.model_ids}:
+            return self._script
+        return [RequestError(f"there is no model {request.model!r}", param="model", code="model_not_found")]
+
+    async def engine_state(self) -> EngineState:
+        return EngineState(state="running", num_running=self.num_running)
+
+
+def ask(model: str, **more: object) -> ChatRequest:
+    return ChatRequest(model=model, messages=[Message("user", "hello")], **more)  # type: ignore[arg-type]
+
+
+async def answer(node: Node, request: ChatRequest) -> Answer:
+    return await collect(node.chain.chat(request))
 
 
 def is_connected(node: Node, others: int) -> bool:

@@ -87,7 +87,7 @@ def ask(text: str = "hello", **more: object) -> ChatRequest:
 
 
 def peer_of(backend: Backend, model: str = "m", **load: object) -> Peer:
-    peer = Peer(id=backend.name.removeprefix("peer:"), name=backend.name.removeprefix("peer:"), backend=backend)
+    peer = Peer(id=backend.name.removeprefix("peer:"), called=backend.name.removeprefix("peer:"), backend=backend)
     backend.absence = peer.absence  # type: ignore[attr-defined]
     peer.connected()
     peer.offer = Offer(models=(ModelInfo(id=model),), continues=True)

@@ -21,9 +21,9 @@ class Nowhere:
 def test_words_of_a_member_cannot_write_to_the_terminal() -> None:
     """What a member tells of itself is shown without control characters, a peer or not."""
     view = MemberView(Member("id", WILD, "key", (WILD,), version=WILD), "alive", 0.0)
-    peer = Peer(id="id", name="n", backend=PeerBackend("id", "n", Nowhere(), Offer))  # type: ignore[arg-type]
+    peer = Peer(id="id", called="n", backend=PeerBackend("id", Nowhere(), Offer))  # type: ignore[arg-type]
     peer.offer = Offer(models=(ModelInfo(id=WILD),), agents=(WILD,))
-    for status in (status_of(view, None, None), status_of(view, peer, None)):
+    for status in (status_of(view, None, None, 1.0), status_of(view, peer, None, 1.0)):
         words = [status.name, status.version, *status.endpoints, *status.models, *status.agents]
         assert all(word.isprintable() for word in words)
         assert "fake" in status.version

@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 
 API = (
-    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities AddedRow Agent AgentError Answer Backend "
-    "BackendError BackendFactory Batch BatchLogitsProcessor BatchLogitsProcessorFactory BatchUpdate BudgetError "
-    "CachePages CacheQuery CacheQueryResult CacheReport CachedPrompt Capabilities CapacityError ChatDelta ChatRequest "
+    "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities AddedRow Agent AgentError Answer "
+    "AwayError Backend BackendError BackendFactory Batch BatchLogitsProcessor BatchLogitsProcessorFactory BatchUpdate "
+    "BudgetError CachePages CacheQuery CacheQueryResult CacheReport CachedPrompt Capabilities CapacityError ChatDelta "
+    "ChatRequest "
     "ClusterError ConfigError Context ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest "
     "EmbedResult EvictionPolicy EvictionPolicyFactory ExplainPrompt FailedAttempt FinishReason FleetTool FunctionCall "
     "FunctionDefinition GrammarBackend GrammarBackendFactory GrammarMatcher GrammarSource GrammarVocabulary Health "

@@ -13,7 +13,7 @@ from pyagent import ConfigError, Engine, ModelError, RequestError
 
 ROOT = Path(__file__).parents[2]
 NAMES = """
-Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer Backend BackendError BudgetError
+Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AwayError Backend BackendError BudgetError
 CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError DeadlineError Decline
 Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat InvalidOutputError JsonSchemaFormat Message
 ModelCalled ModelError PenaltySchedule PluginError Progress PyAgentError RequestError ResponseFormat RouteChosen

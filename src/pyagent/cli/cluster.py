@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,9 @@ _WATCH_SECONDS = 0.3
 
 @app.command()
 def init(
-    name: Annotated[str, typer.Option("--name", help="What the cluster is called.")] = "",
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the cluster is called; without it as this machine is.")
+    ] = None,
     config: Config = None,
 ) -> None:
     """Make a new cluster, with this machine as its first node, and print a code for the second."""
@@ -72,8 +75,16 @@ def join(
     from pyagent.core.cluster.join_code import read_code
 
     settings = read_settings(config)
-    typed = read_code(code if code is not None else typer.prompt("join code"))
+    typed = read_code(code if code is not None else _asked_code())
     run_to_end(_join(settings, typed, at))
+
+
+def _asked_code() -> str:
+    try:
+        return input("join code: " if sys.stdin.isatty() else "")
+    except (EOFError, ValueError, AttributeError) as error:  # closed, or there is none
+        text = "no input is there to ask for the join code; give it as an argument: `pyagent cluster join CODE`"
+        raise typer.BadParameter(text) from error
 
 
 async def _invite(settings: Settings) -> None:
@@ -124,7 +135,7 @@ async def _open_door(
 
 def _tell_outcome(outcome: Outcome, invitation: Invitation | None) -> None:
     if outcome == "used" and invitation is not None:
-        typer.echo(f"node {invitation.used_by} has joined")
+        typer.echo(f"node {invitation.used_by} has joined; it is shown by its name once it runs `pyagent node`")
         return
     ended = "it was tried with three wrong codes" if outcome == "tried out" else "its ten minutes are over"
     raise ClusterError(f"no machine has joined: {ended}; invite again with `pyagent cluster invite`")
@@ -159,12 +170,13 @@ async def _find(settings: Settings, code: str, me: Newcomer, at: str | None) -> 
     if not multicast and not seeds:
         raise ClusterError("cluster.multicast is off and there are no seeds; say where the node is with --at HOST")
     discovery = Discovery(None, None, 0, seeds=seeds, multicast=multicast)
-    return await find_and_join(discovery, code, me, _SEARCH_SECONDS)
+    typer.echo("looking for the node that invites; Ctrl+C stops", err=True)
+    return await find_and_join(discovery, code, me, _SEARCH_SECONDS, lambda told: typer.echo(told, err=True))
 
 
 def _show_code(invitation: Invitation, port: int) -> None:
+    from pyagent.core.cluster.addresses import DEFAULT_PORT
     from pyagent.core.cluster.join_code import written
-    from pyagent.infrastructure.cluster.discovery import DEFAULT_PORT
     from pyagent.infrastructure.cluster.interfaces import interfaces
 
     code = written(invitation.code)

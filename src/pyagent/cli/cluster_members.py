@@ -1,17 +1,20 @@
-"""The parts of `pyagent cluster` that ask a running node over HTTP: its peers, draining it, revoking another."""
+"""The parts of `pyagent cluster` that ask a running node over HTTP: its peers, draining, revoking, forgetting."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.server_calls import call_server
-from pyagent.core.sizes import format_bytes
+from pyagent.core.errors import BackendError, ClusterError
+from pyagent.core.sizes import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from pyagent.core.messages import JsonObject
     from pyagent.infrastructure.cluster.status import ClusterStatus, PeerStatus
 
 Url = Annotated[str | None, typer.Option("--url", help="The node's URL; without it that of the settings.")]
@@ -19,7 +22,7 @@ Url = Annotated[str | None, typer.Option("--url", help="The node's URL; without 
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to `pyagent cluster`."""
-    for command in (status, peers, drain, revoke):
+    for command in (status, peers, drain, revoke, forget):
         app.command()(command)
 
 
@@ -27,7 +30,7 @@ def status(url: Url = None, as_json: AsJson = False, config: Config = None) -> N
     """Show this node and how many peers it has, with their models and load."""
     import msgspec
 
-    body = call_server("GET", "/pyagent/cluster", url, config)
+    body = _ask("GET", "/pyagent/cluster", url, config)
     if as_json:
         sys.stdout.write(body.decode() + "\n")
         return
@@ -35,12 +38,13 @@ def status(url: Url = None, as_json: AsJson = False, config: Config = None) -> N
 
     told = msgspec.json.decode(body, type=ClusterStatus)
     draining = ", draining" if told.is_draining else ""
-    live = sum(peer.is_connected for peer in told.peers)
+    num_connected = sum(peer.is_connected for peer in told.peers)
+    num_there = sum(not _is_gone(peer) for peer in told.peers)
     sys.stdout.write(
         f"{told.name} ({told.id}) in cluster {told.cluster or '(unnamed)'}, epoch {told.epoch}{draining}\n"
         f"  door on port {told.door_port}; models {', '.join(told.models) or 'none'}; "
         f"{told.num_answered_for_peers} requests answered for peers\n"
-        f"{live} of {len(told.peers)} peers connected\n"
+        f"{num_connected} of {num_there} peers connected\n"
     )
     _show_peers(told)
 
@@ -51,7 +55,7 @@ def peers(url: Url = None, as_json: AsJson = False, config: Config = None) -> No
 
     from pyagent.infrastructure.cluster.status import ClusterStatus
 
-    told = msgspec.json.decode(call_server("GET", "/pyagent/cluster", url, config), type=ClusterStatus)
+    told = msgspec.json.decode(_ask("GET", "/pyagent/cluster", url, config), type=ClusterStatus)
     if as_json:
         sys.stdout.write(msgspec.json.encode(told.peers).decode() + "\n")
         return
@@ -71,7 +75,7 @@ def drain(
     """Have this node take no more requests of its peers; they ask others."""
     import msgspec
 
-    call = call_server("POST", "/pyagent/cluster/drain", url, config, {"grace_seconds": seconds, "resume": resume})
+    call = _ask("POST", "/pyagent/cluster/drain", url, config, {"grace_seconds": seconds, "resume": resume})
     left = msgspec.json.decode(call, type=dict[str, int])["num_running"]
     done = "takes requests of peers again" if resume else "drained" if not left else f"{left} answers still run"
     sys.stdout.write(f"{done}\n")
@@ -85,22 +89,66 @@ def revoke(
     """Put a node out of the cluster for ever; the others get a new secret."""
     import msgspec
 
-    body = call_server("POST", "/pyagent/cluster/revoke", url, config, {"node": node})
-    sys.stdout.write(f"revoked {msgspec.json.decode(body, type=dict[str, str])['revoked']}\n")
+    body = _ask("POST", "/pyagent/cluster/revoke", url, config, {"node": node})
+    sys.stdout.write(f"revoked {_named(node, msgspec.json.decode(body, type=dict[str, str])['revoked'])}\n")
+
+
+def forget(
+    node: Annotated[str, typer.Argument(help="The id or name of a node that is gone.")],
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """List a node that is gone no longer, nor keep its key; it may join again."""
+    import msgspec
+
+    body = _ask("POST", "/pyagent/cluster/forget", url, config, {"node": node})
+    sys.stdout.write(f"forgot {_named(node, msgspec.json.decode(body, type=dict[str, str])['forgotten'])}\n")
+
+
+def _ask(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
+    """Ask the node; where none answers, say what this machine lacks to be one."""
+    try:
+        return call_server(method, path, url, config, body)
+    except BackendError as error:
+        from pyagent.cli.startup import read_settings
+        from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+
+        if url is not None or ClusterFile(cluster_folder(read_settings(config).paths.data)).exists():
+            raise
+        advice = "make one with `pyagent cluster init` or join one with `pyagent cluster join`"
+        raise ClusterError(f"this machine is in no cluster; {advice}, then run `pyagent node`") from error
+
+
+def _named(wanted: str, node_id: str) -> str:
+    return node_id if wanted == node_id else f"{wanted} ({node_id})"
 
 
 def _show_peers(told: ClusterStatus) -> None:
     for peer in told.peers:
+        if _is_gone(peer):
+            sys.stdout.write(f"  {_shown(peer)}  {_state(peer)}\n")
+            continue
         models = ", ".join(peer.models) or "no models"
         agents = f"; agents {', '.join(peer.agents)}" if peer.agents else ""
         load = f"{peer.num_running} running, {peer.num_waiting} waiting"
         sys.stdout.write(
-            f"  {peer.name}  {_state(peer)}  {peer.round_trip_seconds * 1000:.1f} ms  {models}{agents}\n"
+            f"  {_shown(peer)}  {_state(peer)}  {peer.round_trip_seconds * 1000:.1f} ms  {models}{agents}\n"
             f"    {load}; {peer.num_answered} answered for this node; {peer.num_warm_prefixes} warm prefixes\n"
         )
+
+
+def _is_gone(peer: PeerStatus) -> bool:
+    return peer.state in {"dead", "left"}
+
+
+def _shown(peer: PeerStatus) -> str:
+    """Return its name, with its id where the name does not tell which node it is."""
+    return peer.name if peer.link == f"peer:{peer.name}" else f"{peer.name} ({peer.id})"
 
 
 def _state(peer: PeerStatus) -> str:
     if peer.state == "alive" and not peer.is_connected:
         return "not connected"
+    if _is_gone(peer):
+        return f"{'stopped' if peer.state == 'left' else 'gone'} {format_duration(peer.state_seconds)} ago"
     return "draining" if peer.is_draining else peer.state

@@ -209,6 +209,8 @@ async def _look_at_backends(report: _Report, settings: Settings, host: PluginHos
             await backend.close()
 
     rows = await asyncio.gather(*map(link, present_links(settings, host)))
+    if not settings.chain:
+        report.add("chain", "no link", "`pyagent node` answers by its peers, nothing else answers", is_well=True)
     ready = [name for name, health in rows if not isinstance(health, PyAgentError) and health.is_ready]
     others = f"start it, or correct its address; {', '.join(ready)} answers meanwhile"
     advice = others if ready else "start it, or put a link that is there into `chain`, such as `native`"

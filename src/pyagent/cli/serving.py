@@ -59,12 +59,13 @@ def serve(
     settings, origins = read_layers(config, chain, model, **flags)
     # A model is fetched when nothing is left that could be wrong: it takes minutes where the network is slow.
     keys = read_keys(settings.server)
-    listening = bind(settings.server.host, settings.server.port)
     if is_node:
         _check_node(settings)
+    listening = bind(settings.server.host, settings.server.port)
     fetch_first_model(settings)
     plugins = make_host(settings)
-    backend = make_chain(settings, plugins, own_address=(settings.server.host, settings.server.port))
+    own_address = (settings.server.host, settings.server.port)
+    backend = make_chain(settings, plugins, own_address=own_address, may_be_empty=is_node)
 
     from pyagent.cli.event_loop import run_to_end
     from pyagent.infrastructure.models.store import ModelStore
@@ -117,12 +118,16 @@ def serve(
 
 def _check_node(settings: Settings) -> None:
     """Raise `ClusterError` or `ConfigError` for what would keep a node from starting, before a model is fetched."""
+    from pyagent.core.cluster.names import check_rules
     from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+    from pyagent.infrastructure.cluster.endpoints import check_bind
 
-    ClusterFile(cluster_folder(settings.paths.data)).load()
+    state = ClusterFile(cluster_folder(settings.paths.data)).load()
+    check_rules(settings.rules.private, {node_id: member.name for node_id, member in state.members.items()})
     if settings.cluster.port and settings.cluster.port == settings.server.port:
         text = f"port {settings.server.port} is that of OpenAI clients; choose another for other nodes with --door"
         raise ConfigError(text, key="cluster.port")
+    check_bind(settings.cluster.bind)
 
 
 def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> Node:
@@ -140,7 +145,7 @@ def start_text(url: str, links: Sequence[str], origins: Mapping[str, str], *, is
 
         said = {"event": "PyAgent answers", "level": "info", "url": url, "links": links, "settings": origins}
         return msgspec.json.encode(said).decode() + "\n"
-    told = f"PyAgent answers on {url} ({', '.join(links)}); Ctrl+C stops it\n"
+    told = f"PyAgent answers on {url} ({', '.join(links) or 'by its peers alone'}); Ctrl+C stops it\n"
     keys_by_origin: dict[str, list[str]] = {}
     for key, origin in origins.items():
         keys_by_origin.setdefault(origin, []).append(key)

@@ -9,6 +9,7 @@
     ├── PluginError        the plugin's author: names the plugin and, where known, the hook
     ├── ModelError         the model's files: format, weights, checksum
     ├── CapacityError      the caller, later: says when to try again
+    │   ├── AwayError      what has the model takes no requests now
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
     ├── BackendError       a backend failed: names it and whether trying again can help
@@ -116,6 +117,10 @@ class CapacityError(PyAgentError):
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class AwayError(CapacityError):
+    """The nodes that have the model take no requests now: they are gone, drain, or are not connected."""
 
 
 class BudgetError(CapacityError):

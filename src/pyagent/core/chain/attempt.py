@@ -15,6 +15,7 @@ import msgspec
 
 from pyagent.core.backends import check_end
 from pyagent.core.chain.failures import (
+    NOT_TRANSFERABLE,
     BrokenOffError,
     EmptyAnswerError,
     FilteredError,
@@ -201,10 +202,15 @@ class Attempt:
         return result
 
     def judge(self, error: Exception | None) -> None:
-        """Record the outcome with breaker and limits, once. A refusal (too long, too busy) counts as alive."""
+        """Record the outcome with breaker and limits, once. A refusal (too long, too busy) counts as alive.
+
+        A request that could not be sent says nothing of the link.
+        """
         if self._is_judged:
             return
         self._is_judged = True
+        if isinstance(error, RequestError) and error.code == NOT_TRANSFERABLE:
+            return
         link, permit = self.link, self.admission.permit
         is_alive = error is None or isinstance(error, _SIGNS_OF_LIFE)
         if is_alive:

@@ -29,14 +29,16 @@ from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
+from pyagent.core.chain.failures import away_error, no_model_error, no_node_error
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
-from pyagent.core.chain.ordering import Weights, asks_for_abilities, error_of_none, why_not
+from pyagent.core.chain.ordering import Weights, asks_for_abilities, error_of_none, is_absence, why_not
+from pyagent.core.chain.routed_links import RoutedLinks
 from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
 from pyagent.core.chain.structured_output import wants_structured_output
-from pyagent.core.errors import BackendError, RequestError
+from pyagent.core.errors import AwayError, BackendError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -96,7 +98,7 @@ class Chain:
     draw: Callable[[float, float], float] = random.uniform
     name: str = "chain"
     _own: list[Link] = field(init=False, default_factory=list[Link])
-    _routed: dict[int, Link] = field(init=False, default_factory=dict[int, Link])
+    _routed: RoutedLinks = field(init=False, default_factory=RoutedLinks)
     _weights: Weights = field(init=False, default_factory=Weights)
     _lists: ModelLists = field(init=False, default_factory=ModelLists)
 
@@ -113,14 +115,10 @@ class Chain:
         """The chain's own links, and those that its router has now."""
         if self.router is None:
             return self._own
-        known = self._routed
-        self._routed = {
-            id(backend): known.get(id(backend)) or self._link(backend, LinkSettings(use=backend.name))
-            for backend in self.router.backends()
-        }
-        return [*self._own, *self._routed.values()]
+        return [*self._own, *self._routed.links(self.router.backends(), self._link)]
 
-    def _link(self, backend: Backend, settings: LinkSettings, nth: int = 0) -> Link:
+    def _link(self, backend: Backend, settings: LinkSettings | None = None, nth: int = 0) -> Link:
+        settings = settings or LinkSettings(use=backend.name)
         return Link(backend, settings, self.breaker_policy, self.spend_limit, self.clock, nth)
 
     @property
@@ -213,6 +211,8 @@ class Chain:
         links = self._weights.order(links, request.session or request.origin.run)
         if self.router is not None:
             links = self._order_by(self.router, request, links)
+            if not links:
+                raise self.away_error(request.model) or no_model_error(request.model)
         return Failover(
             request,
             links,
@@ -225,6 +225,7 @@ class Chain:
             self.sleep,
             is_validated=self._is_validated(request),
             asked=None if self.router is None else self.router.asked,
+            away_error=self.away_error(request.model),
         )
 
     def _order_by(self, router: Router, request: ChatRequest, links: Sequence[Link]) -> list[Link]:
@@ -247,18 +248,20 @@ class Chain:
 
     def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
         """Return the links that may see the request; a request whose model is a link's name goes to that link alone."""
-        if not self._links:
+        if not self._links and self.router is None:
             raise BackendError("the chain is empty: set `chain` in pyagent.toml", backend=self.name, retryable=False)
         request, links = self._named(request)
         reasons = [why_not(link, request, self.private) for link in links]
         eligible = [link for link, reason in zip(links, reasons, strict=True) if not reason]
         if not eligible:
             names = [link.name for link in links]
+            if self.router is not None and all(map(is_absence, reasons)):
+                raise self.away_error(request.model) or no_node_error(names)
             raise error_of_none(request, list(zip(names, reasons, strict=True)), self.private)
         return request, eligible
 
     def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
-        named = [link for link in self._links if link.name == request.model] if request.model else []
+        named = [link for link in self._links if link.is_called(request.model)] if request.model else []
         return (msgspec.structs.replace(request, model=""), named) if named else (request, self._links)
 
     # -- looking --------------------------------------------------------------------------------------------------
@@ -274,7 +277,12 @@ class Chain:
     async def has_model(self, model: str) -> bool:
         """Return whether a link has a model, by the model's name or the link's, as soon as one says so."""
         links = self._present()
-        return any(model == link.name for link in links) or await self._lists.find(links, model)
+        return any(link.is_called(model) for link in links) or await self._lists.find(links, model)
+
+    def away_error(self, model: str) -> AwayError | None:
+        """Return what is told where a model's link is away for now: when to ask again."""
+        link = self.router.away(model) if self.router is not None and model else ""
+        return away_error(model, link) if link else None
 
     def link_of(self, model: ModelInfo) -> Backend | None:
         """Return the link that offers a model: the one it names, or else one of the same scheme."""

@@ -21,6 +21,7 @@ from pyagent.core.chain.failures import (
     Failure,
     FilteredError,
     error_of_all,
+    is_of_one_link,
     is_passed_by,
     kind_of,
     reason_of,
@@ -28,7 +29,7 @@ from pyagent.core.chain.failures import (
 from pyagent.core.chain.hedging import Race
 from pyagent.core.chain.link import Admission, Link, Refusal
 from pyagent.core.chain.structured_output import check_answer
-from pyagent.core.errors import BackendError, ContextOverflowError
+from pyagent.core.errors import AwayError, BackendError, ContextOverflowError
 from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
@@ -39,7 +40,8 @@ class Failover:
     """`links` in the order to ask them, `delivered` what the caller has of the answer.
 
     With `is_validated`, structured output that does not match the request is a failure; what is streamed is held back
-    until that is known. `asked` is told the name of each link that is asked. `errors` are those of this round.
+    until that is known. `asked` is told the name of each link that is asked. `away_error` says that a link which has
+    the model is away, where that is so. `errors` are those of this round.
     """
 
     request: ChatRequest
@@ -53,6 +55,7 @@ class Failover:
     sleep: Callable[[float], Awaitable[None]]
     is_validated: bool = False
     asked: Callable[[str], None] | None = None
+    away_error: AwayError | None = None
     errors: list[Exception] = field(default_factory=list[Exception])
     _attempts: list[Attempt] = field(default_factory=list[Attempt])
     _is_answered: bool = False
@@ -243,6 +246,8 @@ class Failover:
 
     def failure(self) -> Exception:
         """Return the error of a request that no link answered."""
+        if self.away_error is not None and all(map(is_of_one_link, self.errors)):
+            return self.away_error
         return error_of_all(self.errors, self._all)
 
     def _take_failed(self) -> list[FailedAttempt]:

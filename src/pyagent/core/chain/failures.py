@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, cast
 
 from pyagent.core.errors import (
+    AwayError,
     BackendError,
     BudgetError,
     CapacityError,
@@ -34,7 +35,9 @@ NO_LINK = "no_link"
 NOT_TRANSFERABLE = "not_transferable"
 """The code of a request that a link cannot be sent at all."""
 _OF_ONE_LINK = frozenset({"model_not_found", "loop_detected", NO_LINK, NOT_TRANSFERABLE})
-"""Codes of refusals that say nothing of another link."""
+"""Codes of refusals that say nothing of another link, nor of the request."""
+_AWAY_SECONDS = 5.0
+"""When to ask again for the model of a node that is away: a restarted one is back within seconds."""
 
 
 class LinkError(BackendError):
@@ -117,8 +120,29 @@ def public_reason(error: Exception) -> str:
     return kind_of(error) + (f" ({', '.join(facts)})" if facts else "")
 
 
+def away_error(model: str, link: str) -> AwayError:
+    """Return the error of a request for a model whose link is away."""
+    text = f"{link}, which has the model {model[:200]!r}, takes no requests now; try again, or ask for another model"
+    return AwayError(text, retry_after_seconds=_AWAY_SECONDS)
+
+
+def no_node_error(links: Sequence[str]) -> AwayError:
+    """Return the error of a request that only other nodes could answer, none of which does now."""
+    text = f"no node of the cluster takes requests now ({', '.join(links) or 'none is connected'}); try again"
+    return AwayError(text, retry_after_seconds=_AWAY_SECONDS)
+
+
+def no_model_error(model: str) -> RequestError:
+    """Return the error of a request for a model that no link has."""
+    return RequestError(f"no link has the model {model[:200]!r}", param="model", code="model_not_found")
+
+
 def error_of_all(errors: Sequence[Exception], attempts: Sequence[FailedAttempt]) -> Exception:
-    """Return the error of a request that no link answered. Alone, a link's own error says it best."""
+    """Return the error of a request that no link answered. Alone, a link's own error says it best.
+
+    Links that lack the model, or may not see the request, have no say in it where others do.
+    """
+    errors = [error for error in errors if not is_of_one_link(error)] or errors
     if len(errors) == 1 and isinstance(errors[0], PyAgentError):
         return errors[0]
     reasons = "; ".join(dict.fromkeys(f"{attempt.backend}: {attempt.reason}" for attempt in attempts))
@@ -142,5 +166,10 @@ def error_of_all(errors: Sequence[Exception], attempts: Sequence[FailedAttempt])
 def is_passed_by(error: Exception) -> bool:
     """Return whether to ask the next link: not where it would find the same fault with the request."""
     if isinstance(error, RequestError):
-        return isinstance(error, ContextOverflowError | InvalidOutputError) or error.code in _OF_ONE_LINK
+        return isinstance(error, ContextOverflowError | InvalidOutputError) or is_of_one_link(error)
     return True
+
+
+def is_of_one_link(error: Exception) -> bool:
+    """Return whether an error says nothing of another link, nor of the request."""
+    return isinstance(error, RequestError) and error.code in _OF_ONE_LINK

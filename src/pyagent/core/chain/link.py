@@ -52,6 +52,21 @@ class Absent(Protocol):
         ...
 
 
+@runtime_checkable
+class Identified(Protocol):
+    """A backend whose name is what it says of itself, as a node of a cluster; none else can have its `identity`."""
+
+    @property
+    def identity(self) -> str:
+        """The name that rules of privacy know it by."""
+        ...
+
+
+def identity_of(backend: Backend) -> str:
+    """Return a name that no other backend can take: its own, unless that is what a node says of itself."""
+    return backend.identity if isinstance(backend, Identified) else backend.name
+
+
 class Admission(msgspec.Struct, frozen=True):
     """What one call holds: release all of it by `Link.leave`, once."""
 
@@ -112,6 +127,15 @@ class Link:
         return self.backend.name
 
     @property
+    def identity(self) -> str:
+        """Return the name that rules of privacy know it by: its own, unless any other may take that."""
+        return identity_of(self.backend)
+
+    def is_called(self, name: str) -> bool:
+        """Return whether a request that names a link means this one."""
+        return name in {self.name, self.identity}
+
+    @property
     def continues(self) -> bool:
         """Return whether the link continues exactly from an answer's beginning."""
         own = self.settings.continues
@@ -126,6 +150,13 @@ class Link:
     def takes_prefix(self) -> bool:
         """Return whether it knows a request's `answer_prefix`; others are given a last assistant message instead."""
         return self.backend.capabilities.assistant_prefix != "ignored"
+
+    def renew(self, backend: Backend) -> None:
+        """Go on with another backend of the same identity, started anew: its breaker is closed, its counters go on."""
+        self.backend = backend
+        self._absent = backend if isinstance(backend, Absent) else None
+        self.breaker.renew()
+        self.cooldown_until = float("-inf")
 
     def absence(self) -> str:
         """Return why the backend is absent; empty when it is there."""

@@ -35,15 +35,20 @@ def why_not(link: Link, request: ChatRequest, private: Sequence[str]) -> str:
         return _ONE_ANSWER
     if (request.assistant_prefix or request.answer_prefix) and not link.continues:
         return "it cannot go on from an answer's beginning"
-    if request.private and not (link.scheme in private or link.name in private):
+    if request.private and not (link.scheme in private or link.identity in private):
         return _NOT_PRIVATE
     unmet = next((condition.text for condition in link.settings.when if not condition.holds(request)), "")
     return f"only when {unmet}" if unmet else ""
 
 
+def is_absence(reason: str) -> bool:
+    """Return whether a reason of `why_not` is that the link is not there now."""
+    return reason.startswith(_NOT_FOUND)
+
+
 def error_of_none(request: ChatRequest, reasons: Sequence[tuple[str, str]], private: Sequence[str]) -> RequestError:
     """Return the error of a request that no link may see; `reasons` has each link's name and why."""
-    kinds = {reason for _, reason in reasons if not reason.startswith(_NOT_FOUND)}
+    kinds = {reason for _, reason in reasons if not is_absence(reason)}
     if kinds == {_ONE_ANSWER}:
         text = "no link of the chain gives several answers to a request; `native` does"
         return RequestError(text, param="n", code=NO_LINK)

@@ -17,7 +17,7 @@ class Router(Protocol):
     """Brings links and orders them. Its methods return at once and never raise."""
 
     def backends(self) -> Sequence[Backend]:
-        """Return the links there are; one that stays is the same object each time, also while it is `Absent`."""
+        """Return the links there are; one that stays is the same object, one that started anew is another."""
         ...
 
     def order(self, request: ChatRequest, names: Sequence[str]) -> Sequence[str]:
@@ -30,6 +30,10 @@ class Router(Protocol):
 
     def hinted(self, hint: Hint) -> Sequence[str]:
         """Return the names of its links that a hint concerns."""
+        ...
+
+    def away(self, model: str) -> str:
+        """Return the name of a link that has a model and takes no requests now, or had it lately; empty for none."""
         ...
 
     def began(self, request: ChatRequest, name: str) -> None:

@@ -74,11 +74,9 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def read_links(value: object) -> list[str | LinkSettings]:
-    """Read the links of a chain; raise `ValueError` naming the link and the key at fault."""
+    """Read the links of a chain, which may be none; raise `ValueError` naming the link and the key at fault."""
     if not isinstance(value, list | tuple):
         raise ValueError("expected a valid list of links, each a text or a table")  # noqa: TRY004 - collected by the loader
-    if not value:
-        raise ValueError("expected at least one backend: a chain needs one")
     return [_read_link(entry, number) for number, entry in enumerate(cast("list[object]", value), 1)]
 
 

@@ -116,6 +116,12 @@ class Claims:
         self.linked.intersection_update(known)
         self._id_to_past_boot = {one: boot for one, boot in self._id_to_past_boot.items() if one in known}
 
+    def drop(self, id: str) -> None:  # noqa: A002
+        """Forget a member that is dead or gone."""
+        view = self.roster.id_to_view.get(id)
+        if view is not None and not view.is_live:
+            self.roster.remove(id)
+
     def restate(self, member: Member) -> None:
         """Tell all what this node is from now on."""
         self.roster.put(replace(self.roster.me, member=member))

@@ -128,6 +128,12 @@ class ClusterState(msgspec.Struct, frozen=True):
         member = KnownMember(public, clean_name(name))
         return self if self.members.get(node_id) == member else replace(self, members=self.members | {node_id: member})
 
+    def without_member(self, node_id: str) -> ClusterState:
+        """Return it without the key of a member: with an old secret that node is not let in any more."""
+        if node_id not in self.members:
+            return self
+        return replace(self, members={one: member for one, member in self.members.items() if one != node_id})
+
     def with_revoked(self, revoked: Mapping[str, str]) -> ClusterState:
         """Return it with these nodes revoked, given as id and public key, which may be empty. Begins no epoch.
 

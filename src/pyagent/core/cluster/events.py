@@ -63,7 +63,13 @@ class Revoke(msgspec.Struct, frozen=True):
     id: str
 
 
-Event = Tick | Received | Met | Unreachable | Reachable | Advertise | Moved | Leave | Revoke
+class Forget(msgspec.Struct, frozen=True):
+    """Hold nothing more of a member that is dead or left; it may come back. A live one is not forgotten."""
+
+    id: str
+
+
+Event = Tick | Received | Met | Unreachable | Reachable | Advertise | Moved | Leave | Revoke | Forget
 
 
 class Send(msgspec.Struct, frozen=True):

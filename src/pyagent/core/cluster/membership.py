@@ -20,6 +20,7 @@ from pyagent.core.cluster.events import (
     Advertise,
     Effect,
     Event,
+    Forget,
     Leave,
     Meet,
     Met,
@@ -149,6 +150,8 @@ class Membership:
             case Revoke(id):
                 self._outbox.send_bare(id, Gossip((Revocation(id),)))
                 claims.revoke(id)
+            case Forget(id):
+                claims.drop(id)
             case Tick():
                 pass
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pyagent.core.backends import AGENT_PREFIX, Backend
+from pyagent.core.cluster.absentees import Absentees
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
+from pyagent.core.cluster.names import SCHEME, unique_names
 from pyagent.core.cluster.prefixes import PIECE_CHARS, WarmPrefixes, num_matching, prefix_keys, unpack
 from pyagent.core.cluster.routing import Balancer, Node
 from pyagent.core.messages import ChatRequest, Hint
@@ -76,11 +78,15 @@ class Standing:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Peer(Standing):
-    """A peer and its link. `is_up` is whether its connection stands: else it is no link until it is up again."""
+    """A peer and its link. `called` is the name it gives itself, `name` the one it goes by.
+
+    `is_up` is whether its connection stands: else it is no link until it is up again.
+    """
 
     id: str
-    name: str
+    called: str
     backend: Backend
+    name: str = ""
     boot: int = 0
     is_up: bool = False
     num_answered: int = 0
@@ -123,12 +129,14 @@ class ClusterRouter:
     """
 
     balancer: Balancer
+    own_name: str = ""
     secret: bytes = b""
     engine_names: Sequence[str] = ()
     offered_names: Sequence[str] = ()
     default_model: str = ""
     own: Standing = field(default_factory=Standing)
     new_prefixes: list[int] = field(default_factory=list[int])
+    absentees: Absentees = field(default_factory=Absentees)
     _peers: dict[str, Peer] = field(default_factory=dict[str, Peer])
     _sticky: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict[tuple[str, str], str])
 
@@ -171,6 +179,13 @@ class ClusterRouter:
             lacking.append(engine)
         return [*before, *ranked, *after, *lacking]
 
+    def away(self, model: str) -> str:
+        """Return a peer that has a model and takes no requests now, or had it lately and is gone."""
+        if is_for_peer():
+            return ""
+        standing = (peer.backend.name for peer in self if peer.has(model) and not peer.is_usable)
+        return next(standing, "") or self.absentees.last_node(model)
+
     def began(self, request: ChatRequest, name: str) -> None:
         """Note that a link began an answer: who has the prompt now, and whose conversation it is."""
         if key := _sticky_key(request):
@@ -199,10 +214,21 @@ class ClusterRouter:
     def add(self, peer: Peer) -> None:
         """Add a peer; it is a link once it is up and has told what it offers."""
         self._peers[peer.id] = peer
+        self.tell_apart()
 
-    def remove(self, peer_id: str) -> None:
-        """Remove a peer that left, died or was revoked."""
-        self._peers.pop(peer_id, None)
+    def remove(self, peer_id: str, *, may_return: bool = True) -> None:
+        """Remove a peer that left or died; one that was revoked may not return."""
+        if (peer := self._peers.pop(peer_id, None)) is not None:
+            if may_return:
+                self.absentees.note(peer.backend.name, peer.offer)
+            self.tell_apart()
+
+    def tell_apart(self) -> None:
+        """Give each peer the name it goes by, so that no two have the same."""
+        names = unique_names({peer.id: peer.called for peer in self}, self.own_name)
+        for peer in self:
+            peer.name = names[peer.id]
+            peer.backend.name = f"{SCHEME}:{peer.name}"
 
     def computed(self, request: ChatRequest) -> None:
         """Note that this node computed a prompt, its own or a peer's; nothing is told of private ones."""

@@ -109,6 +109,12 @@ class Breaker:
             self._open_seconds = min(grown, self.policy.max_open_seconds)
             self._turn(open_until=self.clock() + self._open_seconds)
 
+    def renew(self) -> None:
+        """Close it: what is called was started anew, and what failed before says nothing of it."""
+        self._open_seconds = 0.0
+        self.reason = ""
+        self._turn(open_until=None)
+
     def release(self, permit: Permit) -> None:
         """The call is over, with a verdict or, say because its caller left, without. Its place becomes free again."""
         if permit.is_forced:

@@ -12,9 +12,10 @@ from pyagent.core.settings.section import Section, Setting
 class Rules(Section, frozen=True):
     """Rules for all links of the chain: privacy, deadline, retries, spend limits."""
 
-    private: Annotated[list[str], Setting(TEXTS, "Backend schemes that may answer requests marked private.")] = (
-        msgspec.field(default_factory=lambda: ["native"])
-    )
+    private: Annotated[
+        list[str],
+        Setting(TEXTS, "Backend schemes or whole links that may answer requests marked private; a node as `peer:ID`."),
+    ] = msgspec.field(default_factory=lambda: ["native"])
     deadline_seconds: Annotated[
         float | None,
         Setting(

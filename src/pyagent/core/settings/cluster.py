@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pyagent.core.cluster.addresses import ADDRESSES, DEFAULT_PORT, DOORS
 from pyagent.core.setting_kinds import NUMBER, TEXT, TEXTS, TRUTH, choice, whole
 from pyagent.core.settings.section import Section, Setting
 
@@ -16,14 +17,14 @@ class Cluster(Section, frozen=True):
     ] = None
     bind: Annotated[
         list[str],
-        Setting(TEXTS, "Addresses that `pyagent node` listens on; the default is every interface of the machine."),
+        Setting(ADDRESSES, "Addresses that `pyagent node` listens on; the default is every interface of the machine."),
     ] = msgspec.field(default_factory=lambda: ["0.0.0.0", "::"])  # noqa: S104 - a node is asked to be reachable
     port: Annotated[
         int, Setting(whole(0, 65535), "Port of the door, where nodes prove that they belong together; 0 is a free one.")
-    ] = 8322
+    ] = DEFAULT_PORT
     seeds: Annotated[
         list[str],
-        Setting(TEXTS, "Doors of nodes to knock at besides those that are found: `host` or `host:port`."),
+        Setting(DOORS, "Doors of nodes to knock at besides those that are found: `host` or `host:port`."),
     ] = []
     multicast: Annotated[
         bool, Setting(TRUTH, "Whether nodes are looked for, and this one is announced, by multicast DNS.")

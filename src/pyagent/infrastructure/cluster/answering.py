@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from pyagent.core.backends import AGENT_PREFIX, Backend, pass_hint
 from pyagent.core.chain import Chain
+from pyagent.core.cluster import prefixes
 from pyagent.core.cluster.peers import ClusterRouter, answer_for_peer
-from pyagent.core.cluster.prefixes import MAX_KEYS, pack
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.hops import HEADER, enter
 from pyagent.core.trace_context import continue_trace
@@ -25,6 +25,7 @@ from pyagent.infrastructure.cluster.protocol import (
     hint_codec,
 )
 from pyagent.infrastructure.cluster.transport import Reply, Transport
+from pyagent.infrastructure.cluster.vectors import pack
 from pyagent.infrastructure.server.bounds import check_request, check_texts
 
 _RETRY_SECONDS = 2.0
@@ -73,12 +74,14 @@ class Answering:
     async def embed(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Embed texts."""
         self._admit()
-        request = embed_codec.decode(payload)
+        is_long = len(payload) > _LONG_BYTES
+        request = await asyncio.to_thread(embed_codec.decode, payload) if is_long else embed_codec.decode(payload)
         check_texts(request.input)
         answer_for_peer()
         self.num_running += 1
         try:
-            return Reply(embedded_codec.encode(await self._chain.embed(request)))
+            told, numbers = await pack(await self._chain.embed(request))
+            return Reply(embedded_codec.encode(told), (numbers,))
         finally:
             self.num_running -= 1
 
@@ -91,7 +94,7 @@ class Answering:
 
     async def warm(self, _peer_id: str, _payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Return the keys of all prompts computed lately."""
-        return Reply(pack(list(self._router.own.warm)[-MAX_KEYS:]))
+        return Reply(prefixes.pack(list(self._router.own.warm)[-prefixes.MAX_KEYS :]))
 
     def _admit(self) -> None:
         if self.is_draining:

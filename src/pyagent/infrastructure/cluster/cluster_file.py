@@ -64,6 +64,10 @@ class ClusterFile:
         unchanged = known.with_member(node_id, public, name) is known
         return known if unchanged else self._change(lambda state: state.with_member(node_id, public, name))
 
+    def forget_member(self, node_id: str) -> ClusterState:
+        """Keep the key of a member no longer."""
+        return self._change(lambda state: state.without_member(node_id))
+
     def rotate(self) -> ClusterState:
         """Begin a new epoch. The members are still to be given its secret, over their encrypted links."""
         secret = secrets.token_bytes(SECRET_BYTES)

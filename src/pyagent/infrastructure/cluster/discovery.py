@@ -9,25 +9,21 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pyagent.core.cluster.addresses import read_door
 from pyagent.core.errors import ConfigError
 from pyagent.infrastructure.cluster.keys import NodeKeys
 from pyagent.infrastructure.cluster.known_peers import KnownPeers
 from pyagent.infrastructure.cluster.multicast import Announcement, Heard, Multicast
 
-DEFAULT_PORT = 8322
 _MAX_HEARD = 1_024
 _MAX_PER_ID, _MAX_PER_HOST = 4, 16
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
 _RENEW_SECONDS = 0.1
-
-_BRACKETED = re.compile(r"\[([^\s/@\[\]]+)\](?::([0-9]{1,5}))?")
-_PLAIN = re.compile(r"((?:[^\s/@\[\]:]+)|(?:[^\s/@\[\]]*:[^\s/@\[\]]*:[^\s/@\[\]]*))(?::([0-9]{1,5}))?")
 
 Source = Literal["multicast", "seed", "cache"]
 
@@ -195,9 +191,7 @@ class Discovery:
 
 def read_seed(text: str) -> tuple[str, int]:
     """Return host and port of a seed: `host`, `host:port`, `192.0.2.1:8322`, `[2001:db8::1]:8322`, `2001:db8::1`."""
-    match = _BRACKETED.fullmatch(text.strip()) or _PLAIN.fullmatch(text.strip())
-    host, port = (match[1] or "", match[2]) if match else ("", None)
-    is_number = port is None or (port.isdigit() and 0 < int(port) < 65_536)
-    if not host or not is_number:
-        raise ConfigError(f"{text!r} is no door of a node; expected HOST or HOST:PORT", key="cluster.seeds")
-    return host, int(port) if port else DEFAULT_PORT
+    try:
+        return read_door(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no door of a node; expected HOST or HOST:PORT", key="cluster.seeds") from error

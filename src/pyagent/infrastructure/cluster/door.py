@@ -7,12 +7,14 @@ member; an outsider costs a bounded number of connections, each for two seconds 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyagent import __version__
 from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, clean_name
+from pyagent.core.cluster.names import shown
 from pyagent.core.errors import ClusterError, WireError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream
@@ -98,7 +100,7 @@ class Door:
         Of several, those that this machine lacks are told and left out. Raises `ClusterError` where none is left.
         """
         hosts = [host] if isinstance(host, str) else list(host)
-        failures: list[OSError] = []
+        failures: list[tuple[str, OSError]] = []
         for one in hosts:
             try:
                 # The limit bounds what is read ahead of the frame that is due.
@@ -106,14 +108,14 @@ class Door:
                     self._accept, one, self.port or port, limit=MAX_FRAME_BYTES, backlog=self._limits.num_open
                 )
             except OSError as error:
-                failures.append(error)
-                logger.warning("the door does not listen on %s: %s", one, error.strerror)
+                failures.append((one, error))
                 continue
             self._servers.append(server)
             self.port = server.sockets[0].getsockname()[1]
         if not self._servers:
-            taken = f"port {port} of {', '.join(hosts)} cannot be listened on: {failures[0].strerror}"
-            raise ClusterError(f"{taken}; another `pyagent node` may run here, or choose another cluster.port")
+            raise _no_door(port, hosts, failures[0][1])
+        for one, error in failures:
+            logger.warning("the door does not listen on %s: %s", one, error.strerror)
         return self.port
 
     async def stop(self) -> None:
@@ -182,7 +184,7 @@ class Door:
         secret = secret_for(state, [answer.epoch], card)
         if secret is None:
             why = "is revoked" if state.is_revoked(card.node_id, card.public) else "knows only an older secret"
-            raise ClusterError(f"{place} is node {card.node_id}, which {why}; it is not let in", peer=card.node_id)
+            raise ClusterError(f"{place} is node {_who(card)}, which {why}; it is not let in", peer=card.node_id)
         return secret
 
     def _refused(self, place: str, state: ClusterState, refused: Refused) -> ClusterError:
@@ -238,14 +240,15 @@ class Door:
         secret = secret_for(state, opening.epochs, card) if opening.cluster == state.tag and mine.endpoints else None
         if secret is None:
             await stream.send(HELLOS.encode(HELLO), ANSWERS.encode(refused))
-            raise ClusterError(f"{card.node_id} is of another cluster, revoked, or knows no secret that lets it in")
+            raise ClusterError(f"{_who(card)} is of another cluster, revoked, or knows no secret that lets it in")
         answer = Answer(new_nonce(), mine, Epoch.of(secret))
         await stream.send(HELLOS.encode(HELLO), ANSWERS.encode(answer))
         said = stream.transcript
         proof = await stream.receive(PROOFS)
         if isinstance(proof, Refused) or not proves(proof, _proof("knocking", self._keys, card, secret, said)):
             await stream.send(PROOFS.encode(refused))
-            raise ClusterError(f"{card.node_id} does not prove that it knows the cluster's secret", peer=card.node_id)
+            told = f"{_who(card)} does not prove that it knows the cluster's secret"
+            raise ClusterError(told, peer=card.node_id)
         await self._remember(card)
         await stream.send(PROOFS.encode(_proof("door", self._keys, card, secret, said)))
         self._on_met(_met(stream, card, card.door_port, is_behind=secret != state.current))
@@ -278,6 +281,18 @@ async def is_door(host: str, port: int, timeout: float = 2.0) -> bool:  # noqa: 
                 stream.abort()
     except (OSError, TimeoutError, WireError):
         return False
+
+
+def _no_door(port: int, hosts: Sequence[str], error: OSError) -> ClusterError:
+    if error.errno == errno.EADDRINUSE:
+        text = f"port {port}, where other nodes knock, is in use; another `pyagent node` may run here"
+        return ClusterError(f"{text}: stop it, or choose another port with --door (cluster.port)")
+    where = f"port {port} of {', '.join(hosts)}"
+    return ClusterError(f"nodes cannot knock at {where}: {error.strerror}; choose others with --bind, --door")
+
+
+def _who(card: Card) -> str:
+    return shown(card.node_id, clean_name(card.name))
 
 
 def _proof(role: Role, keys: NodeKeys, peer: Card, secret: EpochSecret, said: bytes) -> Proof:

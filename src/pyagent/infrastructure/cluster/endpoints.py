@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Sequence
 
+from pyagent.core.errors import ConfigError
 from pyagent.infrastructure.cluster.interfaces import Family, interfaces
 
 _MAX_ENDPOINTS = 16
@@ -13,6 +15,22 @@ _MAX_ENDPOINTS = 16
 def bind_endpoints(hosts: Sequence[str]) -> list[str]:
     """Return where ZMQ is to listen, each at a free port."""
     return [_endpoint(host, "0") for host in hosts]
+
+
+def check_bind(hosts: Sequence[str]) -> None:
+    """Raise `ConfigError` where this machine lacks an address; of those of all interfaces one is enough."""
+    failures: dict[str, str] = {}
+    for host in hosts:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, 0))
+            except OSError as error:
+                failures[host] = error.strerror or str(error)
+    missing = [host for host in failures if not ipaddress.ip_address(host).is_unspecified] or list(failures)
+    if missing and (len(failures) == len(hosts) or not ipaddress.ip_address(missing[0]).is_unspecified):
+        there = ", ".join(address for one in interfaces() for address in one.addresses("IPv4")) or "127.0.0.1"
+        text = f"this machine has no address {missing[0]} for --bind (cluster.bind); it has {there}"
+        raise ConfigError(text, key="cluster.bind")
 
 
 def reachable_endpoints(bound: Sequence[str]) -> list[str]:

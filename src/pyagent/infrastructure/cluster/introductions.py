@@ -99,6 +99,14 @@ class Introductions:
         except ClusterError as error:
             logger.warning("node %s is not kept: %s", member.id, error)
 
+    async def drop(self, node_id: str) -> None:
+        """Keep neither the key of a member that is gone, nor where its door was."""
+        try:
+            await asyncio.to_thread(self._cluster.forget_member, node_id)
+            await asyncio.to_thread(self.known.forget, node_id)
+        except (ClusterError, OSError) as error:
+            logger.warning("node %s is not forgotten: %s", node_id, error)
+
     async def keep_revoked(self, node_id: str) -> None:
         """Keep that a node is revoked, and see to it that it knows no current secret."""
         self._revoked_ids.add(node_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyagent.core.errors import ClusterError
@@ -10,8 +12,11 @@ from pyagent.infrastructure.cluster.discovery import Discovery, DoorAddress, rea
 from pyagent.infrastructure.cluster.join import Handover, Newcomer, WrongCodeError, ask_to_join
 
 _MAX_ASKED = 256
+_MAX_TOLD = 3
 _MAX_AT_ONCE = 8
 _ASK_SECONDS = 20.0
+_TELL_SECONDS = 1.0
+_NUM_BEFORE_ADVICE = 3
 _MORE_SECONDS = 2.0
 """How long others may still answer when one says that the code is wrong: it may say so to keep this node out."""
 
@@ -24,20 +29,24 @@ class Joined:
     door: DoorAddress
 
 
-async def find_and_join(discovery: Discovery, code: str, me: Newcomer, seconds: float) -> Joined:
+async def find_and_join(
+    discovery: Discovery, code: str, me: Newcomer, seconds: float, tell: Callable[[str], None] = lambda _: None
+) -> Joined:
     """Ask the doors that are found within `seconds`, and return what the inviting node handed over.
 
-    Raises `ClusterError` where a node says that the code is wrong, and where none has an invitation for it, with what
-    went wrong at the doors that there are.
+    `tell` is told each second what has been looked at, and after three what else can be done. Raises `ClusterError`
+    where a node says that the code is wrong, and where none has an invitation for it, with what went wrong there.
     """
     search = _Search(code, me)
     await discovery.start()
+    telling = asyncio.create_task(_tell(search, tell))
     try:
         async with asyncio.timeout(seconds):
             return await search.run(discovery)
     except TimeoutError as error:
         raise ClusterError(search.told()) from error
     finally:
+        telling.cancel()
         search.cancel()
         await discovery.stop()
 
@@ -52,11 +61,24 @@ async def join_at(at: str, code: str, me: Newcomer) -> Joined:
     return Joined(handover, DoorAddress(host, port, "seed"))
 
 
+async def _tell(search: _Search, tell: Callable[[str], None]) -> None:
+    """Tell each second what is new of the search, and after three seconds what to do where it stays without success."""
+    last = ""
+    for number in itertools.count(1):
+        await asyncio.sleep(_TELL_SECONDS)
+        if (said := search.progress()) != last:
+            last = said
+            tell(said)
+        if number == _NUM_BEFORE_ADVICE:
+            tell("does `pyagent cluster invite` run there? Where the network hides it, --at HOST asks it directly")
+
+
 class _Search:
     def __init__(self, code: str, me: Newcomer) -> None:
         self._code = code
         self._me = me
         self._asked: set[object] = set()
+        self._places: list[str] = []
         self._failures: dict[object, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
@@ -69,6 +91,15 @@ class _Search:
     def cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    def progress(self) -> str:
+        """Say what has been looked at so far."""
+        if not self._places:
+            return "no node has been heard of yet"
+        num_more = len(self._places) - _MAX_TOLD
+        places = ", ".join(self._places[:_MAX_TOLD]) + (f" and {num_more} more" if num_more > 0 else "")
+        failures = "; ".join(list(self._failures.values())[:_MAX_TOLD])
+        return f"asked {places}: " + (failures or "no open invitation for this code")
 
     def told(self) -> str:
         """Say why nothing was found."""
@@ -83,6 +114,9 @@ class _Search:
             who = door.node_id or (door.host, door.port)
             if who not in self._asked and len(self._asked) < _MAX_ASKED:
                 self._asked.add(who)
+                place = f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"
+                if place not in self._places:
+                    self._places.append(place)
                 self._keep(asyncio.create_task(self._ask(door, who)))
 
     async def _ask(self, door: DoorAddress, who: object) -> None:

@@ -26,6 +26,7 @@ from pyagent.core.cluster.events import (
     Duplicate,
     Effect,
     Event,
+    Forget,
     Leave,
     Meet,
     Moved,
@@ -42,10 +43,10 @@ from pyagent.core.cluster.events import (
 from pyagent.core.cluster.events import Met as MetMember
 from pyagent.core.cluster.member import Member, MemberView
 from pyagent.core.cluster.membership import Membership
+from pyagent.core.cluster.names import resolve, shown
 from pyagent.core.cluster.peers import ClusterRouter, Peer
 from pyagent.core.cluster.routing import Balancer
 from pyagent.core.errors import ClusterError, WireError
-from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.advertising import AGENTS, Advertising, EngineLink
 from pyagent.infrastructure.cluster.answering import Answering
@@ -59,6 +60,7 @@ from pyagent.infrastructure.cluster.join import Inviter
 from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
 from pyagent.infrastructure.cluster.protocol import (
+    FORGET,
     GOSSIP,
     gossip_codec,
     offer_codec,
@@ -96,6 +98,7 @@ class Node:
         self.name = clean_name(settings.name or socket.gethostname())
         self.router = ClusterRouter(
             Balancer(settings.routing),
+            own_name=self.name,
             secret=state.cluster_id.encode(),
             engine_names=[link.name for link in chain.links if isinstance(link, EngineLink)],
         )
@@ -147,6 +150,7 @@ class Node:
         self._lock = await asyncio.to_thread(only_one, self.cluster.folder)
         self._answering.register(transport)
         transport.handle(GOSSIP, self._take_gossip)
+        transport.handle(FORGET, self._take_forget)
         self._advertising.register()
         self._introductions.register()
         transport.on_link(self._note_link)
@@ -212,33 +216,49 @@ class Node:
         self._answering.is_draining = False
         await self._advertising.tell_load()
 
+    async def forget(self, name: str) -> str:
+        """Forget a node that is gone, by its id or name, here and at the nodes that are connected; return its id."""
+        node_id = resolve(name, self._id_to_name())
+        view = self._members().get(node_id)
+        if node_id == self.keys.node_id or (view is not None and view.is_live):
+            who = shown(node_id, self._id_to_name()[node_id])
+            raise ClusterError(f"node {who} runs: stop it first, or put it out for ever with `pyagent cluster revoke`")
+        for peer in self.router:
+            self._transport.cast(peer.id, FORGET, node_id.encode())
+        self._forget(node_id)
+        await self._introductions.drop(node_id)
+        return node_id
+
+    def _take_forget(self, _peer_id: str, payload: bytes, _buffers: object) -> None:
+        """A member asks to forget one that is gone; what is no id names no member."""
+        node_id = payload.decode(errors="replace")
+        view = self._members().get(node_id)
+        known = view is not None or node_id in self.cluster.load().members
+        if known and node_id != self.keys.node_id and not (view is not None and view.is_live):
+            self._forget(node_id)
+            self._tasks.begin(self._introductions.drop(node_id))
+
+    def _forget(self, node_id: str) -> None:
+        self._transport.revoke(node_id)  # until it passes a door again
+        self._happen(Forget(node_id))
+
     async def revoke(self, name: str) -> str:
         """Put a node out of the cluster for ever, by its id or name; return its id. The others get a new secret."""
-        node_id = self._member_named(name)
+        node_id = resolve(name, self._id_to_name())
         if node_id == self.keys.node_id:
-            raise ClusterError("a node does not revoke itself; ask another, or stop this one")
+            told = f"{name!r} is this node, which does not revoke itself; ask another, or stop this one"
+            raise ClusterError(told)
         view = self._members().get(node_id)
         await asyncio.to_thread(self.cluster.revoke, node_id, view.member.key if view else "")
         self._happen(Revoke(node_id))
         await self._introductions.give_epoch_to_all()
         return node_id
 
-    def _member_named(self, name: str) -> str:
-        members = self._members()
+    def _id_to_name(self) -> dict[str, str]:
+        """Return the names of the nodes that there are, or were, this one's too."""
         known = {node_id: member.name for node_id, member in self.cluster.load().members.items()}
-        known |= {view.member.id: view.member.name for view in members.values()}
-        if name in known:
-            return name
-        named = [node_id for node_id, called in known.items() if called == name]
-        if len(named) != 1:
-            hint = did_you_mean(name, [*known, *known.values()], f"there are {', '.join(known.values()) or 'none'}")
-            told = (
-                f"{len(named)} nodes are called {name!r}; give the id"
-                if named
-                else f"no node is called {name!r}; {hint}"
-            )
-            raise ClusterError(told)
-        return named[0]
+        seen = {view.member.id: clean_name(view.member.name) for view in self._members().values()}
+        return {**known, **seen, self.keys.node_id: self.name}
 
     def _members(self) -> Mapping[str, MemberView]:
         return {} if self._membership is None else self._membership.members()
@@ -247,7 +267,8 @@ class Node:
         """Return the cluster as this node sees it."""
         state, stats = self.cluster.load(), self._transport.stats()
         members = self._members()
-        views = sorted(members.values(), key=lambda view: (view.member.name, view.member.id))
+        views = sorted(members.values(), key=lambda view: (not view.is_live, view.member.name, view.member.id))
+        now = time.monotonic()
         others = [view for view in views if view.member.id != self.keys.node_id]
         return ClusterStatus(
             cluster=state.name,
@@ -259,7 +280,9 @@ class Node:
             is_draining=self._answering.is_draining,
             models=tuple(model.id for model in self.router.own.offer.models),
             num_answered_for_peers=self._answering.num_answered,
-            peers=tuple(status_of(view, self.router.get(view.member.id), stats.get(view.member.id)) for view in others),
+            peers=tuple(
+                status_of(view, self.router.get(view.member.id), stats.get(view.member.id), now) for view in others
+            ),
         )
 
     # -- meeting others -------------------------------------------------------------------------------------------
@@ -354,11 +377,18 @@ class Node:
         if not view.is_live:
             if self.router.get(member.id) is not None:
                 logger.info("node %s (%s) is %s", member.name, member.id, view.state)
-            self.router.remove(member.id)
+            is_revoked = self._membership is not None and member.id in self._membership.revoked()
+            self.router.remove(member.id, may_return=not is_revoked)
             self._transport.disconnect(member.id)  # what waits for an answer of it waits no more
             return
         peer = self.router.get(member.id) or self._add_peer(member)
+        if peer.called != clean_name(member.name):
+            peer.called = clean_name(member.name)
+            self.router.tell_apart()
         if member.boot != peer.boot:
+            if peer.boot:
+                peer.backend = self._backend_of(member.id)
+                self.router.tell_apart()
             peer.boot = member.boot
             if peer.is_up:  # started anew before the old connection broke
                 peer.connected()
@@ -368,24 +398,27 @@ class Node:
             logger.warning("node %s offers what cannot be read: %s", member.name, error)
 
     def _add_peer(self, member: Member) -> Peer:
-        taken = {peer.name for peer in self.router}
-        name = clean_name(member.name) or member.id
-        name = f"{name}-{member.id[:4]}" if name in taken else name
-        backend = PeerBackend(member.id, name, self._transport, lambda: self.router.get(member.id))
+        backend = self._backend_of(member.id)
         is_up = (stats := self._transport.stats().get(member.id)) is not None and stats.is_up
-        peer = Peer(id=member.id, name=name, backend=backend, is_up=is_up)
+        peer = Peer(id=member.id, called=clean_name(member.name), backend=backend, is_up=is_up)
         self.router.add(peer)
-        logger.info("node %s (%s) joined", member.name, member.id)
+        logger.info("node %s (%s) joined", peer.called, member.id)
+        if peer.name != peer.called:
+            told = "node %s gives itself the name %r, as another does; it goes by its id. Name it otherwise with --name"
+            logger.warning(told, member.id, peer.called)
         if is_up:
             self._tasks.begin(self._advertising.greet(member.id))
         return peer
+
+    def _backend_of(self, peer_id: str) -> PeerBackend:
+        return PeerBackend(peer_id, self._transport, lambda: self.router.get(peer_id))
 
     def _revoked(self, node_id: str) -> None:
         if node_id == self.keys.node_id:
             told = "this node was revoked: the others answer it no more; to join again as a new node, remove %s"
             logger.error(told, self.cluster.folder)
             return  # it begins no epoch and gives no secret to others
-        self.router.remove(node_id)
+        self.router.remove(node_id, may_return=False)
         self._transport.revoke(node_id)
         self._tasks.begin(self._introductions.keep_revoked(node_id))
 

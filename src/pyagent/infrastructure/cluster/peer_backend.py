@@ -15,6 +15,7 @@ import msgspec
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain.failures import NOT_TRANSFERABLE
 from pyagent.core.cluster.adverts import NOTHING, Offer
+from pyagent.core.cluster.names import SCHEME
 from pyagent.core.cluster.peers import Peer
 from pyagent.core.errors import BackendError, ClusterError, RequestError, WireError
 from pyagent.core.hops import hop_headers
@@ -33,10 +34,10 @@ from pyagent.infrastructure.cluster.protocol import (
     hint_codec,
 )
 from pyagent.infrastructure.cluster.transport import Reply
+from pyagent.infrastructure.cluster.vectors import unpack
 from pyagent.infrastructure.wire.codec import Codec
 
 _M = TypeVar("_M")
-SCHEME = "peer"
 _EMBED_SECONDS = 60.0
 
 
@@ -57,10 +58,10 @@ class Connection(Protocol):
 
 
 class PeerBackend:
-    """A peer's models and agents. `peer` is what is known of it, None once it is gone; `name` stands after `peer:`."""
+    """A peer's models and agents. `peer` is what is known of it, None once it is gone; the router sets the `name`."""
 
-    def __init__(self, peer_id: str, name: str, connection: Connection, peer: Callable[[], Peer | None]) -> None:
-        self.name = f"{SCHEME}:{name}"
+    def __init__(self, peer_id: str, connection: Connection, peer: Callable[[], Peer | None]) -> None:
+        self.identity = self.name = f"{SCHEME}:{peer_id}"
         self._peer_id = peer_id
         self._connection = connection
         self._peer = peer
@@ -107,7 +108,7 @@ class PeerBackend:
         payload = self._encoded(embed_codec, request, "input")
         with self._own_failures():
             reply = await self._connection.call(self._peer_id, EMBED, payload, timeout=_EMBED_SECONDS)
-            return embedded_codec.decode(reply.payload)
+            return await unpack(embedded_codec.decode(reply.payload), reply.buffers, self.name)
 
     async def health(self) -> Health:
         """Ready when it offers something: a peer that does not answer is no link."""

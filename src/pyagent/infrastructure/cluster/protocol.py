@@ -11,12 +11,13 @@ import msgspec
 from pyagent.core.cluster.adverts import Load, Offer
 from pyagent.core.cluster.cluster_state import EpochSecret
 from pyagent.core.cluster.messages import Message
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, Hint
+from pyagent.infrastructure.cluster.vectors import Embedded
 from pyagent.infrastructure.wire.codec import Codec
 
 T = TypeVar("T")
 CHAT, EMBED, HINT = "chat", "embed", "hint"
-GOSSIP, LOAD, WARM, EPOCH = "gossip", "load", "warm", "epoch"
+GOSSIP, LOAD, WARM, EPOCH, FORGET = "gossip", "load", "warm", "epoch", "forget"
 MAX_ASK_BYTES = 64 << 20
 """A conversation of images; larger requests are answered where they arrived."""
 MAX_SMALL_BYTES = 1 << 20
@@ -33,7 +34,7 @@ _PEER = "a node of the cluster"
 ask_codec: Codec[Ask] = Codec(Ask, _PEER, MAX_ASK_BYTES)
 delta_codec: Codec[ChatDelta] = Codec(ChatDelta, _PEER, MAX_ASK_BYTES)
 embed_codec: Codec[EmbedRequest] = Codec(EmbedRequest, _PEER, MAX_ASK_BYTES)
-embedded_codec: Codec[EmbedResult] = Codec(EmbedResult, _PEER)
+embedded_codec: Codec[Embedded] = Codec(Embedded, _PEER)
 hint_codec: Codec[Hint] = Codec(Hint, _PEER, MAX_SMALL_BYTES)
 load_codec: Codec[Load] = Codec(Load, _PEER, MAX_SMALL_BYTES)
 offer_codec: Codec[Offer] = Codec(Offer, _PEER, MAX_SMALL_BYTES)

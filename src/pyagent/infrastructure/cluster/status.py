@@ -12,13 +12,19 @@ from pyagent.infrastructure.cluster.transport import PeerStats
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer: what membership holds of it, what it told, and what went over its connection."""
+    """A peer: what membership holds of it, what it told, and what went over its connection.
+
+    `link` is what it is called as a link: by its name, or by its id where others have that name. It is in its `state`
+    for `state_seconds`.
+    """
 
     id: str
     name: str
     state: str
     version: str
     endpoints: tuple[str, ...]
+    link: str = ""
+    state_seconds: float = 0.0
     is_connected: bool = False
     is_draining: bool = False
     models: tuple[str, ...] = ()
@@ -47,7 +53,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[PeerStatus, ...]
 
 
-def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None) -> PeerStatus:
+def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None, now: float) -> PeerStatus:
     """Return the status of a member, of which there is less to say while it is no peer.
 
     Its words are shown in terminals: they hold no control characters.
@@ -57,6 +63,7 @@ def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None) -> P
         id=member.id,
         name=clean_name(member.name),
         state=view.state,
+        state_seconds=max(0.0, now - view.since),
         version=clean_name(member.version),
         endpoints=tuple(map(shown, member.endpoints)),
     )
@@ -66,7 +73,7 @@ def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None) -> P
         return status
     return msgspec.structs.replace(
         status,
-        name=peer.name,
+        link=peer.backend.name,
         is_connected=peer.is_up,
         is_draining=peer.load.is_draining,
         models=tuple(shown(model.id) for model in peer.offer.models),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +40,10 @@ class ClusterNode(Protocol):
         """Put a node out for ever, by its id or name, and return its id."""
         ...
 
+    async def forget(self, name: str) -> str:
+        """Forget a node that is gone, by its id or name, and return its id."""
+        ...
+
 
 class ClusterDrainBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /pyagent/cluster/drain; `resume` ends draining."""
@@ -47,8 +52,8 @@ class ClusterDrainBody(msgspec.Struct, forbid_unknown_fields=True):
     resume: bool = False
 
 
-class RevokeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /pyagent/cluster/revoke: a node's id or name."""
+class NodeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/cluster/revoke and forget: a node's id or name."""
 
     node: str
 
@@ -66,6 +71,7 @@ class ClusterRoutes:
             "/pyagent/cluster": ("GET", self.show),
             "/pyagent/cluster/drain": ("POST", self.drain),
             "/pyagent/cluster/revoke": ("POST", self.revoke),
+            "/pyagent/cluster/forget": ("POST", self.forget),
         }
         return [route(method, path, function) for path, (method, function) in paths.items()]
 
@@ -86,11 +92,18 @@ class ClusterRoutes:
 
     async def revoke(self, request: Request) -> Response:
         """POST /pyagent/cluster/revoke: put a node out of the cluster for ever."""
-        node = self._node(request)
-        name = decode(await read_body(request, self.settings), RevokeBody, {}).node
+        return _json({"revoked": await self._of_named(request, self._node(request).revoke)})
+
+    async def forget(self, request: Request) -> Response:
+        """POST /pyagent/cluster/forget: forget a node that is gone."""
+        return _json({"forgotten": await self._of_named(request, self._node(request).forget)})
+
+    async def _of_named(self, request: Request, do: Callable[[str], Awaitable[str]]) -> str:
+        """Do it to the node that the body names."""
+        name = decode(await read_body(request, self.settings), NodeBody, {}).node
         check_name("node", name)
         try:
-            return _json({"revoked": await node.revoke(name)})
+            return await do(name)
         except ClusterError as error:
             raise RequestError(str(error), param="node", code="node_not_found") from error
 

@@ -11,6 +11,7 @@ import msgspec
 
 from pyagent.core.errors import (
     AgentError,
+    AwayError,
     BackendError,
     CapacityError,
     DeadlineError,
@@ -122,7 +123,7 @@ def http_error(error: Exception) -> HttpError:
         status, kind = 403, "permission_error"
     elif code == "loop_detected":
         status = 508
-    elif retry_after is not None:
+    elif retry_after is not None and not isinstance(error, AwayError):
         status = 429
     param: str | None = getattr(error, "param", None)
     backend = error.backend if isinstance(error, BackendError) else None

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from pyagent import _rust
 from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.chain.chain import Chain
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import AwayError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
@@ -161,14 +161,19 @@ class Service:
         if model and not (isinstance(self.backend, Chain) and await self.backend.has_model(model)):
             models = await self.models()
             if models and not any(model in {known.id, known.backend} for known in models):
-                raise unknown_model(model, models)
+                raise self._away_error(model) or unknown_model(model, models)
         return self.backend
 
     async def _is_of_peer(self, agents: Backend, model: str) -> bool:
-        """Whether another node of the cluster has an agent that this one lacks."""
+        """Whether another node of the cluster has an agent that this one lacks, or had it lately."""
         if not isinstance(self.backend, Chain) or self.backend.router is None:
             return False
-        return all(model != own.id for own in await agents.models()) and await self.backend.has_model(model)
+        if any(model == own.id for own in await agents.models()):
+            return False
+        return await self.backend.has_model(model) or self._away_error(model) is not None
+
+    def _away_error(self, model: str) -> AwayError | None:
+        return self.backend.away_error(model) if isinstance(self.backend, Chain) else None
 
     async def embed(self, request: Request, asked: EmbedRequest) -> EmbedResult:
         """Embed with the backend that has the model."""
@@ -216,9 +221,17 @@ def _continue_trace(request: Request) -> None:
 
 def unknown_model(wanted: str, models: list[ModelInfo]) -> RequestError:
     """Return the error for an unknown model, with the nearest name."""
-    names = [model.id for model in models]
+    names = [*dict.fromkeys(model.id for model in models)]
     hint = did_you_mean(wanted, names, f"there are {', '.join(names[:20]) or 'none'}")
     return RequestError(f"there is no model {wanted[:200]!r}; {hint}", param="model", code="model_not_found")
+
+
+def by_id(models: Sequence[ModelInfo]) -> dict[str, list[ModelInfo]]:
+    """Return each model once, with what each link that has it says of it, in the chain's order."""
+    found: dict[str, list[ModelInfo]] = {}
+    for model in models:
+        found.setdefault(model.id, []).append(model)
+    return found
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

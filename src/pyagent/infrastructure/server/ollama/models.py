@@ -23,7 +23,7 @@ from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.errors import logged_error
 from pyagent.infrastructure.server.ollama.replies import timestamp
 from pyagent.infrastructure.server.ollama.requests import read_model
-from pyagent.infrastructure.server.service import Service, json_response, unknown_model
+from pyagent.infrastructure.server.service import Service, by_id, json_response, unknown_model
 from pyagent.infrastructure.server.streaming import EventStream
 
 _LATEST = ":latest"
@@ -48,12 +48,13 @@ async def find_model(service: Service, name: str) -> ModelInfo:
 
 async def tags(service: Service, _request: Request) -> Response:
     """GET /api/tags."""
-    return json_response({"models": [_listed(service, model) for model in await service.models()]})
+    models = by_id(await service.models()).values()
+    return json_response({"models": [_listed(service, said[0]) for said in models]})
 
 
 async def show_loaded(service: Service, _request: Request) -> Response:
     """GET /api/ps: the models in memory."""
-    loaded = [model for model in await service.models() if model.is_loaded]
+    loaded = [said[0] for said in by_id([one for one in await service.models() if one.is_loaded]).values()]
     more = {"expires_at": _NEVER, "size_vram": 0}
     return json_response({"models": [_listed(service, model) | more | _window(model) for model in loaded]})
 

@@ -131,18 +131,20 @@ class OpenAIEncoder:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
 
-def model_entry(model: ModelInfo, created: int) -> JsonObject:
-    """One model of GET /v1/models; what OpenAI does not have follows its fields."""
+def model_entry(said: Sequence[ModelInfo], created: int) -> JsonObject:
+    """One model of GET /v1/models, as its links have it; what OpenAI does not have follows its fields."""
+    model, links = said[0], list(dict.fromkeys(one.backend for one in said if one.backend))
     entry: JsonObject = {"id": model.id, "object": "model", "created": created, "owned_by": model.backend or "pyagent"}
     facts = {name: getattr(model, name) for name in ("context_length", "architecture", "quantization", "size_bytes")}
+    entry |= {"backends": links} if len(links) > 1 else {}
     return entry | {name: value for name, value in facts.items() if value is not None}
 
 
 def anthropic_models(models: Sequence[ModelInfo], created: int) -> JsonObject:
     """The list of models in Anthropic's shape."""
     since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
-    listed = [{"type": "model", "id": model.id, "display_name": model.id, "created_at": since} for model in models]
-    ids = [model.id for model in models]
+    ids = list(dict.fromkeys(model.id for model in models))
+    listed = [{"type": "model", "id": one, "display_name": one, "created_at": since} for one in ids]
     return {"data": listed, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 

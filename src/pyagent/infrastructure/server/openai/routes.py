@@ -13,7 +13,7 @@ from pyagent.infrastructure.server.openai.embeddings import embeddings_body, rea
 from pyagent.infrastructure.server.openai.replies import OpenAIEncoder, anthropic_models, model_entry
 from pyagent.infrastructure.server.openai.requests import ParsedRequest, read_chat, read_completion
 from pyagent.infrastructure.server.openai.response_formats import renamed
-from pyagent.infrastructure.server.service import Service, json_response, unknown_model
+from pyagent.infrastructure.server.service import Service, by_id, json_response, unknown_model
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -39,7 +39,7 @@ async def list_models(service: Service, request: Request) -> Response:
     """GET /v1/models; Anthropic's clients, who ask at the same path, name a version of their API."""
     if "anthropic-version" in request.headers:
         return json_response(anthropic_models(await service.models(), service.created))
-    listed = [model_entry(model, service.created) for model in await service.models()]
+    listed = [model_entry(said, service.created) for said in by_id(await service.models()).values()]
     return json_response({"object": "list", "data": listed})
 
 
@@ -47,9 +47,8 @@ async def show_model(service: Service, request: Request) -> Response:
     """GET /v1/models/{id}."""
     wanted = str(request.path_params["id"])
     models = await service.models()
-    for model in models:
-        if model.id == wanted:
-            return json_response(model_entry(model, service.created))
+    if said := by_id(models).get(wanted):
+        return json_response(model_entry(said, service.created))
     raise unknown_model(wanted, models)
 
 
