@@ -81,7 +81,7 @@ def test_best_beam_is_the_likeliest_text_of_the_form(tiny_model_path: Path) -> N
             ways: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
             while ways:
                 before, tokens = ways.pop()
-                grammar = model.grammars.compile(CHOICE)
+                grammar = model.grammars.begin(CHOICE).result()
                 for token in tokens:
                     grammar.accept(token)
                 if grammar.is_finished:

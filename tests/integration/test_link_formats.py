@@ -214,6 +214,7 @@ TAGS: Any = {
         ("sglang", GBNF, "12", {"ebnf": "root ::= [0-9]+"}),
         ("sglang", TAGS, "<a>x</a>", {"response_format": TAGS}),
         ("llamacpp", GBNF, "12", {"grammar": "root ::= [0-9]+"}),
+        ("llamacpp", DATE, "2030", {"grammar": "root ::= [0-9]{4}"}),
         ("llamacpp", CHOICE, 'a "b"', {"grammar": 'root ::= "a \\"b\\"" | "c\\n"'}),
     ],
 )
@@ -239,7 +240,7 @@ def test_form_is_passed_on_to_a_server_that_has_it(owner: str, form: Any, answer
     [
         ("fake", DATE, {}),  # what it does with the fields of others is not known
         ("sglang", LARK, {}),
-        ("llamacpp", DATE, {}),
+        ("llamacpp", {"type": "regex", "pattern": r"\p{Nd}{4}"}, {}),
         ("llamacpp", GBNF, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ],
 )

@@ -13,6 +13,7 @@ from support.calling_model import scripted, write_calling_model
 from pyagent.core.response_format import ResponseFormat
 from pyagent.core.structural_tags import AnyText, RegexContent, Tag, TriggeredTags
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -33,7 +34,11 @@ def tokenizer(model: Path) -> ModelTokenizer:
 
 def takes(tokenizer: ModelTokenizer, tags: Any, *parts: str | int) -> bool:
     """Whether letters, and tokens by their ids, are allowed in this order, and the end after them."""
-    grammar = GrammarCompiler(tokenizer).compile(ResponseFormat("structural_tag", structural_tag=tags))
+    grammar = (
+        GrammarCompiler(ModelVocabulary(tokenizer))
+        .begin(ResponseFormat("structural_tag", structural_tag=tags))
+        .result()
+    )
     for part in parts:
         for token in [part] if isinstance(part, int) else tokenizer.encode_continuation(part):
             if not grammar.mask()[token // 8] >> token % 8 & 1:

@@ -22,6 +22,7 @@ from pyagent.core.messages import JsonSchemaFormat, ResponseFormat
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.grammar.xgrammar import XGRAMMAR
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 
 pytestmark = pytest.mark.oracle
 SUITE = Path(__file__).parents[2] / ".cache/json-schema-suite"
@@ -112,10 +113,10 @@ def test_schemas_are_enforced_or_refused(draft: str, backend: Any, capsys: pytes
         pytest.skip("make schemas fetches the suite")
     if (reason := backend.unavailable_reason()) is not None:
         pytest.skip(reason)
-    compiler, counts, wrong = GrammarCompiler(Bytes(), factories=[backend]), Counter[str](), []  # type: ignore[arg-type]
+    compiler, counts, wrong = GrammarCompiler(ModelVocabulary(Bytes()), factories=[backend]), Counter[str](), []  # type: ignore[arg-type]
     for name, schema, tests in cases(draft):
         try:
-            grammar = compiler.compile(ResponseFormat("json_schema", JsonSchemaFormat(schema=schema)))
+            grammar = compiler.begin(ResponseFormat("json_schema", JsonSchemaFormat(schema=schema))).result()
         except RequestError as error:
             counts["refused"] += 1
             if not re.search(r"#[^ :]*[:)]", str(error)):

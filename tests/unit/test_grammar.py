@@ -38,7 +38,7 @@ CHOICES = [
 
 @pytest.fixture(scope="module")
 def compiler(tiny_model_path: Path) -> GrammarCompiler:
-    return GrammarCompiler(ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS))
+    return GrammarCompiler(ModelVocabulary(ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)))
 
 
 def allowed(grammar: Grammar) -> list[int]:
@@ -65,13 +65,13 @@ def schema_format(schema: JsonObject) -> ResponseFormat:
 def test_choice_yields_exactly_the_texts(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
     """Random walks end in one of the texts and reach all of them, quotes, line breaks and control tokens included."""
     grammar = ResponseFormat(type="choice", choice=CHOICES)
-    seen = {walk(compiler.compile(grammar), tokenizer, seed) for seed in range(400)}
+    seen = {walk(compiler.begin(grammar).result(), tokenizer, seed) for seed in range(400)}
     assert seen == set(CHOICES)
 
 
 def test_control_tokens_are_never_allowed_as_text(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
     """Inside a JSON text a control token's letters are allowed, the token itself is not."""
-    grammar = compiler.compile(schema_format({"type": "string"}))
+    grammar = compiler.begin(schema_format({"type": "string"})).result()
     grammar.accept(tokenizer.encode_text('"')[0])
     controls = {tokenizer.tokenizer.inner.token_to_id(text) for text in CONTROL_TOKENS}
     for token in tokenizer.tokenizer.inner.encode("<", add_special_tokens=False).ids:
@@ -81,7 +81,7 @@ def test_control_tokens_are_never_allowed_as_text(compiler: GrammarCompiler, tok
 
 def test_end_is_allowed_only_where_the_text_is_whole(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
     """After `yes` of yes/yesterday both the end and more letters are allowed; after `ye` only letters."""
-    grammar = compiler.compile(ResponseFormat(type="choice", choice=["yes", "yesterday"]))
+    grammar = compiler.begin(ResponseFormat(type="choice", choice=["yes", "yesterday"])).result()
     for letter in "ye":
         assert not tokenizer.end_ids & set(allowed(grammar))
         grammar.accept(tokenizer.encode_text(letter)[0])
@@ -93,7 +93,7 @@ def test_end_is_allowed_only_where_the_text_is_whole(compiler: GrammarCompiler, 
 
 def test_refused_token_is_an_error(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
     """A token the mask forbids is not taken."""
-    grammar = compiler.compile(ResponseFormat(type="choice", choice=["yes"]))
+    grammar = compiler.begin(ResponseFormat(type="choice", choice=["yes"])).result()
     with pytest.raises(ValueError, match="cannot be enforced"):
         grammar.accept(tokenizer.encode_text("n")[0])
 
@@ -103,7 +103,7 @@ def test_thousands_of_choices_with_one_beginning_are_held_to(
 ) -> None:
     """More choices than the parser has rows for, all with one beginning, are no fault of the request."""
     choices = [f"text {number}" for number in range(3000)]
-    assert walk(compiler.compile(ResponseFormat(type="choice", choice=choices)), tokenizer, 1) in choices
+    assert walk(compiler.begin(ResponseFormat(type="choice", choice=choices)).result(), tokenizer, 1) in choices
 
 
 def test_what_cannot_be_enforced_is_said_briefly(compiler: GrammarCompiler) -> None:
@@ -113,9 +113,9 @@ def test_what_cannot_be_enforced_is_said_briefly(compiler: GrammarCompiler) -> N
         for _ in range(depth):
             schema = {"type": "object", "properties": {"a": schema}}
         with pytest.raises(RequestError, match=r"recursion|too long"):
-            compiler.compile(ResponseFormat("json_schema", JsonSchemaFormat(schema=schema)))
+            compiler.begin(ResponseFormat("json_schema", JsonSchemaFormat(schema=schema))).result()
     with pytest.raises(RequestError, match="the limit is"):
-        compiler.compile(ResponseFormat("choice", choice=["x" * 2**21]))
+        compiler.begin(ResponseFormat("choice", choice=["x" * 2**21])).result()
     dump = "Parser Error: Current row has 3001 items; max is 2000\n<state>\nTokens: secret\n</state>"
     assert told_briefly(ValueError(dump)) == (
         "response_format cannot be enforced: it is too complex: 3001 alternatives at one place, where 2000 are taken; "
@@ -126,18 +126,20 @@ def test_what_cannot_be_enforced_is_said_briefly(compiler: GrammarCompiler) -> N
 def test_any_json_is_an_object(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
     """`json_object` gives a JSON object."""
     for seed in range(5):
-        assert isinstance(json.loads(walk(compiler.compile(ResponseFormat(type="json_object")), tokenizer, seed)), dict)
+        assert isinstance(
+            json.loads(walk(compiler.begin(ResponseFormat(type="json_object")).result(), tokenizer, seed)), dict
+        )
 
 
 def test_grammars_do_not_share_their_place(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
     """Two requests with one schema walk it on their own, and more schemas than are remembered still compile."""
     wanted = ResponseFormat(type="choice", choice=["ab"])
-    first, second = compiler.compile(wanted), compiler.compile(wanted)
+    first, second = compiler.begin(wanted).result(), compiler.begin(wanted).result()
     first.accept(tokenizer.encode_text("a")[0])
     assert allowed(second) == [tokenizer.encode_text("a")[0]]
     for number in range(100):
-        compiler.compile(ResponseFormat(type="choice", choice=[f"text {number}"]))
-    assert allowed(compiler.compile(wanted)) == allowed(second)
+        compiler.begin(ResponseFormat(type="choice", choice=[f"text {number}"])).result()
+    assert allowed(compiler.begin(wanted).result()) == allowed(second)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_grammars_do_not_share_their_place(compiler: GrammarCompiler, tokenizer:
 def test_form_that_cannot_be_enforced_is_refused(compiler: GrammarCompiler, wanted: ResponseFormat) -> None:
     """What cannot be enforced is refused at the door, with the reason and the field at fault."""
     with pytest.raises(RequestError, match=r"response_format|JSON schema") as caught:
-        compiler.compile(wanted)
+        compiler.begin(wanted).result()
     assert (caught.value.param or "").startswith("response_format")
 
 
@@ -205,7 +207,7 @@ def test_schema_without_values_is_refused_in_plain_words(
 ) -> None:
     """A reference that has no end, leads nowhere or outside, and a contradiction, are told with their place."""
     with pytest.raises(RequestError) as caught:
-        compiler.compile(schema_format(schema))
+        compiler.begin(schema_format(schema)).result()
     assert says in str(caught.value)
     assert "NoExtension" not in str(caught.value)
 
@@ -230,7 +232,7 @@ def test_schema_without_values_is_refused_in_plain_words(
 )
 def test_schema_of_trees_is_taken(compiler: GrammarCompiler, tokenizer: ModelTokenizer, schema: JsonObject) -> None:
     """Schemas that refer to themselves where a value may end (lists, trees, null) are held to as any others."""
-    assert allowed(compiler.compile(schema_format(schema)))
+    assert allowed(compiler.begin(schema_format(schema)).result())
 
 
 def test_form_beside_calls_is_checked_too(compiler: GrammarCompiler) -> None:
@@ -254,7 +256,7 @@ def test_long_chains_of_references_are_followed_at_once(compiler: GrammarCompile
 
 def test_a_failed_grammar_allows_nothing_instead_of_the_end(compiler: GrammarCompiler) -> None:
     """A grammar that went wrong says so when asked what may follow: an answer that ends there would look whole."""
-    grammar = compiler.compile(schema_format({"type": "object"}))
+    grammar = compiler.begin(schema_format({"type": "object"})).result()
     with pytest.raises(ValueError, match="cannot be enforced"):
         grammar.accept(NUM_TOKENS - 1)
     with pytest.raises(ValueError, match="grammar") as failed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,19 +18,19 @@ from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.grammar.choice import pick_grammar_backends
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.grammar.xgrammar import check
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
 def test_slow_grammar_delays_only_those_who_want_it(tokenizer: ModelTokenizer) -> None:
     """While one grammar compiles, another is compiled and given; equal ones of a tenant are compiled once."""
     backend = Gated()
-    compiler = GrammarCompiler(tokenizer, factories=[backend])
-    with ThreadPoolExecutor(3) as threads:
-        slow = [threads.submit(compiler.compile, choice("slow"), "anna") for _ in range(2)]
-        assert not compiler.compile(choice("quick"), "anna").is_finished
-        assert not any(one.done() for one in slow)
-        backend.gate.set()
-        first, second = (one.result(60) for one in slow)
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[backend])
+    slow = [compiler.begin(choice("slow"), "anna") for _ in range(2)]
+    assert not compiler.begin(choice("quick"), "anna").result().is_finished
+    assert not any(one.done() for one in slow)
+    backend.gate.set()
+    first, second = (one.result(60) for one in slow)
     first.accept(tokenizer.encode_text("s")[0])
     assert second.mask() != first.mask()
     assert sorted(backend.compiled) == ['["quick"]', '["slow"]']
@@ -40,9 +39,9 @@ def test_slow_grammar_delays_only_those_who_want_it(tokenizer: ModelTokenizer) -
 def test_tenant_with_many_slow_grammars_leaves_a_turn_to_others(tokenizer: ModelTokenizer) -> None:
     """Two of a tenant's compile at once, and another tenant's beside them; those that wait come in their order."""
     backend = Gated()
-    compiler = GrammarCompiler(tokenizer, factories=[backend])
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[backend])
     slow = [compiler.begin(choice(f"slow {number}"), "anna") for number in range(4)]
-    assert not compiler.compile(choice("quick"), "ben").is_finished
+    assert not compiler.begin(choice("quick"), "ben").result().is_finished
     wait_until(lambda: len(backend.compiled) == 3)
     assert set(backend.compiled) == {'["slow 0"]', '["slow 1"]', '["quick"]'}
     backend.gate.set()
@@ -53,22 +52,22 @@ def test_tenant_with_many_slow_grammars_leaves_a_turn_to_others(tokenizer: Model
 def test_request_that_leaves_takes_its_grammar_from_nobody(tokenizer: ModelTokenizer) -> None:
     """Where one of two requests for a grammar is cancelled, the other has it, and so has a later one."""
     backend = Gated()
-    compiler = GrammarCompiler(tokenizer, factories=[backend])
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[backend])
     first, second = (compiler.begin(choice("slow"), "anna") for _ in range(2))
     assert first.cancel()
     backend.gate.set()
     assert not second.result(60).is_finished
-    assert not compiler.compile(choice("slow"), "anna").is_finished
+    assert not compiler.begin(choice("slow"), "anna").result().is_finished
     assert len(backend.compiled) == 1
 
 
 def test_grammar_that_ends_late_is_of_use(tokenizer: ModelTokenizer) -> None:
     """What was given up and ends all the same is there for the next request."""
     backend = Gated()
-    compiler = GrammarCompiler(tokenizer, factories=[backend], compile_seconds=0.1)
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[backend], compile_seconds=0.1)
     for _ in range(2):  # the second is told at once
         with pytest.raises(RequestError, match="did not compile within"):
-            compiler.compile(choice("slow"))
+            compiler.begin(choice("slow")).result()
     backend.gate.set()
     wait_until(lambda: compiler.begin(choice("slow")).exception() is None)
     assert len(backend.compiled) == 1
@@ -77,9 +76,9 @@ def test_grammar_that_ends_late_is_of_use(tokenizer: ModelTokenizer) -> None:
 def test_tenants_do_not_share_what_is_compiled(tokenizer: ModelTokenizer) -> None:
     """What one tenant has compiled is compiled again for another, so that no time tells of it."""
     backend = Gated()
-    compiler = GrammarCompiler(tokenizer, factories=[backend])
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[backend])
     for tenant in ("anna", "bert", "anna"):
-        compiler.compile(choice("a"), tenant)
+        compiler.begin(choice("a"), tenant).result()
     assert backend.compiled == ['["a"]'] * 2
 
 
@@ -100,8 +99,8 @@ def test_next_backend_is_asked_for_what_one_cannot(
     tokenizer: ModelTokenizer, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a backend refuses or breaks at, the next one enforces; the grammar says which, the log quotes nothing."""
-    compiler = GrammarCompiler(tokenizer, factories=[Refusing(error), Gated()])
-    assert compiler.compile(choice("a")).backend_name == "gated"
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[Refusing(error), Gated()])
+    assert compiler.begin(choice("a")).result().backend_name == "gated"
     assert "secret" not in caplog.text
 
 
@@ -109,9 +108,9 @@ def test_first_refusal_is_told_where_no_backend_can(tokenizer: ModelTokenizer) -
     """The reason is that of the first backend that refused, not of one that broke."""
     broken, first, second = (Refusing(one) for one in (RuntimeError(), RequestError("first"), RequestError("second")))
     with pytest.raises(RequestError, match="first"):
-        GrammarCompiler(tokenizer, factories=[broken, first, second]).compile(choice("a"))
+        GrammarCompiler(ModelVocabulary(tokenizer), factories=[broken, first, second]).begin(choice("a")).result()
     with pytest.raises(PluginError, match="failed to compile: RuntimeError"):
-        GrammarCompiler(tokenizer, factories=[broken]).compile(choice("a"))
+        GrammarCompiler(ModelVocabulary(tokenizer), factories=[broken]).begin(choice("a")).result()
 
 
 class Absent(Gated):
@@ -153,7 +152,7 @@ def test_bad_plugin_is_named(tokenizer: ModelTokenizer) -> None:
     (factory,) = [one for name, one in host.grammar_backends().items() if name == "mine"]
     assert "plugin 'broken' failed to say" in str(factory.unavailable_reason())
     with pytest.raises(PluginError, match="plugin 'broken': its grammar backend 'mine' has no `compile`"):
-        GrammarCompiler(tokenizer, factories=[factory]).compile(choice("a"))
+        GrammarCompiler(ModelVocabulary(tokenizer), factories=[factory]).begin(choice("a")).result()
 
 
 @pytest.mark.parametrize(
@@ -175,10 +174,12 @@ def test_what_xgrammar_would_leave_out_goes_to_the_next_backend(schema: JsonObje
 def test_request_may_name_the_backend_that_is_asked_first(tokenizer: ModelTokenizer) -> None:
     """Of the backends that plugins bring, one is asked first, or alone; what it compiled is not given as another's."""
     gated = Gated()
-    compiler = GrammarCompiler(tokenizer, factories=[GUIDANCE, gated])
-    asked = {name: compiler.compile(choice("a"), backend=name).backend_name for name in ("", "gated", "guidance")}
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[GUIDANCE, gated])
+    asked = {
+        name: compiler.begin(choice("a"), backend=name).result().backend_name for name in ("", "gated", "guidance")
+    }
     assert asked == {"": "guidance", "gated": "gated", "guidance": "guidance"}
-    assert compiler.compile(choice("b"), backend="gated:no-fallback").backend_name == "gated"
+    assert compiler.begin(choice("b"), backend="gated:no-fallback").result().backend_name == "gated"
     with pytest.raises(RequestError, match=r"is one of auto, guidance, gated .*, got 'outlines'") as caught:
         compiler.check_backend("outlines")
     assert caught.value.param == "guided_decoding_backend"

@@ -27,11 +27,11 @@ SCHEMAS: list[JsonObject] = [
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer)
+    return GrammarCompiler(ModelVocabulary(tokenizer))
 
 
 def compiled(compiler: GrammarCompiler, schema: JsonObject) -> Grammar:
-    return compiler.compile(ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema)))
+    return compiler.begin(ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))).result()
 
 
 def allowed(grammar: Grammar) -> list[int]:

@@ -20,12 +20,13 @@ from pyagent.core.structured_output.lark_depth import check_depth
 from pyagent.core.structured_output.lark_source import schemas_in
 from pyagent.core.structured_output.schema_limits import repeated, source_excess
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer)
+    return GrammarCompiler(ModelVocabulary(tokenizer))
 
 
 def schema_format(schema: JsonObject) -> ResponseFormat:
@@ -85,7 +86,7 @@ def test_repetitions_of_a_grammar_are_counted_before_it_is_compiled(
 ) -> None:
     """Lark's own repetitions within repetitions are counted as a regex's, through the terminals that are named."""
     with pytest.raises(RequestError, match=says):
-        compiler.compile(ResponseFormat("grammar", grammar=GrammarFormat(lark)))
+        compiler.begin(ResponseFormat("grammar", grammar=GrammarFormat(lark))).result()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_repetitions_of_a_grammar_are_counted_before_it_is_compiled(
 )
 def test_repetitions_that_are_none_are_not_counted(compiler: GrammarCompiler, lark: str) -> None:
     """Comments, texts and schemas repeat nothing; a rule may repeat lexemes that repeat letters."""
-    assert not compiler.compile(ResponseFormat("grammar", grammar=GrammarFormat(lark))).is_finished
+    assert not compiler.begin(ResponseFormat("grammar", grammar=GrammarFormat(lark))).result().is_finished
 
 
 def test_many_schemas_that_are_none_take_no_time() -> None:
@@ -120,7 +121,7 @@ def test_schema_bomb_is_refused_at_once(compiler: GrammarCompiler, schema: JsonO
     """What would take seconds or hundreds of megabytes is refused with its place, before anything is compiled."""
     start = time.process_time()
     with pytest.raises(RequestError) as caught:
-        compiler.compile(schema_format(schema))
+        compiler.begin(schema_format(schema)).result()
     assert says in str(caught.value)
     assert time.process_time() - start < 1.0  # some 20 ms, of all threads
 
@@ -138,7 +139,7 @@ def test_schema_bomb_is_refused_at_once(compiler: GrammarCompiler, schema: JsonO
 def test_other_bombs_are_refused_at_once(compiler: GrammarCompiler, wanted: ResponseFormat) -> None:
     """Choices, regexes and grammars have bounds too."""
     with pytest.raises(RequestError, match=r"cannot be enforced: .*up to"):
-        compiler.compile(wanted)
+        compiler.begin(wanted).result()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_other_bombs_are_refused_at_once(compiler: GrammarCompiler, wanted: Resp
 )
 def test_large_schemas_of_honest_use_are_taken(compiler: GrammarCompiler, schema: JsonObject) -> None:
     """Bounds leave room for long texts, lists and enumerations, and for patterns with counts."""
-    assert not compiler.compile(schema_format(schema)).is_finished
+    assert not compiler.begin(schema_format(schema)).result().is_finished
 
 
 @given(st.text(alphabet="ab(){}[]\\,0123456789*|", max_size=60))
@@ -194,16 +195,16 @@ class Endless:
 def test_grammar_that_compiles_for_ever_is_given_up(tokenizer: ModelTokenizer) -> None:
     """A request waits for its grammar no longer than the bound; then only its own tenant's wait for it to end."""
     backend = Endless()
-    compiler = GrammarCompiler(tokenizer, factories=[backend], compile_seconds=0.2)
+    compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[backend], compile_seconds=0.2)
     for tenant in ("anna", "ben", "cleo"):  # more than compile at once
         with pytest.raises(RequestError, match="did not compile within"):
-            compiler.compile(schema_format({"const": "endless"}), tenant)
+            compiler.begin(schema_format({"const": "endless"}), tenant).result()
     with pytest.raises(RequestError, match="did not compile within"):
-        compiler.compile(schema_format({"const": "endless too"}), "anna")
+        compiler.begin(schema_format({"const": "endless too"}), "anna").result()
     with pytest.raises(CapacityError, match="still compile"):
-        compiler.compile(schema_format({"type": "null"}), "anna")
+        compiler.begin(schema_format({"type": "null"}), "anna").result()
     with pytest.raises(RequestError, match="did not compile within"):
-        compiler.compile(schema_format({"const": "endless"}), "anna")
+        compiler.begin(schema_format({"const": "endless"}), "anna").result()
     wait_until(lambda: _compiles(compiler, "dora"))
     backend.end.set()
     wait_until(lambda: _compiles(compiler, "anna"))
@@ -211,7 +212,7 @@ def test_grammar_that_compiles_for_ever_is_given_up(tokenizer: ModelTokenizer) -
 
 def _compiles(compiler: GrammarCompiler, tenant: str) -> bool:
     try:
-        compiler.compile(schema_format({"type": "null"}), tenant)
+        compiler.begin(schema_format({"type": "null"}), tenant).result()
     except CapacityError:
         return False
     except RequestError as error:
@@ -226,7 +227,7 @@ def test_long_chain_of_references_does_not_end_the_process(compiler: GrammarComp
         f"d{number}": {"type": "array", "items": {"$ref": f"#/$defs/d{number + 1}"}} for number in range(num_references)
     }
     schema: JsonObject = {"$defs": {**defs, f"d{num_references}": {"type": "null"}}, "$ref": "#/$defs/d0"}
-    assert not compiler.compile(schema_format(schema)).is_finished
+    assert not compiler.begin(schema_format(schema)).result().is_finished
     assert not validate_partial("[[", schema=schema)
 
 
@@ -236,7 +237,7 @@ def test_rules_of_all_forms_lead_only_so_deep(compiler: GrammarCompiler, rule: s
     rules = "\n".join(rule.format(number, number + 1) for number in range(3000))
     wanted = ResponseFormat(type="grammar", grammar=GrammarFormat(f'start: r0\n{rules}\nr3000: "z"\n'))
     with pytest.raises(RequestError, match="deep into one another"):
-        compiler.compile(wanted)
+        compiler.begin(wanted).result()
 
 
 @pytest.mark.parametrize("text", ["a" * 300_000, "<" * 300_000, "\\/" * 150_000, '\\"' * 150_000])
@@ -255,7 +256,7 @@ def test_unclosed_repetitions_are_looked_at_once(compiler: GrammarCompiler) -> N
     started = time.process_time()
     for definition in ('root ::= "a"{' + " " * 50_000 + "x", 'root ::= "a"{' + "1" * 50_000 + "x"):
         with pytest.raises(RequestError):
-            compiler.compile(ResponseFormat(type="grammar", grammar=GrammarFormat(definition, "gbnf")))
+            compiler.begin(ResponseFormat(type="grammar", grammar=GrammarFormat(definition, "gbnf"))).result()
     assert repeated("a{" + "1" * 15_000) == 1
     assert repeated("(a{2}){" + "1" * 15_000 + "}") > 1
     assert time.process_time() - started < 10
@@ -265,11 +266,11 @@ def test_long_names_do_not_multiply(compiler: GrammarCompiler) -> None:
     """The places of 2,000 schemas below a name of 50,000 letters would take 100 MB."""
     inner: JsonObject = {"properties": {str(number): {} for number in range(2000)}}
     with pytest.raises(RequestError, match="too long"):
-        compiler.compile(schema_format({"properties": {"a" * 50_000: inner}}))
+        compiler.begin(schema_format({"properties": {"a" * 50_000: inner}})).result()
 
 
 def test_slash_in_a_text_hides_no_pattern(compiler: GrammarCompiler) -> None:
     """A regex is bounded also where a text before it has a slash."""
     wanted = GrammarFormat('start: T\nT: "/" /((a{100}){100}){100}/\n')
     with pytest.raises(RequestError, match="repetitions within repetitions"):
-        compiler.compile(ResponseFormat(type="grammar", grammar=wanted))
+        compiler.begin(ResponseFormat(type="grammar", grammar=wanted)).result()

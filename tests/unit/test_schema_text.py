@@ -13,16 +13,17 @@ from pyagent.core.dialects.schema_text import same_spaces, schema_text
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, JsonObject, JsonSchemaFormat, ResponseFormat, Tool
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer)
+    return GrammarCompiler(ModelVocabulary(tokenizer))
 
 
 def compiled(compiler: GrammarCompiler, schema: JsonObject) -> Grammar:
-    return compiler.compile(ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema)))
+    return compiler.begin(ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))).result()
 
 
 def is_taken(grammar: Grammar, tokenizer: ModelTokenizer, value: object) -> bool:

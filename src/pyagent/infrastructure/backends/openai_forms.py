@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.messages import JsonObject, ResponseFormat
+from pyagent.core.structured_output.regex_gbnf import gbnf_of_regex, quoted
 from pyagent.infrastructure.backends.openai_models import ListedModel
 
 ServerKind = Literal["vllm", "sglang", "llama.cpp"]
@@ -64,8 +65,8 @@ def _of_sglang(wanted: ResponseFormat) -> JsonObject | None:
 
 def _of_llama_cpp(wanted: ResponseFormat) -> JsonObject | None:
     if wanted.type == "choice" and wanted.choice:
-        return {"grammar": f"root ::= {' | '.join(map(_gbnf_text, wanted.choice))}"}
-    gbnf = _gbnf(wanted)
+        return {"grammar": f"root ::= {' | '.join(map(quoted, wanted.choice))}"}
+    gbnf = gbnf_of_regex(wanted.regex) if wanted.type == "regex" and wanted.regex else _gbnf(wanted)
     return {"grammar": gbnf} if gbnf else None
 
 
@@ -76,12 +77,3 @@ def _gbnf(wanted: ResponseFormat) -> str | None:
 
 def _structural_tag(wanted: ResponseFormat) -> JsonObject:
     return {"type": "structural_tag", "format": msgspec.to_builtins(wanted.structural_tag)}
-
-
-_ESCAPED = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
-
-
-def _gbnf_text(text: str) -> str:
-    """Return a text as GBNF has it: control characters by their codes."""
-    letters = (_ESCAPED.get(letter) or (letter if letter >= " " else f"\\x{ord(letter):02X}") for letter in text)
-    return f'"{"".join(letters)}"'

@@ -23,11 +23,10 @@ from pyagent.infrastructure.engine.grammar.choice import pick_first
 from pyagent.infrastructure.engine.grammar.compilation import Compilation, CompileQueue
 from pyagent.infrastructure.engine.grammar.grammar import Grammar
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
-from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 
 if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
     from pyagent.infrastructure.engine.memory.ledger import Reservation
-    from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +47,13 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        tokenizer: ModelTokenizer,
+        vocabulary: ModelVocabulary,
         memory: Reservation | None = None,
         factories: Sequence[GrammarBackendFactory] = (GUIDANCE,),
         compile_seconds: float = 10.0,
     ) -> None:
-        """With the backends in the order in which they are asked, and how long a grammar may compile."""
-        self._vocabulary = ModelVocabulary(tokenizer)
+        """With the model's one vocabulary, backends in the order they are asked, and how long a grammar may compile."""
+        self._vocabulary = vocabulary
         self._memory = memory
         self._factories = factories
         self._backends: dict[str, GrammarBackend] = {}
@@ -64,10 +63,6 @@ class GrammarCompiler:
         # The process's own account has a library that was there before the model.
         self._library_bytes = 0 if "llguidance" in sys.modules else _LIBRARY_BYTES
         self._lock = threading.Lock()  # never held while something compiles
-
-    def compile(self, wanted: ResponseFormat, tenant: str = "", backend: str = "") -> Grammar:
-        """Return a grammar at its start, waiting for it. Raises what `begin` does, and what its future has."""
-        return self.begin(wanted, tenant, backend).result()
 
     def check_backend(self, name: str) -> None:
         """Raise `RequestError` for a backend that is not among those of this model."""

@@ -50,9 +50,8 @@ class LoadedModel:
         self.context_length = min(own_context, options.max_model_len or own_context, self.runner.kv_tokens)
         step = options.largest_step._replace(num_positions=self.context_length)
         memory.workspace.resize(self.runner.step_bytes(step))
-        self.logits = LogitsProcessors(
-            options.logits, ModelVocabulary(self.tokenizer), is_possible=self.runner.processes_logits
-        )
+        vocabulary = ModelVocabulary(self.tokenizer)
+        self.logits = LogitsProcessors(options.logits, vocabulary, is_possible=self.runner.processes_logits)
         self.engine = Engine(
             self.runner,
             options.limits,
@@ -60,7 +59,7 @@ class LoadedModel:
             logits=self.logits.step,
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
-        self.grammars = GrammarCompiler(self.tokenizer, memory.grammars, options.grammar_backends)
+        self.grammars = GrammarCompiler(vocabulary, memory.grammars, options.grammar_backends)
         self.sessions = Sessions(
             self.tokenizer, self.context_length, scope=options.session_scope, memory=memory.sessions
         )
