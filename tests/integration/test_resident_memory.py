@@ -78,7 +78,8 @@ def test_resident_memory_is_what_the_ledger_counts(smollm2_path: Path) -> None:
         else:
             assert resident < 1.05 * held, when
     at_start, first, second = rows[0][2]["process"], *(row[1] for row in rows if row[0] == "deep asleep")
-    assert first < at_start + 20_000_000, "libraries that grammars brought in are 7 MB"
+    left = first - at_start
+    assert left < 40_000_000, "libraries are 14 MB; threads leave 4 MB in heaps of theirs, on a busy machine 24"
     assert second < first + 10_000_000, "each load leaves something behind"
     accounts = rows[2][2]
     names = {"process", *(f"{part}:m" for part in ("weights", "kv", "workspace", "tokenizer", "sessions", "grammars"))}
