@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.pretty import pretty_repr
 from support.doors import Node, Wire, tapped
 from support.waiting import until
 
@@ -151,6 +152,7 @@ async def test_join_tells_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFix
             assert secret not in said
         assert not any(state.current.secret[i : i + 8] in said for i in range(24))
         assert code not in repr(one.invitations.find())
+        assert code not in pretty_repr(one.invitations.find())
 
 
 async def test_join_refuses_a_door_that_does_not_know_the_code(tmp_path: Path) -> None:

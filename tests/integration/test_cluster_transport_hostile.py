@@ -14,7 +14,7 @@ import pytest
 import zmq
 from support.cluster_transports import QUICK, Node, nodes, until
 
-from pyagent.core.errors import ClusterError
+from pyagent.core.errors import ClusterError, WireError
 from pyagent.infrastructure.cluster import frames
 from pyagent.infrastructure.cluster.frames import HELLO, Begin, Call, Cancel, Cast, Chunk, Credit, Item, Open, Ping
 from pyagent.infrastructure.cluster.peer import Path, Peer
@@ -257,6 +257,29 @@ def test_harmless_oddities_of_a_member_are_passed_over() -> None:
                 member.send(encode(Call(1, "echo", float("nan"), b"x")))
                 while b"member:x" not in await member.receive():
                     pass
+
+    run(test())
+
+
+def test_refused_casts_are_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A member that sends casts which cannot be read is told of once, without a traceback, however many come."""
+
+    async def test() -> None:
+        async with nodes() as (one, two):
+            heard = list[bytes]()
+
+            def refuse(_peer_id: str, payload: bytes, _buffers: object) -> None:
+                heard.append(payload)
+                raise WireError("what is no load", peer="")
+
+            two.transport.handle("load", refuse)
+            for number in range(50):
+                assert one.transport.cast(two.id, "load", b"%d" % number)
+            await until(lambda: len(heard) == 50)
+            [record] = [one for one in caplog.records if one.name.endswith("rpc")]
+            assert "node0" in record.getMessage()
+            assert "what is no load" in record.getMessage()
+            assert record.exc_info is None
 
     run(test())
 

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,10 @@ class Invitation(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Invitation(made_at={self.made_at}, num_tries={self.num_tries}, used_by={self.used_by!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return what tracebacks of `rich` show; a struct's own shows the code."""
+        return [("made_at", self.made_at), ("num_tries", self.num_tries), ("used_by", self.used_by)]
 
     def outcome(self, now: float) -> Outcome:
         """Return whether it may still be used, or why not. A clock that was set back ends it too."""

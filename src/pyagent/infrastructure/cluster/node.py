@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import socket
 import time
@@ -59,6 +58,7 @@ from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.join import Inviter
 from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
+from pyagent.infrastructure.cluster.private_file import locked
 from pyagent.infrastructure.cluster.protocol import (
     FORGET,
     GOSSIP,
@@ -71,18 +71,6 @@ from pyagent.infrastructure.cluster.transport import LinkChange, Transport
 
 _FAREWELL_SECONDS = 0.3
 logger = logging.getLogger(__name__)
-
-
-def only_one(folder: Path) -> contextlib.ExitStack:
-    """Hold a folder as long as a node runs on it. Raises `ClusterError` where another does: both would have one id."""
-    held = contextlib.ExitStack()
-    file = held.enter_context((folder / "node.lock").open("w", encoding="utf-8"))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        held.close()
-        raise ClusterError(f"another `pyagent node` runs on {folder}; stop it, or set paths.data") from error
-    return held
 
 
 class Node:
@@ -147,7 +135,9 @@ class Node:
 
     async def _start(self) -> None:
         transport = self._transport
-        self._lock = await asyncio.to_thread(only_one, self.cluster.folder)
+        folder = self.cluster.folder  # held as long as the node runs: two processes would be one id twice
+        refusal = f"another `pyagent node` runs on {folder}; stop it, or set paths.data"
+        self._lock.enter_context(locked(folder, "node.lock", refusal=refusal))
         self._answering.register(transport)
         transport.handle(GOSSIP, self._take_gossip)
         transport.handle(FORGET, self._take_forget)

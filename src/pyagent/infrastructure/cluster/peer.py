@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import zmq
@@ -35,15 +36,14 @@ class PeerStats(msgspec.Struct, frozen=True):
     round_trip_seconds: float | None
 
 
-class Waiting:
-    """A call or stream of this node that waits for a peer: where it was sent, and what it is told."""
+class Waiting(Protocol):
+    """A call or stream of this node that waits for a peer: `path` is where it was sent."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def fail(self, error: Exception) -> None:
         """End it with an error."""
-        raise NotImplementedError
+        ...
 
 
 class Peer:
@@ -63,6 +63,8 @@ class Peer:
         self.ids = itertools.count(1)
         self.waiting: dict[int, Waiting] = {}
         self.num_serving = 0
+        self.num_refused_casts = 0
+        self.refusals_told_at = -math.inf
         self.bytes_sent = self.bytes_received = self.messages_sent = self.messages_received = 0
         self.round_trip_seconds: float | None = None
 

@@ -66,18 +66,30 @@ def write_private(file: Path, value: object) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Generator[None]:
-    """Alone with a folder's files among all processes; the lock of a process that dies ends with it."""
+def locked(folder: Path, name: str = ".lock", *, refusal: str = "") -> Generator[None]:
+    """Alone with a folder's files among all processes; the lock of a process that dies ends with it.
+
+    Another process is waited for, unless there is a `refusal`: what `ClusterError` says then.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ClusterError(f"{folder} cannot be written: {error.strerror}; make it writable") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, refusal)
         yield
     finally:
         os.close(lock)
+
+
+def _lock(lock: int, refusal: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+    except BlockingIOError as error:
+        raise ClusterError(refusal) from error
+    except OSError as error:
+        raise ClusterError(f"a file cannot be locked: {error.strerror}") from error
 
 
 def _close_to_others(file: Path, descriptor: int) -> None:

@@ -32,7 +32,7 @@ from pyagent.infrastructure.cluster.frames import (
     Returned,
     Stream,
 )
-from pyagent.infrastructure.cluster.peer import Path, Peer, Waiting, lost
+from pyagent.infrastructure.cluster.peer import Path, Peer, lost
 from pyagent.infrastructure.cluster.transfers import Transfers
 from pyagent.infrastructure.wire.fault import Fault
 
@@ -45,6 +45,7 @@ _T = TypeVar("_T")
 _LONGEST_SECONDS = 86_400.0
 _LONGEST_METHOD = 200
 _MAX_FAULT_CHARS = 8_000
+_REFUSALS_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ Handler = Callable[[str, bytes, Sequence[memoryview]], Awaitable[Reply] | AsyncI
 """Called with the peer's id, payload and buffers: answers a call, yields a stream, or takes a cast."""
 
 
-class _Answer(Waiting):
+class _Answer:
     """A call that waits."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self.path = path
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
@@ -85,11 +86,11 @@ class _Answer(Waiting):
         return False
 
 
-class _Inbox(Waiting):
+class _Inbox:
     """A stream that is read: the items that have arrived and were not taken."""
 
     def __init__(self, path: Path, window: int) -> None:
-        super().__init__(path)
+        self.path = path
         self.items = deque[tuple[Reply, int]]()
         self.is_over = False
         self.error: Exception | None = None
@@ -294,10 +295,21 @@ class Rpc:
         if handler := self.handlers.get(message.method):
             try:
                 result = handler(path.peer.id, message.payload, buffers)
+            except PyAgentError as error:
+                self._warn_of_cast(path.peer, message.method, error)
             except Exception:
                 logger.exception("a handler of %r failed", message.method)
             else:
                 _leave_unused(result)
+
+    def _warn_of_cast(self, peer: Peer, method: str, error: PyAgentError) -> None:
+        """Tell of a cast that was refused: in one line, and of one peer not more often than once a minute."""
+        peer.num_refused_casts += 1
+        now = asyncio.get_running_loop().time()
+        if now >= peer.refusals_told_at + _REFUSALS_SECONDS:
+            told = "node %s: %s of its casts refused since last told; the last was %r: %s"
+            logger.warning(told, peer.id, peer.num_refused_casts, method, error)
+            peer.num_refused_casts, peer.refusals_told_at = 0, now
 
     def _serve(self, path: Path, message: Call | Stream, buffers: list[memoryview], num_held: int) -> None:
         """Begin to answer a call or stream."""

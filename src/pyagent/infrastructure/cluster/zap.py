@@ -7,17 +7,15 @@ about its sender is never looked at.
 from __future__ import annotations
 
 import asyncio
-import struct
 
 import zmq
-from zmq.utils import z85
 
+from pyagent.core.cluster.cluster_state import decode_key
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.sockets import LoopSocket
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _DOMAIN = b"pyagent-cluster"
-_KEY_BYTES = 32
 
 
 class AllowList:
@@ -42,8 +40,14 @@ class AllowList:
             self._socket = None
 
     def allow(self, peer_id: str, public_key: str) -> bool:
-        """Let a peer connect with this key and no other; return whether it had another one."""
-        key = decode_key(public_key, peer_id)
+        """Let a peer connect with this key and no other; return whether it had another one.
+
+        Raises `ClusterError` for a text that is no key, and for the key of another peer.
+        """
+        try:
+            key = decode_key(public_key)
+        except ValueError as error:
+            raise ClusterError(f"the public key of node {peer_id} is none: {error}", peer=peer_id) from error
         if self._key_to_peer.get(key, peer_id) != peer_id:
             raise ClusterError(f"node {peer_id} shows the key of node {self._key_to_peer[key]}", peer=peer_id)
         had_another = self._peer_to_key.get(peer_id, key) != key
@@ -90,14 +94,3 @@ def present(socket: zmq.Socket[bytes], public: str, secret: str, server_key: str
     socket.curve_publickey = public.encode()
     socket.curve_secretkey = secret.encode()
     socket.curve_serverkey = server_key.encode()
-
-
-def decode_key(public_key: str, peer_id: str) -> bytes:
-    """Return the 32 bytes of a key in Z85. Raises `ClusterError` for anything else."""
-    try:
-        key = z85.decode(public_key)
-    except (ValueError, KeyError, struct.error) as error:
-        raise ClusterError(f"the public key of node {peer_id} is no Z85 text", peer=peer_id) from error
-    if len(key) != _KEY_BYTES:
-        raise ClusterError(f"the public key of node {peer_id} has {len(key)} bytes, expected 32", peer=peer_id)
-    return key
