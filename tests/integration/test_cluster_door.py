@@ -13,14 +13,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.doors import Node, copy_cluster, tapped
+from support.doors import Node, copy_cluster, some_id, tapped
 
 from pyagent.core.cluster.cluster_state import EpochSecret
+from pyagent.core.cluster.messages import MAX_REVOKED, Revocation
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.door import Door, is_door
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS
 from pyagent.infrastructure.cluster.keys import NodeKeys
+from pyagent.infrastructure.cluster.revocations import revocation_by
 from pyagent.infrastructure.cluster.visitors import DoorLimits, Visitors
 from pyagent.infrastructure.wire.codec import with_length
 
@@ -71,7 +73,7 @@ async def test_door_listens_on_what_there_is(tmp_path: Path) -> None:
     node = Node(tmp_path / "one", "desk")
     port = await node.door.start(["192.0.2.1", "127.0.0.1"], 0)
     other = Node(tmp_path / "two", "laptop")
-    with pytest.raises(ClusterError, match=f"port {port} of 127.0.0.1 cannot be listened on"):
+    with pytest.raises(ClusterError, match=f"port {port}, where other nodes knock, is in use"):
         await other.door.start("127.0.0.1", port)
     await node.door.stop()
     await node.door.stop()
@@ -191,9 +193,11 @@ async def test_door_refuses_the_revoked(tmp_path: Path) -> None:
     """A revoked node is refused as soon as the command line has written it, and a new key does not help it."""
     async with two_nodes(tmp_path) as (one, two):
         await two.knock(one)
-        ClusterFile(one.folder).revoke(two.keys.node_id)  # another process
-        with pytest.raises(ClusterError, match="refused this node: it is revoked"):
+        told = revocation_by(one.keys, one.cluster.load().cluster_id, two.keys.node_id)
+        ClusterFile(one.folder).revoke(told)  # another process
+        with pytest.raises(ClusterError, match=f"this node was revoked, by node {one.keys.node_id}"):
             await two.knock(one)
+        assert ClusterFile(two.folder).load().own_revocation == told
         with pytest.raises(ClusterError, match="is revoked; it is not let in"):
             await one.knock(two)
         (two.folder / "node.json").unlink()
@@ -209,10 +213,11 @@ async def test_door_refuses_the_revoked_that_knows_the_secret(tmp_path: Path) ->
     """A node that is revoked and not yet without the current secret, as gossip tells of it first, is refused too."""
     async with two_nodes(tmp_path) as (one, two):
         await two.knock(one)
-        one.cluster.merge(revoked={two.keys.node_id: ""})
+        one.cluster.merge(revoked=[Revocation(two.keys.node_id, one.keys.public, b"of another word")])
         assert one.cluster.load().current == two.cluster.load().current
         with pytest.raises(ClusterError, match="refused this node: it is revoked"):
             await two.knock(one)
+        assert two.cluster.load().own_revocation is None  # nobody signed it
         with pytest.raises(ClusterError, match="is revoked; it is not let in"):
             await one.knock(two)
         assert len(one.met) == 1
@@ -231,6 +236,26 @@ async def test_door_lets_in_a_member_that_was_away(tmp_path: Path) -> None:
         two.cluster.merge(one.cluster.load().secrets)
         await two.knock(one)
         assert not one.met[-1].is_behind
+
+
+async def test_door_of_a_full_list_takes_no_old_secret(tmp_path: Path) -> None:
+    """Where the list cannot remember who is revoked, only who knows the current secret comes in: nobody slips back."""
+    async with two_nodes(tmp_path) as (one, two):
+        await two.knock(one)
+        state = one.cluster.load()
+        full = {name: Revocation(name, one.keys.public) for name in map(some_id, range(MAX_REVOKED))}
+        one.cluster.file.unlink()
+        one.cluster.join(msgspec.structs.replace(state, revoked=full))
+        assert len((await two.knock(one)).node_id) == 13
+        one.cluster.revoke(revocation_by(one.keys, state.cluster_id, two.keys.node_id))
+        assert one.cluster.load().epoch == 2
+        with pytest.raises(ClusterError, match="refused this node"):
+            await two.knock(one)
+        one.cluster.add_member(two.keys.node_id, two.keys.public, "by hearsay")
+        with pytest.raises(ClusterError, match="refused this node"):
+            await two.knock(one)
+        two.cluster.merge(one.cluster.load().secrets)
+        await two.knock(one)
 
 
 async def test_door_refuses_a_stolen_old_secret(tmp_path: Path) -> None:
@@ -270,7 +295,7 @@ async def test_door_tells_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFix
         async with tapped(one.door.port) as wire:
             await two.door.knock("127.0.0.1", wire.port, timeout=60)
             with contextlib.suppress(ClusterError):
-                one.cluster.revoke(two.keys.node_id)
+                one.cluster.revoke(Revocation(two.keys.node_id))
                 await two.door.knock("127.0.0.1", wire.port, timeout=60)
         hidden = [one.cluster.load().current.secret, two.cluster.load().current.secret]
         hidden += [one.keys.secret.encode(), two.keys.secret.encode()]

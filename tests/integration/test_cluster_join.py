@@ -17,11 +17,21 @@ from support.waiting import until
 from pyagent.core.cluster.join_code import ALPHABET, code_from, read_code, written
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster import join_search
+from pyagent.infrastructure.cluster.cluster_file import leave
 from pyagent.infrastructure.cluster.discovery import Discovery
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS
 from pyagent.infrastructure.cluster.invitation import MAX_TRIES, VALID_SECONDS, InvitationFile
-from pyagent.infrastructure.cluster.join import _OPENINGS, Handover, JoinOpening, Newcomer, ask_to_join
-from pyagent.infrastructure.cluster.keys import NodeKeys
+from pyagent.infrastructure.cluster.join import (
+    _NEWCOMERS,
+    _OPENINGS,
+    Handover,
+    JoinOpening,
+    Newcomer,
+    RevokedKeyError,
+    ask_to_join,
+)
+from pyagent.infrastructure.cluster.keys import NodeKeys, load_or_make_keys
+from pyagent.infrastructure.cluster.revocations import revocation_by
 from pyagent.infrastructure.wire.codec import with_length
 
 pytestmark = pytest.mark.anyio
@@ -215,11 +225,31 @@ async def test_join_exchange_that_is_broken_off_counts(tmp_path: Path) -> None:
 
 
 async def test_join_of_a_revoked_node_is_refused(tmp_path: Path) -> None:
-    """A revoked node does not come back by a code, unless with a new key that somebody lets in."""
+    """A revoked node is told so before its code is tried; by a new key, the same code lets it in."""
     async with inviting(tmp_path) as (one, two, code):
-        one.cluster.revoke(two.keys.node_id, two.keys.public)
+        one.cluster.add_member(two.keys.node_id, two.keys.public, "laptop")
+        one.cluster.revoke(revocation_by(one.keys, one.cluster.load().cluster_id, two.keys.node_id))
+        for _ in range(MAX_TRIES + 1):
+            with pytest.raises(RevokedKeyError, match=r"revoked there.*pyagent cluster leave"):
+                await ask(one, two, code)
+        invitation = one.invitations.find_open()
+        assert invitation is not None
+        assert invitation.num_tries == 0
+        assert leave(two.folder)
+        two.keys = load_or_make_keys(two.folder)
+        assert await ask(one, two, code)
+
+
+async def test_join_that_hides_a_revoked_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A revoked node that claims to be another until its code was tried gets nothing for it."""
+    async with inviting(tmp_path) as (one, two, code):
+        one.cluster.add_member(two.keys.node_id, two.keys.public, "laptop")
+        one.cluster.revoke(revocation_by(one.keys, one.cluster.load().cluster_id, two.keys.node_id))
+        me = Newcomer(NodeKeys.make().public, "laptop")
+        said = msgspec.msgpack.encode(Newcomer(two.keys.public, "laptop"))
+        monkeypatch.setattr(_NEWCOMERS, "encode", lambda _: said)
         with pytest.raises(ClusterError, match="ended the exchange"):
-            await ask(one, two, code)
+            await ask_to_join("127.0.0.1", one.door.port, code, me, timeout=60)
         assert one.invitations.outcome() == "open"
 
 

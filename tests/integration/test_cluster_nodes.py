@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.doors import some_id
 from support.native import chat, options
 from support.nodes import Own, answer, ask, cluster_of, is_connected, join, running_node
 from support.server import words
@@ -17,12 +18,18 @@ from support.waiting import until
 
 from pyagent.core.backends import collect, pass_hint
 from pyagent.core.capabilities import Capabilities
+from pyagent.core.chain import Chain
+from pyagent.core.cluster.messages import Gossip, Revocation
+from pyagent.core.cluster.revoked_list import MAX_UNKNOWN_OF_ONE
 from pyagent.core.errors import BackendError, CapacityError, ClusterError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint, Message, Origin
 from pyagent.core.response_format import ResponseFormat
+from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
-from pyagent.infrastructure.cluster.keys import NodeKeys
+from pyagent.infrastructure.cluster.keys import NodeKeys, load_or_make_keys
 from pyagent.infrastructure.cluster.node import Node
+from pyagent.infrastructure.cluster.protocol import EPOCH, GOSSIP, Epoch, epoch_codec, gossip_codec
+from pyagent.infrastructure.cluster.revocations import revocation_by
 from pyagent.infrastructure.engine.backend import NativeBackend
 
 
@@ -216,13 +223,55 @@ def test_revoked_node_is_out_at_once_and_for_ever(tmp_path: Path) -> None:
             assert {model.id for model in await b.chain.models()} == {"one", "two"}
             await until(lambda: b.cluster.load().current.secret == a.cluster.load().current.secret != before)
             assert c.cluster.load().current.secret == before
+            await until(lambda: c.status().is_revoked)
+        with pytest.raises(
+            ClusterError, match=rf"revoked from the cluster 'test' by a \({a.keys.node_id}\).*cluster leave"
+        ):
+            Node(tmp_path / "c", Cluster(), Chain([Own("three")]))
+        _forget_revocation(tmp_path / "c")  # a program that was changed goes on all the same
         async with (
             running_node(tmp_path / "a", [Own("one")]) as a,
             running_node(tmp_path / "c", [Own("three")], seeds=[f"127.0.0.1:{a.door_port}"]) as c,
         ):
-            await asyncio.sleep(0.3)
+            await until(lambda: c.status().is_revoked)  # it knocked, and was told why it is not let in
             assert is_connected(a, 0)
             assert is_connected(c, 0)
+            assert c.keys.node_id not in a.cluster.load().members
+
+    run(work())
+
+
+def _forget_revocation(folder: Path) -> None:
+    file = ClusterFile(folder)
+    state = file.load()
+    file.file.unlink()
+    file.join(msgspec.structs.replace(state, own_revocation=None))
+
+
+def test_word_of_no_member_revokes_nobody(tmp_path: Path) -> None:
+    """What a member tells in another's name, or signed by a stranger, puts nobody out; what it invents is bounded."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")], c=[Own("three")]) as (a, b, c):
+            cluster_id, stranger = a.cluster.load().cluster_id, NodeKeys.make()
+            target = c.keys.node_id
+            words = [
+                Revocation(target, a.keys.public, b"x" * 64),
+                Revocation(target, a.keys.public, revocation_by(b.keys, cluster_id, target).signature),
+                revocation_by(stranger, cluster_id, target),
+                revocation_by(b.keys, "another cluster", target),
+            ]
+            invented = [revocation_by(b.keys, cluster_id, some_id(number)) for number in range(MAX_UNKNOWN_OF_ONE + 8)]
+            told = gossip_codec.encode(Gossip((*words, *invented)))
+            assert b._transport.cast(a.keys.node_id, GOSSIP, told)  # pyright: ignore[reportPrivateUsage]
+            await until(lambda: len(a.cluster.load().revoked) == MAX_UNKNOWN_OF_ONE)
+            epoch = epoch_codec.encode(Epoch(a.cluster.load().secrets, (*words, *invented)))
+            await b._transport.call(a.keys.node_id, EPOCH, epoch, timeout=60)  # pyright: ignore[reportPrivateUsage]
+            assert len(a.cluster.load().revoked) == MAX_UNKNOWN_OF_ONE
+            assert target in a.cluster.load().members
+            assert is_connected(a, 2)
+            await a.revoke("b")
+            await until(lambda: is_connected(a, 1) and is_connected(c, 1))
 
     run(work())
 
@@ -250,7 +299,15 @@ def test_nodes_that_revoked_apart_agree_on_a_secret_that_neither_told(tmp_path: 
         folders = [tmp_path / "a", tmp_path / "b"]
         async with cluster_of(tmp_path, a=[Own("one")], b=[Own("two")]) as (a, b):
             files = [ClusterFile(node.cluster.folder) for node in (a, b)]
-        apart = [file.revoke(NodeKeys.make().node_id, f"key {number:036}").current for number, file in enumerate(files)]
+        others = [NodeKeys.make() for _ in files]
+        for file, other in zip(files, others, strict=True):
+            file.add_member(other.node_id, other.public, "other")
+        id_of = files[0].load().cluster_id
+        words = [
+            revocation_by(load_or_make_keys(folder), id_of, other.node_id)
+            for folder, other in zip(folders, others, strict=True)
+        ]
+        apart = [file.revoke(told).current for file, told in zip(files, words, strict=True)]
         assert apart[0] != apart[1]
         async with (
             running_node(folders[0], [Own("one")]) as a,

@@ -600,15 +600,15 @@ FAULTS = (
     Fault(
         "door-lets-in-the-revoked",
         f"{_CLUSTER}/handshake.py",
-        "    if state.is_revoked(card.node_id, card.public):\n        return None\n",
+        "    if card.node_id in state.revoked:\n        return None\n",
         "",
         f"{_DOOR} -k revoked",
     ),
     Fault(
         "door-takes-an-old-secret-of-anybody",
         f"{_CLUSTER}/handshake.py",
-        "(common != state.current and not state.is_member(card.node_id, card.public))",
-        "False",
+        "common if state.is_member(card.node_id, card.public) and not state.is_closed else None",
+        "common",
         f"{_DOOR} -k 'stolen or revoked'",
     ),
     Fault(

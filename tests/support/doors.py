@@ -63,6 +63,11 @@ def copy_cluster(one: Node, other: Node) -> None:
     other.cluster.join(type(state)(state.cluster_id, state.name, state.secrets))
 
 
+def some_id(number: int) -> str:
+    """An id that no node has."""
+    return "a" * 9 + "".join("abcdefghijklmnopqrstuvwxyz234567"[number >> shift & 31] for shift in (15, 10, 5, 0))
+
+
 @dataclass
 class Wire:
     """What crossed a connection through it, in either direction."""

@@ -10,16 +10,20 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
+from support.doors import some_id
 
 from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, KnownMember, clean_name, decode_key
+from pyagent.core.cluster.messages import MAX_REVOKED, Revocation
+from pyagent.core.cluster.revoked_list import MAX_UNKNOWN_OF_ONE
 from pyagent.core.errors import ClusterError
-from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile, leave
 from pyagent.infrastructure.cluster.join import Handover, Newcomer
 from pyagent.infrastructure.cluster.keys import NodeKeys, _StoredKeys, load_or_make_keys, node_id_of
 from pyagent.infrastructure.cluster.protocol import Epoch
+from pyagent.infrastructure.cluster.signatures import is_signed, sign
 
 X, Y = "x" * 13, "y" * 13
 
@@ -43,8 +47,8 @@ def test_keys_stay_the_same_and_private(tmp_path: Path) -> None:
 def test_no_repr_shows_a_secret(tmp_path: Path) -> None:
     """Whatever holds a secret hides it in its repr, and in the one that `rich` makes of it for tracebacks."""
     keys, state = NodeKeys.make(), ClusterFile(tmp_path).init("home")
-    handover = Handover(state.cluster_id, state.name, state.current, {}, Newcomer(keys.public, "desk"))
-    told = Epoch(state.secrets, {})
+    handover = Handover(state.cluster_id, state.name, state.current, (), Newcomer(keys.public, "desk"))
+    told = Epoch(state.secrets, ())
     for holder in (_StoredKeys(keys.public, keys.secret, "here"), keys, state.current, state, handover, told):
         for shown in (repr(holder), pretty_repr(holder)):
             assert keys.secret not in shown
@@ -157,11 +161,11 @@ def test_cluster_file_sees_what_another_process_wrote(tmp_path: Path) -> None:
     mine.init("home")
     mine.add_member(keys.node_id, keys.public, "desk")
     before = mine.load()
-    theirs.revoke(keys.node_id)
+    theirs.revoke(Revocation(keys.node_id))
     state = mine.load()
     assert state.epoch == 2
     assert state.secrets[1] == before.current
-    assert state.is_revoked(keys.node_id, keys.public)
+    assert keys.node_id in state.revoked
     assert not state.is_member(keys.node_id, keys.public)
     assert not state.needs_rotation
     with pytest.raises(ClusterError, match="is revoked"):
@@ -173,7 +177,7 @@ def test_cluster_file_revokes_known_nodes_only(tmp_path: Path) -> None:
     cluster = ClusterFile(tmp_path)
     state = cluster.init("home")
     with pytest.raises(ClusterError, match="no member has the id"):
-        cluster.revoke("nosuchnode")
+        cluster.revoke(Revocation("nosuchnode"))
     assert cluster.load() == state
 
 
@@ -207,17 +211,17 @@ def test_cluster_file_leaves_no_partial_files(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".lock", "cluster.json"]
 
 
-def _state(*secrets: EpochSecret, revoked: dict[str, str] | None = None) -> ClusterState:
-    return ClusterState("id", "home", tuple(secrets), revoked=revoked or {})
+def _state(*secrets: EpochSecret) -> ClusterState:
+    return ClusterState("id", "home", tuple(secrets))
 
 
 def test_views_of_a_partition_merge_to_one() -> None:
     """Two sides that each revoked a node and began an epoch agree on one secret, and see that it must change again."""
     first = _state(EpochSecret(1, b"0" * 32))
-    left = first.with_revoked({X: ""}).rotated(b"1" * 32)
-    right = first.with_revoked({Y: ""}).rotated(b"2" * 32)
-    one = left.with_revoked(right.revoked).with_secrets(right.secrets)
-    two = right.with_revoked(left.revoked).with_secrets(left.secrets)
+    left = first.with_revoked([Revocation(X)]).rotated(b"1" * 32)
+    right = first.with_revoked([Revocation(Y)]).rotated(b"2" * 32)
+    one = left.with_revoked(right.revoked.values()).with_secrets(right.secrets)
+    two = right.with_revoked(left.revoked.values()).with_secrets(left.secrets)
     assert one == two
     assert one.needs_rotation
     assert not one.rotated(b"3" * 32).needs_rotation
@@ -245,16 +249,16 @@ def test_epoch_that_is_far_ahead_is_not_taken(tmp_path: Path) -> None:
     near = EpochSecret(1_001, b"n" * 32)
     state = cluster.merge([EpochSecret(2**53, b"x" * 32), EpochSecret(1_002, b"y" * 32), near])
     assert state.secrets == (near, before)
-    state = cluster.revoke(evil.node_id)
+    state = cluster.revoke(Revocation(evil.node_id))
     assert state.epoch == 1_002
-    assert state.is_revoked(evil.node_id, evil.public)
+    assert evil.node_id in state.revoked
 
 
 @pytest.mark.parametrize("made_up", [(2**53,), (2**53, 2**53 - 1), (2**53, 2**53 - 2_000, 2**53 - 2_001)])
 def test_cluster_at_the_last_epoch_still_revokes(made_up: tuple[int, ...]) -> None:
     """Where an epoch was made up before that was noticed, each node goes on before it, and they agree."""
     bad = tuple(EpochSecret(epoch, b"x" * 32) for epoch in made_up)
-    state = _state(*bad, EpochSecret(3, b"3" * 32), EpochSecret(2, b"2" * 32)).with_revoked({X: ""})
+    state = _state(*bad, EpochSecret(3, b"3" * 32), EpochSecret(2, b"2" * 32)).with_revoked([Revocation(X)])
     assert state.needs_rotation
     one, two = state.rotated(b"a" * 32), state.rotated(b"b" * 32)
     assert [secret.epoch for secret in one.secrets] == [4, 3, 2]
@@ -265,39 +269,81 @@ def test_cluster_at_the_last_epoch_still_revokes(made_up: tuple[int, ...]) -> No
 
 
 def test_invented_ids_leave_room_to_revoke(tmp_path: Path) -> None:
-    """A member that tells of a thousand revoked nodes keeps nobody from revoking it, here or at another member."""
+    """Members that tell of a thousand revoked nodes each keep nobody from revoking them, here or at another member."""
     files = ClusterFile(tmp_path / "a"), ClusterFile(tmp_path / "b")
-    evil, key = NodeKeys.make(), NodeKeys.make().public
+    evil = NodeKeys.make()
     files[1].join(files[0].init("home"))
     for file in files:
         file.add_member(evil.node_id, evil.public, "evil")
-        assert file.merge(revoked={f"id{number}": key for number in range(1_024)}).revoked == {}
-        file.merge(revoked={_some_id(number): "x" * 9_000 for number in range(1_024)})
+        assert file.merge(revoked=[Revocation(f"id{number}") for number in range(1_000)]).revoked == {}
+        file.merge(revoked=[Revocation(some_id(number), "evil") for number in range(1_000)])
+        assert len(file.load().revoked) == MAX_UNKNOWN_OF_ONE
+        for by in range(1, 1_000):
+            file.merge(revoked=[Revocation(some_id(1_000 + by), f"evil {by}")])
         assert len(file.load().revoked) == 768
-        assert set(file.load().revoked.values()) == {""}
-    state = files[0].revoke(evil.node_id)
-    assert state.is_revoked(evil.node_id, evil.public)
-    told = {_some_id(number): "" for number in range(2_000, 3_000)} | dict(state.revoked)
-    other = files[1].merge(state.secrets, told)
-    assert other.is_revoked(evil.node_id, evil.public)
+    state = files[0].revoke(Revocation(evil.node_id, "good"))
+    told = [Revocation(some_id(number), "worse") for number in range(2_000, 3_000)]
+    other = files[1].merge(state.secrets, [*told, *state.revoked.values()])
+    assert evil.node_id in state.revoked.keys() & other.revoked.keys()
     assert other.current == state.current
     assert len(other.revoked) == 769
 
 
-def test_list_that_was_filled_with_what_is_no_id_is_cleared() -> None:
-    """Texts that no node has as its id, kept by an earlier version, make room."""
-    full = _state(EpochSecret(1, b"0" * 32), revoked={f"id{number}": "" for number in range(1_024)})
-    assert full.with_revoked({X: ""}).revoked == {X: ""}
+def test_full_list_forgets_nobody_and_still_puts_members_out(tmp_path: Path) -> None:
+    """With 1,024 revoked, none of them comes back, a member that is revoked is one no more, and a new epoch begins."""
+    cluster, evil = ClusterFile(tmp_path), NodeKeys.make()
+    listed = {name: Revocation(name) for name in map(some_id, range(MAX_REVOKED))}
+    cluster.join(ClusterState("id", "home", (EpochSecret(1, b"0" * 32),), revoked=listed))
+    cluster.add_member(evil.node_id, evil.public, "evil")
+    state = cluster.revoke(Revocation(evil.node_id))
+    assert state.revoked == listed
+    assert state.members == {}
+    assert state.epoch == 2
+    assert state.is_closed
+    with pytest.raises(ClusterError, match="is revoked"):
+        cluster.add_member(some_id(0), evil.public, "back")
+
+
+def test_own_revocation_is_told_after_a_restart(tmp_path: Path) -> None:
+    """A node that was put out knows by whom, in every process, until it leaves; the next keys are others."""
+    cluster, keys, by = ClusterFile(tmp_path), load_or_make_keys(tmp_path), NodeKeys.make()
+    cluster.init("home")
+    cluster.add_member(by.node_id, by.public, "desk")
+    cluster.put_out(Revocation(keys.node_id, by.public))
+    cluster.put_out(Revocation(keys.node_id, NodeKeys.make().public))
+    with pytest.raises(ClusterError, match=rf"from the cluster 'home' by desk \({by.node_id}\).*pyagent cluster leave"):
+        ClusterFile(tmp_path).standing()
+    assert leave(tmp_path)
+    assert not leave(tmp_path)
+    assert load_or_make_keys(tmp_path) != keys
+    assert not cluster.exists()
+
+
+@given(st.binary(max_size=100), st.integers(0, 511))
+@settings(max_examples=20, deadline=None)
+def test_signature_is_of_its_key_and_message(message: bytes, changed: int) -> None:
+    """What a node signs by its CURVE key is known by its public key, and nothing else passes for it."""
+    keys = NodeKeys.make()
+    signature = sign(keys, message)
+    assert is_signed(keys.public, message, signature)
+    assert not is_signed(keys.public, message + b"x", signature)
+    assert not is_signed(NodeKeys.make().public, message, signature)
+    broken = bytearray(signature)
+    broken[changed // 8] ^= 1 << changed % 8
+    assert not is_signed(keys.public, message, bytes(broken))
+
+
+@pytest.mark.parametrize("public", ["", "x", "0" * 40, "~" * 40])
+def test_text_that_is_no_key_has_signed_nothing(public: str) -> None:
+    """Any text for a key, and any bytes for a signature, are refused without an error."""
+    for signature in (b"", bytes(64), b"x" * 100):
+        assert not is_signed(public, b"message", signature)
 
 
 def test_secret_excludes_ids_only() -> None:
     """What a member sends with a secret cannot fill the file until it is too long to read."""
     with pytest.raises(ValueError, match="ids of at most 32"):
         EpochSecret(1, b"0" * 32, ("x" * 1_000,))
-
-
-def _some_id(number: int) -> str:
-    return "a" * 9 + "".join("abcdefghijklmnopqrstuvwxyz234567"[number >> shift & 31] for shift in (15, 10, 5, 0))
 
 
 @pytest.mark.parametrize(

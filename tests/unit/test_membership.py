@@ -27,7 +27,21 @@ from pyagent.core.cluster.events import (
 )
 from pyagent.core.cluster.member import MAX_ADVERT_BYTES, MAX_INCARNATION, Member
 from pyagent.core.cluster.membership import Membership
-from pyagent.core.cluster.messages import Ack, Advert, Alive, Dead, Gossip, Left, Ping, Push, Suspect, Sync
+from pyagent.core.cluster.messages import (
+    MAX_REVOKED,
+    Ack,
+    Advert,
+    Alive,
+    Dead,
+    Gossip,
+    Left,
+    Ping,
+    Push,
+    Revocation,
+    Suspect,
+    Sync,
+)
+from pyagent.core.cluster.revoked_list import MAX_UNKNOWN_OF_ONE
 from pyagent.core.cluster.timing import Timing
 from pyagent.core.errors import ClusterError
 
@@ -169,10 +183,10 @@ def test_revoked_node_never_comes_back() -> None:
     """A revoked node is out of every table at once, and no claim of its life is heard again."""
     sim = joined(5)
     revoked = sim.nodes["node0003"]
-    sim.give(sim.nodes["node0001"], Revoke(revoked.id))
+    sim.give(sim.nodes["node0001"], Revoke(Revocation(revoked.id)))
     others = [node for node in sim.running() if node is not revoked]
     assert sim.until(lambda: all(node.state_of(revoked.id) is None for node in others), 1) < 1
-    assert all(Revoked(revoked.id) in [effect for _, effect in node.told] for node in sim.running())
+    assert all(Revoked(Revocation(revoked.id)) in [effect for _, effect in node.told] for node in sim.running())
     back = revoked.member.__class__(revoked.id, "back", revoked.member.key, (), incarnation=99)
     sim.give(others[0], Met(back))
     sim.give(others[1], Received(others[2].id, Gossip((Alive(back),))))
@@ -184,7 +198,7 @@ def test_revoked_node_never_comes_back() -> None:
 def test_newcomer_learns_who_is_revoked() -> None:
     """A node that joins after a revocation gets the list with the table."""
     sim = joined(3)
-    sim.give(sim.nodes["node0000"], Revoke("stranger"))
+    sim.give(sim.nodes["node0000"], Revoke(Revocation("stranger")))
     sim.run(20)
     newcomer = sim.start(3)
     sim.join(newcomer, sim.nodes["node0001"])
@@ -410,12 +424,46 @@ def test_member_whose_key_is_not_its_own_is_not_taken() -> None:
 
 def test_revocations_outlast_a_restart() -> None:
     """A node that starts with the list of the revoked takes none of them, and tells others that ask."""
-    one = Membership(member("me"), revoked=["outcast"])
+    one = Membership(member("me"), revoked=[Revocation("outcast")])
     one.handle(0.0, Tick())
     one.handle(0.1, Met(member("outcast")))
     assert set(one.members()) == {"me"}
     effects = one.handle(0.2, Received("peer", Sync(1)))
     assert any(isinstance(e, Send) and "outcast" in getattr(e.message, "revoked", ()) for e in effects)
+
+
+def test_full_list_of_the_revoked_lets_nobody_in_by_hearsay() -> None:
+    """With no room to remember, a member that is revoked is out, and no word of others brings it back."""
+    listed = [Revocation(f"outcast{n}") for n in range(MAX_REVOKED)]
+    one = Membership(member("me"), rng=random.Random(1), revoked=listed)
+    one.handle(0.0, Tick())
+    for name in ("peer", "other"):
+        one.handle(0.1, Met(member(name)))
+    effects = one.handle(0.2, Received("other", Gossip((Revocation("peer"),))))
+    assert Revoked(Revocation("peer")) in effects
+    assert one.handle(0.3, Received("other", Gossip((Revocation("peer"),)))).count(Revoked(Revocation("peer"))) == 0
+    for update in (Alive(member("peer", incarnation=9)), Alive(member("outcast7")), Alive(member("stranger"))):
+        one.handle(0.4, Received("other", Gossip((update,))))
+        one.handle(0.4, Received("other", Push((update,))))
+    assert set(one.members()) == {"me", "other"}
+    assert len(one.revoked()) == MAX_REVOKED
+    one.handle(0.5, Met(member("stranger")))
+    assert set(one.members()) == {"me", "other", "stranger"}
+
+
+def test_invented_revocations_reach_no_other_member() -> None:
+    """A member's thousand invented ids take a bounded part of the list; that of members is kept beside them."""
+    sim = joined(4)
+    liar, target = sim.nodes["node0003"], sim.nodes["node0002"]
+    for n in range(0, 1000, 100):
+        lies = tuple(Revocation(f"invented{n + m}", "liar") for m in range(100))
+        for node in list(sim.nodes.values())[:2]:
+            sim.give(node, Received(liar.id, Gossip(lies)))
+    sim.give(sim.nodes["node0000"], Revoke(Revocation(target.id, "honest")))
+    others = [node for node in sim.running() if node is not target]
+    sim.until(lambda: all(target.id in node.membership.revoked() for node in others), 10)
+    sim.run(30)
+    assert all(len(node.membership.revoked()) == 1 + MAX_UNKNOWN_OF_ONE for node in others)
 
 
 def test_lies_cost_bounded_memory_and_no_message() -> None:

@@ -13,6 +13,7 @@ from support.cluster_sim import Conditions, Simulation
 
 from pyagent.core.cluster.events import (
     Advertise,
+    Effect,
     Event,
     Met,
     Reachable,
@@ -22,19 +23,24 @@ from pyagent.core.cluster.events import (
     Unreachable,
     WakeAt,
 )
-from pyagent.core.cluster.member import MAX_ADVERT_BYTES, Member
+from pyagent.core.cluster.member import MAX_ADVERT_BYTES, MAX_INCARNATION, Member
 from pyagent.core.cluster.membership import Membership
 from pyagent.core.cluster.messages import (
     MAX_MESSAGE_BYTES,
     Advert,
     Alive,
+    Dead,
     Digest,
     Entry,
     Gossip,
     Message,
     Ping,
+    Pull,
     Push,
+    Revocation,
     Suspect,
+    Sync,
+    Update,
 )
 from pyagent.core.errors import WireError
 from pyagent.infrastructure.wire.codec import Codec
@@ -177,6 +183,67 @@ def test_any_claims_leave_a_sound_table(updates: list[Alive | Suspect | Advert],
     assert one.members()["a"].state == "alive"
     live = sum(view.is_live for view in one.members().values())
     assert live == one._claims.roster.num_live == 1 + len(one._claims.order)
+
+
+wide = st.sampled_from(["x", "y" * 13, "\U0001f600" * 64, "z" * 64])
+"""Ids as short and as long as a message may have them."""
+crowds = st.tuples(wide, st.integers(0, 1_200), st.sampled_from(["alive", "dead", "advert", "revoked", "gone"]))
+
+
+def _told(prefix: str, number: int, kind: str) -> list[Update]:
+    name = f"{number:04}{prefix}"[:64]
+    alive = Alive(Member(name, "\U0001f600" * 128, "k" * 64, ("tcp://h:1",), MAX_INCARNATION, "v" * 64, (1 << 62) - 1))
+    return {
+        "alive": [alive],
+        "dead": [alive, Dead(name, MAX_INCARNATION)],
+        "advert": [alive, Advert(name, (1 << 62) - 1, (1 << 62) - 1, bytes(MAX_ADVERT_BYTES))],
+        "revoked": [alive, Revocation(name, "k" * 64, bytes(64))],
+        "gone": [Revocation(name, f"{number % 40}", bytes(64))],
+    }[kind]
+
+
+@given(crowd=st.lists(crowds, min_size=1, max_size=3), stranger=st.booleans())
+@settings(max_examples=6, deadline=None)
+def test_no_state_makes_a_message_that_others_refuse(crowd: list[tuple[str, int, str]], stranger: bool) -> None:
+    """Whatever members told, in ids of any length and number, each message that follows from it can be read."""
+    one = Membership(Member("a", "", "a", ()), rng=random.Random(1))
+    other = Membership(Member("b", "", "b", ()), rng=random.Random(2))
+    one.handle(0.0, Tick())
+    other.handle(0.0, Tick())
+    one.handle(0.0, Met(other.me))
+    for prefix, num_ids, kind in crowd:
+        told = [update for number in range(num_ids) for update in _told(prefix, number, kind)]
+        for start in range(0, len(told), 6):
+            _check_sent(one.handle(0.1, Received("b", Gossip(tuple(told[start : start + 6])))))
+    for n in range(3):
+        _check_sent(one.handle(1.0 + n, Tick()))
+    _check_sent(one.handle(4.5, Reachable("b")))
+    shown = _check_sent(one.handle(5.0, Received("x" if stranger else "b", Sync(1))))
+    assert any(isinstance(message, Digest) for message in shown)
+    for message in shown:
+        for answer in _check_sent(other.handle(5.1, Received("a", message))):
+            for back in _check_sent(one.handle(5.2, Received("b", answer))):
+                _check_sent(other.handle(5.3, Received("a", back)))
+    assert other.members().keys() >= {name for name, view in one.members().items() if view.is_live}
+    assert other.revoked() <= one.revoked()
+
+
+def _check_sent(effects: list[Effect]) -> list[Message]:
+    sent = [effect.message for effect in effects if isinstance(effect, Send)]
+    for message in sent:
+        assert CODEC.decode(CODEC.encode(message)) == message
+    return sent
+
+
+def test_digest_of_a_liar_is_answered_within_bounds() -> None:
+    """A digest as full of strange ids as it can be leads to a question that can be sent."""
+    one = Membership(Member("a", "", "a", ()), rng=random.Random(1))
+    one.handle(0.0, Tick())
+    entries = tuple(Entry(f"{n:x}", 0, 0, 0, 0) for n in range(1_024))
+    lie = Digest("", "", entries, tuple(f"r{n:x}" for n in range(1_024)))
+    assert len(CODEC.encode(lie)) < MAX_MESSAGE_BYTES
+    [pull] = [message for message in _check_sent(one.handle(0.1, Received("liar", lie))) if isinstance(message, Pull)]
+    assert len(pull.ids) == 1_024
 
 
 @pytest.mark.parametrize(

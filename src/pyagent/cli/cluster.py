@@ -79,6 +79,18 @@ def join(
     run_to_end(_join(settings, typed, at))
 
 
+@app.command()
+def leave(config: Config = None) -> None:
+    """Leave the cluster: forget its secret and this node's keys. A node that runs here is to be stopped first."""
+    from pyagent.infrastructure.cluster.cluster_file import cluster_folder
+    from pyagent.infrastructure.cluster.cluster_file import leave as leave_cluster
+
+    folder = cluster_folder(read_settings(config).paths.data)
+    if not leave_cluster(folder):
+        raise ClusterError(f"this machine is in no cluster: there is nothing in {folder}")
+    typer.echo("left; `pyagent cluster join` or `init` makes this machine a new node")
+
+
 def _asked_code() -> str:
     try:
         return input("join code: " if sys.stdin.isatty() else "")
@@ -92,7 +104,7 @@ async def _invite(settings: Settings) -> None:
     from pyagent.infrastructure.cluster.invitation import InvitationFile
 
     folder = cluster_folder(settings.paths.data)
-    state = ClusterFile(folder).load()
+    state = ClusterFile(folder).standing()
     invitations = InvitationFile(folder)
     door, discovery = await _open_door(settings, folder, invitations)
     typer.echo(f"inviting one machine into the cluster {state.name!r}")

@@ -38,6 +38,8 @@ def status(url: Url = None, as_json: AsJson = False, config: Config = None) -> N
 
     told = msgspec.json.decode(body, type=ClusterStatus)
     draining = ", draining" if told.is_draining else ""
+    if told.is_revoked:
+        draining = ", REVOKED: the others answer this node no more"
     num_connected = sum(peer.is_connected for peer in told.peers)
     num_there = sum(not _is_gone(peer) for peer in told.peers)
     sys.stdout.write(

@@ -269,7 +269,7 @@ async def _look_at_cluster(report: _Report, settings: Settings) -> None:
     import asyncio
 
     from pyagent.core.errors import ClusterError
-    from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+    from pyagent.infrastructure.cluster.cluster_file import REKEY_ADVICE, ClusterFile, cluster_folder
     from pyagent.infrastructure.cluster.interface_check import check_door, check_interfaces
     from pyagent.infrastructure.cluster.known_peers import KnownPeers
 
@@ -281,6 +281,9 @@ async def _look_at_cluster(report: _Report, settings: Settings) -> None:
         state = cluster.load()
     except ClusterError as error:
         report.add("cluster", "cluster.json", str(error), is_well=False, advice="see the line above")
+        return
+    if state.own_revocation is not None:
+        report.add("cluster", state.name, "this node was revoked", is_well=False, advice=REKEY_ADVICE)
         return
     report.add("cluster", state.name, f"{len(state.members)} other nodes are known; epoch {state.epoch}")
     doors = [check_door("this node", "127.0.0.1", settings.cluster.port)] if settings.cluster.port else []

@@ -122,7 +122,7 @@ def _check_node(settings: Settings) -> None:
     from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
     from pyagent.infrastructure.cluster.endpoints import check_bind
 
-    state = ClusterFile(cluster_folder(settings.paths.data)).load()
+    state = ClusterFile(cluster_folder(settings.paths.data)).standing()
     check_rules(settings.rules.private, {node_id: member.name for node_id, member in state.members.items()})
     if settings.cluster.port and settings.cluster.port == settings.server.port:
         text = f"port {settings.server.port} is that of OpenAI clients; choose another for other nodes with --door"

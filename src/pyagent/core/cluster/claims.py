@@ -29,7 +29,13 @@ _MAX_TRIES = 3
 class Claims:
     """Judges claims; `now` is the time of the event, `time` the node's own."""
 
-    def __init__(self, me: Member, timing: Timing, rng: random.Random, is_genuine: Callable[[Member], bool]) -> None:
+    def __init__(
+        self,
+        me: Member,
+        timing: Timing,
+        rng: random.Random,
+        is_genuine: Callable[[Member | Revocation], bool],
+    ) -> None:
         self._is_genuine = is_genuine
         self._timing = timing
         self._rng = rng
@@ -65,18 +71,22 @@ class Claims:
                 self._dead(id, incarnation, sender, is_old=is_old)
             case Left(id, incarnation):
                 self._left(id, incarnation, sender)
-            case Revocation(id):
-                self.revoke(id)
+            case Revocation():
+                self.revoke(update)
             case Advert():
                 self._advert(update)
 
-    def alive(self, member: Member) -> None:
-        """Take a member in, or what is newer of it."""
+    def alive(self, member: Member, *, is_met: bool = False) -> None:
+        """Take a member in, or what is newer of it; `is_met` when it passed the door.
+
+        Where the list of the revoked is full, a stranger may be one that found no room: hearsay lets none in.
+        """
         view = self.roster.id_to_view.get(member.id)
         if member.id in self.roster.revoked:
             return
         if view is None:
-            self._take_in(member)
+            if is_met or not self.roster.revoked.is_full:
+                self._take_in(member)
         elif member.key != view.member.key:
             if self._is_genuine(member):
                 self.outbox.effects.append(Duplicate(member.id))
@@ -98,15 +108,21 @@ class Claims:
         view = self.roster.id_to_view[id]
         self._dead(id, view.member.incarnation, self.me.id, is_old=False)
 
-    def revoke(self, id: str) -> None:  # noqa: A002
-        """Put a node out for ever."""
-        if not self.roster.revoke(id):
+    def revoke(self, told: Revocation) -> None:
+        """Put a node out for ever, where the word for it counts."""
+        roster = self.roster
+        if told.id in roster.revoked or (told.id == self.me.id and self.is_out):
             return
-        self.dissemination.add(Revocation(id))
-        self.is_out = self.is_out or id == self.me.id
-        if id != self.me.id and (view := self._remove(id)):
+        if (told.id in roster.id_to_view or roster.revoked.takes_unknown(told)) and self._is_genuine(told):
+            self._put_out(told)
+
+    def _put_out(self, told: Revocation) -> None:
+        self.roster.revoke(told)
+        self.dissemination.add(told)
+        self.is_out = self.is_out or told.id == self.me.id
+        if told.id != self.me.id and (view := self._remove(told.id)):
             self.outbox.effects.append(Changed(replace(view, state="left", since=self.now), view.state))
-        self.outbox.effects.append(Revoked(id))
+        self.outbox.effects.append(Revoked(told))
 
     def forget(self) -> None:
         """Forget those who have been dead or gone for long."""

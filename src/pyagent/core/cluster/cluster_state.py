@@ -10,22 +10,22 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from pyagent.core.cluster.messages import MAX_REVOKED, Revocation
+from pyagent.core.cluster.revoked_list import RevokedList
 from pyagent.core.errors import ClusterError
 
 SECRET_BYTES = 32
 MAX_MEMBERS = 4_096
-MAX_REVOKED = 1_024
 MAX_NAME_CHARS = 64
 NODE_ID = re.compile(r"[a-z2-7]{13}")
 _KEPT_SECRETS = 8
 _MAX_LEAP = 1_000
-_RESERVED_REVOKED = 256
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -73,13 +73,14 @@ class KnownMember(msgspec.Struct, frozen=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """A cluster as one node knows it. `secrets` begins with the current one; `revoked` maps ids to public keys."""
+    """A cluster as one node knows it. `secrets` begins with the current one; `own_revocation` put this node out."""
 
     cluster_id: str
     name: str
     secrets: tuple[EpochSecret, ...]
     members: dict[str, KnownMember] = {}
-    revoked: dict[str, str] = {}
+    revoked: dict[str, Revocation] = {}
+    own_revocation: Revocation | None = None
 
     def __post_init__(self) -> None:
         if not self.secrets or len(self.secrets) > _KEPT_SECRETS or self.secrets != _newest_first(self.secrets):
@@ -110,9 +111,10 @@ class ClusterState(msgspec.Struct, frozen=True):
         """Whether a revoked node may know the current secret: revocations met that were made apart."""
         return not self.revoked.keys() <= set(self.current.excludes)
 
-    def is_revoked(self, node_id: str, public: str) -> bool:
-        """Whether a node is revoked, or its key, should two ids ever be of one."""
-        return node_id in self.revoked or (public != "" and public in self.revoked.values())
+    @property
+    def is_closed(self) -> bool:
+        """Whether the list of the revoked is full: then no old secret opens a door, its owner may be out for ever."""
+        return len(self.revoked) >= MAX_REVOKED
 
     def is_member(self, node_id: str, public: str) -> bool:
         """Whether a node passed the door before, with this key."""
@@ -121,7 +123,7 @@ class ClusterState(msgspec.Struct, frozen=True):
 
     def with_member(self, node_id: str, public: str, name: str) -> ClusterState:
         """Return it with a member more. Raises `ClusterError` for a revoked one, and where there are too many."""
-        if self.is_revoked(node_id, public):
+        if node_id in self.revoked:
             raise ClusterError(f"node {node_id} is revoked", peer=node_id)
         if node_id not in self.members and len(self.members) >= MAX_MEMBERS:
             raise ClusterError(f"the cluster has {MAX_MEMBERS} members, which is the most", peer=node_id)
@@ -134,38 +136,19 @@ class ClusterState(msgspec.Struct, frozen=True):
             return self
         return replace(self, members={one: member for one, member in self.members.items() if one != node_id})
 
-    def with_revoked(self, revoked: Mapping[str, str]) -> ClusterState:
-        """Return it with these nodes revoked, given as id and public key, which may be empty. Begins no epoch.
+    def with_revoked(self, told: Iterable[Revocation]) -> ClusterState:
+        """Return it with these nodes revoked, as far as `RevokedList` takes them. Begins no epoch.
 
-        What no node can have as its id is left out. Raises `ClusterError` where there are too many.
+        Members are put out even where the list has no room to remember them.
         """
-        added = {one: _key_or_none(key) for one, key in revoked.items() if NODE_ID.fullmatch(one)}
-        if added.keys() <= self.revoked.keys():
+        listed, members = RevokedList(self.revoked.values()), dict(self.members)
+        for one in told:
+            if one.id in members or (NODE_ID.fullmatch(one.id) and listed.takes_unknown(one)):
+                listed.add(one)
+                members.pop(one.id, None)
+        if len(listed) == len(self.revoked) and len(members) == len(self.members):
             return self
-        kept = {one: key for one, key in self.revoked.items() if NODE_ID.fullmatch(one)}
-        together = {**added, **kept}
-        if len(together) > MAX_REVOKED:
-            raise ClusterError(f"{MAX_REVOKED} nodes are revoked, which is the most; make a new cluster")
-        keys = set(together.values())
-        left = {
-            node_id: member
-            for node_id, member in self.members.items()
-            if node_id not in together and member.public not in keys
-        }
-        return replace(self, revoked=together, members=left)
-
-    def with_told_revoked(self, revoked: Mapping[str, str]) -> ClusterState:
-        """Return it with the nodes revoked that another member told of, as far as there is room for them.
-
-        Members found here come first. Ids that are unknown here leave 256 places free, so that no member can fill the
-        list with invented ones and so keep others, or itself, from being revoked.
-        """
-        new = {one: key for one, key in revoked.items() if one not in self.revoked and NODE_ID.fullmatch(one)}
-        room = MAX_REVOKED - len(self.revoked)
-        members = [one for one in new if one in self.members][: max(0, room)]
-        others = [one for one in new if one not in self.members]
-        others = others[: max(0, room - _RESERVED_REVOKED - len(members))]
-        return self.with_revoked({one: new[one] for one in (*members, *others)})
+        return replace(self, revoked=listed.id_to_revocation, members=members)
 
     def with_secrets(self, secrets: Iterable[EpochSecret]) -> ClusterState:
         """Return it with secrets that a member handed over; the newest is current.
@@ -216,12 +199,3 @@ def _before_leap(secrets: tuple[EpochSecret, ...]) -> tuple[EpochSecret, ...]:
     """Return the secrets, the newest first, that are before any step of more than 1,000 epochs; none without one."""
     leaps = [at for at in range(1, len(secrets)) if secrets[at - 1].epoch - secrets[at].epoch > _MAX_LEAP]
     return secrets[leaps[-1] :] if leaps else ()
-
-
-def _key_or_none(key: str) -> str:
-    """Return a revoked node's key, or nothing for a text that is none: the id alone is revoked."""
-    try:
-        decode_key(key)
-    except ValueError:
-        return ""
-    return key

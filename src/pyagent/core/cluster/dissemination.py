@@ -43,7 +43,7 @@ class Dissemination:
         self._waiting.pop(key, None)
         self._waiting[key] = _Waiting(update)
 
-    def take(self, max_bytes: int, num_sends: int) -> tuple[Update, ...]:
+    def take(self, max_bytes: int, num_sends: int, at_most: int = MAX_UPDATES) -> tuple[Update, ...]:
         """Return updates for one message, and count them as sent once more; each goes out `num_sends` times."""
         if not self._waiting:
             return ()
@@ -51,7 +51,7 @@ class Dissemination:
         for key, waiting in sorted(self._waiting.items(), key=lambda item: item[1].num_sends):
             if waiting.num_bytes > max_bytes:
                 continue
-            if len(chosen) == MAX_UPDATES:
+            if len(chosen) == at_most:
                 break
             max_bytes -= waiting.num_bytes
             chosen.append(waiting.update)

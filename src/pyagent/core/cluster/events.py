@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from pyagent.core.cluster.member import Member, MemberView, State
-from pyagent.core.cluster.messages import Message
+from pyagent.core.cluster.messages import Message, Revocation
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -58,9 +58,9 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """Put a node out of the cluster for ever."""
+    """Put a node out of the cluster for ever, on this node's word."""
 
-    id: str
+    revocation: Revocation
 
 
 class Forget(msgspec.Struct, frozen=True):
@@ -111,9 +111,9 @@ class Duplicate(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """A node is out of the cluster: drop its connections and remember its id. It may be this node itself."""
+    """A node is out of the cluster: drop its connections and keep the word. It may be this node itself."""
 
-    id: str
+    revocation: Revocation
 
 
 Effect = Send | Changed | WakeAt | Meet | Rejoin | Duplicate | Revoked

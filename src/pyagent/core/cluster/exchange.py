@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -18,41 +18,56 @@ from pyagent.core.cluster.messages import (
     Entry,
     Left,
     Push,
-    Revocation,
     Update,
 )
 from pyagent.core.cluster.roster import Roster
 
-_PUSH_BYTES = MAX_MESSAGE_BYTES - 1024
+_PAGE_BYTES = MAX_MESSAGE_BYTES - 1024
+_ENTRY_BYTES = 40
+"""An entry without its id: four numbers of at most nine bytes, and what frames them."""
 
 
 def digests(roster: Roster) -> Iterator[Digest]:
-    """Return the whole table's entries, in as many messages as they need."""
-    ids = sorted(roster.id_to_view)
-    revoked = tuple(sorted(roster.revoked))
-    first = ""
-    for start in range(0, len(ids), MAX_ENTRIES):
-        chunk = ids[start : start + MAX_ENTRIES]
-        last = chunk[-1] if start + MAX_ENTRIES < len(ids) else ""
-        yield Digest(first, last, tuple(_entry(roster.id_to_view[one]) for one in chunk), revoked)
-        first, revoked = last, ()
+    """Return the whole table's entries and revoked, in as many messages as they need."""
+    first, num_bytes = "", 0
+    page: list[str] = []
+    for one in sorted({*roster.id_to_view, *roster.revoked}):
+        size = len(one.encode()) + _ENTRY_BYTES
+        if page and (num_bytes + size > _PAGE_BYTES or len(page) == MAX_ENTRIES):
+            yield _digest(roster, first, page[-1], page)
+            first, num_bytes, page = page[-1], 0, []
+        page.append(one)
+        num_bytes += size
+    yield _digest(roster, first, "", page)
 
 
 def wanted(roster: Roster, digest: Digest) -> list[str]:
     """Return the ids of which the other table holds something newer; the dead that are unknown here stay unknown."""
-    return [entry.id for entry in digest.entries if _is_wanted(roster, entry)]
+    newer = [entry.id for entry in digest.entries if _is_wanted(roster, entry)]
+    revoked = [one for one in digest.revoked if one not in roster.revoked]
+    if roster.revoked.is_full:
+        revoked = [one for one in revoked if one in roster.id_to_view]
+    return list(dict.fromkeys((*newer, *revoked)))[:MAX_ENTRIES]
+
+
+def pulled(roster: Roster, ids: Sequence[str]) -> list[Update]:
+    """Return all that is held of these ids."""
+    views = [view for one in ids if (view := roster.id_to_view.get(one))]
+    return [update for view in views for update in updates_of(view)] + _revocations(roster, ids)
 
 
 def owed(roster: Roster, digest: Digest) -> list[Update]:
-    """Return what the other table lacks, or holds older."""
+    """Return what the other table lacks, or holds older; members first, whose words the revocations may be."""
+
+    def is_covered(one: str) -> bool:
+        return one > digest.first and (not digest.last or one <= digest.last)
+
     id_to_entry = {entry.id: entry for entry in digest.entries}
-    ids = [one for one in roster.id_to_view if one > digest.first and (not digest.last or one <= digest.last)]
-    updates: list[Update] = [Revocation(one) for one in roster.revoked.intersection(id_to_entry)]
-    if not digest.first:
-        updates += [Revocation(one) for one in roster.revoked.difference(digest.revoked, id_to_entry)]
-    for one in ids:
+    updates: list[Update] = []
+    for one in filter(is_covered, roster.id_to_view):
         updates += _newer(roster.id_to_view[one], id_to_entry.get(one))
-    return updates
+    known = set(digest.revoked)
+    return updates + _revocations(roster, [one for one in roster.revoked if is_covered(one) and one not in known])
 
 
 def pushes(updates: Sequence[Update]) -> Iterator[Push]:
@@ -61,7 +76,7 @@ def pushes(updates: Sequence[Update]) -> Iterator[Push]:
     num_bytes = 0
     for update in updates:
         size = len(msgspec.msgpack.encode(update))
-        if chunk and (num_bytes + size > _PUSH_BYTES or len(chunk) == MAX_UPDATES):
+        if chunk and (num_bytes + size > _PAGE_BYTES or len(chunk) == MAX_UPDATES):
             yield Push(tuple(chunk))
             chunk, num_bytes = [], 0
         chunk.append(update)
@@ -78,6 +93,16 @@ def updates_of(view: MemberView) -> list[Update]:
     elif view.advert_version:
         updates.append(_advert(view))
     return updates
+
+
+def _digest(roster: Roster, first: str, last: str, ids: Sequence[str]) -> Digest:
+    entries = tuple(_entry(view) for one in ids if (view := roster.id_to_view.get(one)))
+    return Digest(first, last, entries, tuple(one for one in ids if one in roster.revoked))
+
+
+def _revocations(roster: Roster, ids: Iterable[str]) -> list[Update]:
+    known = roster.revoked.id_to_revocation
+    return [known[one] for one in ids if one in known]
 
 
 def _entry(view: MemberView) -> Entry:

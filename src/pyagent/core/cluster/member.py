@@ -10,6 +10,7 @@ from msgspec import Meta
 MAX_ADVERT_BYTES: Final = 8 << 10
 
 NodeId = Annotated[str, Meta(min_length=1, max_length=64)]
+PublicKey = Annotated[str, Meta(max_length=64)]
 MAX_INCARNATION: Final = (1 << 62) - 1
 Incarnation = Annotated[int, Meta(ge=0, le=MAX_INCARNATION)]
 Counter = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -29,7 +30,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     id: NodeId
     name: Annotated[str, Meta(max_length=128)]
-    key: Annotated[str, Meta(max_length=64)]
+    key: PublicKey
     endpoints: Annotated[tuple[Endpoint, ...], Meta(max_length=16)]
     incarnation: Incarnation = 0
     version: Annotated[str, Meta(max_length=64)] = ""

@@ -62,8 +62,9 @@ _MOMENT = 1e-6
 class Membership:
     """One node's part, for one thread.
 
-    `rng` decides whom it asks, and `me.boot` where it is 0. `is_genuine` says whether an id belongs to its key: what is
-    told of others is not believed. The ids `revoked` were so before this start.
+    `rng` decides whom it asks, and `me.boot` where it is 0. `is_genuine` says whether an id belongs to its key, and
+    a revocation is the word of a member: what is told of others is not believed. Those `revoked` were so before this
+    start.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class Membership:
         timing: Timing | None = None,
         rng: random.Random | None = None,
         *,
-        is_genuine: Callable[[Member], bool] = lambda _: True,
-        revoked: Iterable[str] = (),
+        is_genuine: Callable[[Member | Revocation], bool] = lambda _: True,
+        revoked: Iterable[Revocation] = (),
     ) -> None:
         self._timing = timing = timing or Timing()
         self._rng = rng = rng or random.Random()  # noqa: S311 - whom to ask is no secret
-        self._claims = Claims(me if me.boot else replace(me, boot=rng.getrandbits(48) + 1), timing, rng, is_genuine)
+        me = me if me.boot else replace(me, boot=rng.getrandbits(48) + 1)
+        self._claims = Claims(me, timing, rng, is_genuine)
         for one in revoked:
             self._claims.roster.revoke(one)
         self._outbox = self._claims.outbox
@@ -131,7 +133,7 @@ class Membership:
             case Received(sender, message):
                 self._receive(sender, message)
             case Met(member):
-                claims.alive(member)
+                claims.alive(member, is_met=True)
                 self._greet(member.id)
             case Unreachable(peer):
                 self._lose(peer)
@@ -147,9 +149,9 @@ class Membership:
                 claims.restate(replace(self.me, endpoints=endpoints, incarnation=self.me.incarnation + 1))
             case Leave():
                 self._leave()
-            case Revoke(id):
-                self._outbox.send_bare(id, Gossip((Revocation(id),)))
-                claims.revoke(id)
+            case Revoke(revocation):
+                self._outbox.send_bare(revocation.id, Gossip((revocation,)))
+                claims.revoke(revocation)
             case Forget(id):
                 claims.drop(id)
             case Tick():
@@ -182,8 +184,7 @@ class Membership:
             case Digest():
                 self._compare(sender, message)
             case Pull(ids):
-                views = [view for one in ids if (view := self._claims.roster.id_to_view.get(one))]
-                for push in exchange.pushes([update for view in views for update in exchange.updates_of(view)]):
+                for push in exchange.pushes(exchange.pulled(self._claims.roster, ids)):
                     self._outbox.send_bare(sender, push)
             case Gossip() | Push():
                 pass
@@ -206,8 +207,6 @@ class Membership:
 
     def _compare(self, sender: str, digest: Digest) -> None:
         roster = self._claims.roster
-        for one in digest.revoked:
-            self._claims.revoke(one)
         for entry in digest.entries:
             if entry.id == self.me.id:
                 self._claims.outbid(entry.incarnation, entry.boot)

@@ -11,12 +11,13 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from pyagent.core.cluster.member import MAX_ADVERT_BYTES, Counter, Incarnation, Member, NodeId
+from pyagent.core.cluster.member import MAX_ADVERT_BYTES, Counter, Incarnation, Member, NodeId, PublicKey
 
 MAX_MESSAGE_BYTES: Final = 64 << 10
 MAX_UPDATES: Final = 1024
 MAX_ENTRIES: Final = 1024
 MAX_REVOKED: Final = 1024
+_MAX_SIGNATURE_BYTES: Final = 64
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
@@ -49,9 +50,11 @@ class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
 
 
 class Revocation(msgspec.Struct, frozen=True, array_like=True, tag="revoked"):
-    """A node is out of the cluster for ever."""
+    """A node is out of the cluster for ever: the owner of the key `by` says so, and signed it."""
 
     id: NodeId
+    by: PublicKey = ""
+    signature: Annotated[bytes, Meta(max_length=_MAX_SIGNATURE_BYTES)] = b""
 
 
 class Advert(msgspec.Struct, frozen=True, array_like=True, tag="advert"):
@@ -121,7 +124,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Digest(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
-    """Entries of the ids in `first < id <= last`, in order; an empty `last` is the end. The first has the revoked."""
+    """Entries, and the revoked, of the ids in `first < id <= last`, in order; an empty `last` is the end."""
 
     first: Annotated[str, Meta(max_length=64)]
     last: Annotated[str, Meta(max_length=64)]

@@ -8,7 +8,7 @@ import msgspec
 
 from pyagent.core.cluster.dissemination import Dissemination
 from pyagent.core.cluster.events import Effect, Send
-from pyagent.core.cluster.messages import Carrier, Dead, Gossip, Message, Suspect, Sync, Update
+from pyagent.core.cluster.messages import MAX_UPDATES, Carrier, Dead, Gossip, Message, Suspect, Sync, Update
 from pyagent.core.cluster.roster import Roster
 from pyagent.core.cluster.suspicion import Suspicion
 from pyagent.core.cluster.timing import Timing
@@ -35,7 +35,8 @@ class Outbox:
         accusation = self._accusation_of(peer)
         if accusation is None:
             max_bytes = _GOSSIP_BYTES if isinstance(message, Gossip | Sync) else _PROBE_BYTES
-            updates = first + self._dissemination.take(max_bytes, self._timing.num_sends(self._roster.num_live))
+            num_sends = self._timing.num_sends(self._roster.num_live)
+            updates = first + self._dissemination.take(max_bytes, num_sends, MAX_UPDATES - len(first))
         else:  # what waits is for those who will hear it
             updates = (*first, accusation)
         if updates:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from pyagent.core.cluster.member import RANK, MemberView, State
-from pyagent.core.cluster.messages import MAX_REVOKED
+from pyagent.core.cluster.messages import Revocation
+from pyagent.core.cluster.revoked_list import RevokedList
 
 _MASK = (1 << 61) - 1
 
@@ -20,7 +21,7 @@ class Roster:
     def __init__(self, my_id: str, max_members: int) -> None:
         self._max_members = max_members
         self.id_to_view: dict[str, MemberView] = {}
-        self.revoked: set[str] = set()
+        self.revoked = RevokedList()
         self.num_live = 0
         self.checksum = 0
         self.my_id = my_id
@@ -58,13 +59,10 @@ class Roster:
             self._count(view, -1)
         return view
 
-    def revoke(self, id: str) -> bool:  # noqa: A002
-        """Take a node out for ever; False when it was already, or the list is full."""
-        if id in self.revoked or len(self.revoked) >= MAX_REVOKED:
-            return False
-        self.revoked.add(id)
-        self._add(f"revoked {id}", 1)
-        return True
+    def revoke(self, revocation: Revocation) -> None:
+        """Keep that a node is out for ever, where the list has room."""
+        if self.revoked.add(revocation):
+            self._add(f"revoked {revocation.id}", 1)
 
     def forget(self, before: float) -> None:
         """Forget those who died or left before a time."""

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pyagent.core.cluster.cluster_state import SECRET_BYTES, ClusterState, EpochSecret, clean_name
+from pyagent.core.cluster.messages import Revocation
 from pyagent.core.errors import ClusterError
-from pyagent.infrastructure.cluster.private_file import locked, read_private, write_private
+from pyagent.infrastructure.cluster.keys import node_id_of
+from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked, read_private, write_private
 
 _FILE = "cluster.json"
 _ID_BYTES = 10
+_FILES_OF_A_NODE = ("cluster.json", "node.json", "known-peers.json", "invitation.json")
+REKEY_ADVICE = "to join again as a new node, run `pyagent cluster leave`, then `pyagent cluster join` with a new code"
 
 
 class ClusterFile:
@@ -73,29 +79,42 @@ class ClusterFile:
         secret = secrets.token_bytes(SECRET_BYTES)
         return self._change(lambda state: state.rotated(secret))
 
-    def revoke(self, node_id: str, public: str = "") -> ClusterState:
-        """Revoke a node for ever and begin a new epoch. `public` may be left out for a known member."""
+    def revoke(self, told: Revocation) -> ClusterState:
+        """Revoke a node for ever, on this node's word, and begin a new epoch. Raises `ClusterError` for no member."""
         secret = secrets.token_bytes(SECRET_BYTES)
 
         def revoked(state: ClusterState) -> ClusterState:
-            member = state.members.get(node_id)
-            key = public or (member.public if member else "")
-            if node_id in state.revoked:
-                return state
-            if not key:
-                raise ClusterError(f"no member has the id {node_id}; `pyagent cluster peers` lists them", peer=node_id)
-            return state.with_revoked({node_id: key}).rotated(secret)
+            without = state.with_revoked([told])
+            if without is state and told.id not in state.revoked:
+                advice = "`pyagent cluster peers` lists them"
+                raise ClusterError(f"no member has the id {told.id}; {advice}", peer=told.id)
+            return state if without is state else without.rotated(secret)
 
         return self._change(revoked)
 
-    def merge(self, secrets: Iterable[EpochSecret] = (), revoked: Mapping[str, str] | None = None) -> ClusterState:
-        """Take over what a member told: secrets of epochs, and revoked nodes (id to public key, or to nothing).
+    def merge(self, secrets: Iterable[EpochSecret] = (), revoked: Iterable[Revocation] = ()) -> ClusterState:
+        """Take over what a member told: secrets of epochs, and words, found valid, that nodes are revoked.
 
         Takes what it has room for, and no epoch that is far ahead: a member may have made them up.
         Begins no epoch: the node that revokes does. Where two did so apart, the state `needs_rotation`.
         """
-        given = tuple(secrets)
-        return self._change(lambda state: state.with_told_revoked(revoked or {}).with_secrets(given))
+        given, told = tuple(secrets), tuple(revoked)
+        return self._change(lambda state: state.with_revoked(told).with_secrets(given))
+
+    def put_out(self, told: Revocation) -> ClusterState:
+        """Keep that this node itself is revoked: it would find every door shut after a restart, and not know why."""
+        return self._change(lambda state: state if state.own_revocation else replace(state, own_revocation=told))
+
+    def standing(self) -> ClusterState:
+        """Return the cluster. Raises `ClusterError` where this node was revoked, and says by whom and what to do."""
+        state = self.load()
+        if state.own_revocation is None:
+            return state
+        by = node_id_of(state.own_revocation.by)
+        revoker = state.members.get(by)
+        named = f"{revoker.name} ({by})" if revoker and revoker.name else f"node {by}"
+        told = f"this node was revoked from the cluster {state.name!r} by {named}: the others answer it no more"
+        raise ClusterError(f"{told}; {REKEY_ADVICE}")
 
     def _change(self, change: Callable[[ClusterState], ClusterState]) -> ClusterState:
         with locked(self.folder):
@@ -120,6 +139,16 @@ class ClusterFile:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def leave(folder: Path) -> bool:
+    """Forget a node's cluster and its keys; False where there were none. Raises `ClusterError` while a node runs."""
+    refusal = f"a `pyagent node` runs on {folder}; stop it first"
+    with locked(folder, NODE_LOCK, refusal=refusal), locked(folder):
+        files = [file for name in _FILES_OF_A_NODE if (file := folder / name).exists()]
+        for file in files:
+            file.unlink()
+    return bool(files)
 
 
 def cluster_folder(data: Path) -> Path:

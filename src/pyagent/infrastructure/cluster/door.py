@@ -16,7 +16,7 @@ from pyagent import __version__
 from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, clean_name
 from pyagent.core.cluster.names import shown
 from pyagent.core.errors import ClusterError, WireError
-from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.cluster_file import REKEY_ADVICE, ClusterFile
 from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream
 from pyagent.infrastructure.cluster.handshake import (
     ANSWERS,
@@ -38,7 +38,8 @@ from pyagent.infrastructure.cluster.handshake import (
     seen_endpoints,
 )
 from pyagent.infrastructure.cluster.join import JOIN_SECONDS, Inviter, JoinOpening
-from pyagent.infrastructure.cluster.keys import NodeKeys
+from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
+from pyagent.infrastructure.cluster.revocations import is_valid
 from pyagent.infrastructure.cluster.visitors import DoorLimits, Visitors
 from pyagent.infrastructure.wire.codec import Codec
 from pyagent.infrastructure.wire.hello import Hello
@@ -160,13 +161,13 @@ class Door:
         HELLO.check(await stream.receive(HELLOS), stream.peer)
         answer = await stream.receive(ANSWERS)
         if isinstance(answer, Refused):
-            raise self._refused(stream.peer, state, answer)
+            raise await self._refused(stream.peer, state, answer)
         secret = self._secret_of(stream.peer, state, answer)
         said = stream.transcript
         await stream.send(PROOFS.encode(_proof("knocking", self._keys, answer.card, secret, said)))
         proof = await stream.receive(PROOFS)
         if isinstance(proof, Refused):
-            raise self._refused(stream.peer, state, proof)
+            raise await self._refused(stream.peer, state, proof)
         if not proves(proof, _proof("door", self._keys, answer.card, secret, said)):
             told = f"{stream.peer} does not prove that it knows the cluster's secret; it is not let in"
             raise ClusterError(told, peer=stream.peer)
@@ -183,16 +184,19 @@ class Door:
             raise ClusterError(f"{told} and join it to the cluster again", peer=place)
         secret = secret_for(state, [answer.epoch], card)
         if secret is None:
-            why = "is revoked" if state.is_revoked(card.node_id, card.public) else "knows only an older secret"
+            why = "is revoked" if card.node_id in state.revoked else "knows only an older secret"
             raise ClusterError(f"{place} is node {_who(card)}, which {why}; it is not let in", peer=card.node_id)
         return secret
 
-    def _refused(self, place: str, state: ClusterState, refused: Refused) -> ClusterError:
+    async def _refused(self, place: str, state: ClusterState, refused: Refused) -> ClusterError:
         if refused.cluster != state.tag:
             return ClusterError(f"{place} is the door of another cluster than {state.name!r}", peer=place)
+        revocation = refused.revocation
+        if revocation is not None and revocation.id == self._keys.node_id and is_valid(revocation, state):
+            await asyncio.to_thread(self._cluster.put_out, revocation)
+            return ClusterError(f"{place} says that this node was revoked, by node {node_id_of(revocation.by)}")
         told = "refused this node: it is revoked there, or the secret that it knows is not the cluster's, or too old"
-        remedy = f"remove {self._cluster.folder} and join the cluster again with a code (`pyagent cluster join`)"
-        return ClusterError(f"{place} {told}; {remedy}", peer=place)
+        return ClusterError(f"{place} {told}; {REKEY_ADVICE}", peer=place)
 
     # -- the listener's side -----------------------------------------------------------------------------------------
 
@@ -235,9 +239,10 @@ class Door:
 
     async def _let_in(self, stream: FrameStream, opening: Opening) -> None:
         state, card = self._cluster.load(), opening.card
-        refused = Refused(state.tag)
+        is_ours = opening.cluster == state.tag
+        refused = Refused(state.tag, state.revoked.get(card.node_id) if is_ours else None)
         mine = self._card()
-        secret = secret_for(state, opening.epochs, card) if opening.cluster == state.tag and mine.endpoints else None
+        secret = secret_for(state, opening.epochs, card) if is_ours and mine.endpoints else None
         if secret is None:
             await stream.send(HELLOS.encode(HELLO), ANSWERS.encode(refused))
             raise ClusterError(f"{_who(card)} is of another cluster, revoked, or knows no secret that lets it in")

@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret
+from pyagent.core.cluster.messages import Revocation
 from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES
 from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
 from pyagent.infrastructure.wire.codec import Codec
@@ -95,9 +96,10 @@ class Proof(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A refusal. It tells of which cluster the door is, which is public, and no reason."""
+    """A refusal. It tells of which cluster the door is, which is public, and one reason: a member's word, signed."""
 
     cluster: Tag = ""
+    revocation: Revocation | None = None
 
 
 HELLOS = Codec(Hello, "the other end of the door", MAX_FRAME_BYTES)
@@ -120,12 +122,12 @@ def secret_for(state: ClusterState, epochs: Sequence[Epoch], card: Card) -> Epoc
 
     A node that knows only an older one was away while the secret changed, or was revoked: it must be a member's key.
     """
-    if state.is_revoked(card.node_id, card.public):
+    if card.node_id in state.revoked:
         return None
     common = next((secret for secret in state.secrets if Epoch.of(secret) in epochs), None)
-    if common is None or (common != state.current and not state.is_member(card.node_id, card.public)):
-        return None
-    return common
+    if common == state.current:
+        return common
+    return common if state.is_member(card.node_id, card.public) and not state.is_closed else None
 
 
 def proof_of(role: Role, keys: NodeKeys, peer: Card, secret: EpochSecret, transcript: bytes) -> Proof:

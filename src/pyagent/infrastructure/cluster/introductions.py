@@ -9,13 +9,16 @@ import random
 from collections.abc import Callable
 
 from pyagent.core.cluster.member import Member
+from pyagent.core.cluster.messages import Revocation
 from pyagent.core.cluster.peers import ClusterRouter
 from pyagent.core.errors import ClusterError, PyAgentError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.discovery import Discovery
 from pyagent.infrastructure.cluster.door import Door, Met
+from pyagent.infrastructure.cluster.keys import node_id_of
 from pyagent.infrastructure.cluster.known_peers import KnownPeers
 from pyagent.infrastructure.cluster.protocol import EPOCH, Epoch, epoch_codec
+from pyagent.infrastructure.cluster.revocations import is_valid
 from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.cluster.transport import Reply, Transport
 
@@ -49,7 +52,7 @@ class Introductions:
         self.known = KnownPeers(cluster.folder)
         self._behind: dict[tuple[str, int], str] = {}
         self._knocking: set[tuple[str, int]] = set()
-        self._revoked_ids: set[str] = set()
+        self._revocations: list[Revocation] = []
 
     def register(self) -> None:
         """Have the transport hand new secrets on."""
@@ -60,6 +63,8 @@ class Introductions:
     async def knock_where_found(self, discovery: Discovery) -> None:
         """Knock at every door that is found, unless its node is a peer already."""
         async for found in discovery:
+            if self._cluster.load().own_revocation is not None:
+                return  # no door opens to this node any more
             place = (found.host, found.port)
             if place in self._knocking or self._is_peer(self._behind.get(place, found.node_id)):
                 continue
@@ -107,25 +112,35 @@ class Introductions:
         except (ClusterError, OSError) as error:
             logger.warning("node %s is not forgotten: %s", node_id, error)
 
-    async def keep_revoked(self, node_id: str) -> None:
+    async def keep_revoked(self, revocation: Revocation) -> None:
         """Keep that a node is revoked, and see to it that it knows no current secret."""
-        self._revoked_ids.add(node_id)
-        if len(self._revoked_ids) > 1:
+        self._revocations.append(revocation)
+        if len(self._revocations) > 1:
             return  # those that come together are written together
         await asyncio.sleep(_TOGETHER_SECONDS)
-        ids, self._revoked_ids = self._revoked_ids, set()
+        told, self._revocations = self._revocations, []
+        for one in told:
+            logger.info("node %s was revoked by node %s", one.id, node_id_of(one.by))
         try:
-            await asyncio.to_thread(self._cluster.merge, (), dict.fromkeys(ids, ""))
+            await asyncio.to_thread(self._cluster.merge, (), told)
         except ClusterError as error:
-            logger.warning("the revocation of %d nodes is not kept: %s", len(ids), error)
+            logger.warning("the revocation of %d nodes is not kept: %s", len(told), error)
         await self.renew_secret()  # the node that revoked begins the new epoch; this waits for it
+
+    async def keep_own_revocation(self, revocation: Revocation) -> None:
+        """Keep that this node itself is out, and say so."""
+        try:
+            await asyncio.to_thread(self._cluster.put_out, revocation)
+            self._cluster.standing()
+        except ClusterError as error:
+            logger.error("%s", error)  # noqa: TRY400 - the text says it all
 
     # -- secrets --------------------------------------------------------------------------------------------------
 
     async def give_epoch(self, peer_id: str) -> None:
         """Tell a peer the current secrets and the revoked, over its encrypted link; tried again until it is up."""
         state = self._cluster.load()
-        told = epoch_codec.encode(Epoch(state.secrets, state.revoked))
+        told = epoch_codec.encode(Epoch(state.secrets, tuple(state.revoked.values())))
         for _ in range(_TRIES):
             with contextlib.suppress(PyAgentError):
                 await self._transport.call(peer_id, EPOCH, told, timeout=_CALL_SECONDS)
@@ -138,12 +153,19 @@ class Introductions:
         await asyncio.gather(*(self.give_epoch(peer.id) for peer in self._router))
 
     async def _take_epoch(self, peer_id: str, payload: bytes, _buffers: object) -> Reply:
-        told = epoch_codec.decode(payload)
-        if peer_id in told.revoked or peer_id in self._cluster.load().revoked or self._own_id in told.revoked:
+        told, state = epoch_codec.decode(payload), self._cluster.load()
+        revoked = {one.id for one in told.revoked} | state.revoked.keys()
+        if peer_id in revoked or self._own_id in revoked:
             raise ClusterError(f"node {peer_id} is revoked, or holds this one for it", peer=peer_id)
-        await asyncio.to_thread(self._cluster.merge, told.secrets, told.revoked)
+        await asyncio.to_thread(self._merge, told)
         self._tasks.begin(self.renew_secret())
         return Reply()
+
+    def _merge(self, told: Epoch) -> None:
+        """Take over what a member told; each word that is new here must be that of a member. Works beside the loop."""
+        state = self._cluster.load()
+        new = [one for one in told.revoked if one.id not in state.revoked]
+        self._cluster.merge(told.secrets, [one for one in new if is_valid(one, state, (self._own_id,))])
 
     async def renew_secret(self) -> None:
         """Begin a new epoch where a revoked node may know the current secret.
@@ -153,6 +175,6 @@ class Introductions:
         """
         await asyncio.sleep(_RENEW_SECONDS * random.uniform(1, 2))  # noqa: S311 - so that few begin one at once
         state = self._cluster.load()
-        if state.needs_rotation and self._own_id not in state.revoked:
+        if state.needs_rotation and state.own_revocation is None:
             await asyncio.to_thread(self._cluster.rotate)
             await self.give_epoch_to_all()

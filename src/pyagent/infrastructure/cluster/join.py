@@ -24,8 +24,9 @@ import msgspec
 
 from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, decode_key
 from pyagent.core.cluster.join_code import hint_of
+from pyagent.core.cluster.messages import MAX_REVOKED, Revocation
 from pyagent.core.errors import ClusterError, WireError
-from pyagent.infrastructure.cluster.cluster_file import ClusterFile
+from pyagent.infrastructure.cluster.cluster_file import REKEY_ADVICE, ClusterFile
 from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS, PROOFS, Proof, Refused
 from pyagent.infrastructure.cluster.invitation import InvitationFile
@@ -46,11 +47,16 @@ class WrongCodeError(ClusterError):
     """The two ends do not have one code: asking again would cost the invitation another try."""
 
 
+class RevokedKeyError(ClusterError):
+    """The inviting node has revoked the key of the one that would join: another code does not help it."""
+
+
 class JoinOpening(msgspec.Struct, frozen=True, tag=True):
-    """A visitor with a code: the part of it that is no secret, and its SPAKE2 message."""
+    """A visitor with a code: the part of it that is no secret, its SPAKE2 message, and which node it would be."""
 
     hint: Annotated[str, msgspec.Meta(max_length=8)]
     message: Annotated[bytes, msgspec.Meta(max_length=64)]
+    node_id: Annotated[str, msgspec.Meta(max_length=32)] = ""
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, tag=True):
@@ -81,12 +87,13 @@ class Handover(msgspec.Struct, frozen=True):
     cluster_id: str
     name: str
     secret: EpochSecret
-    revoked: dict[str, str]
+    revoked: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_REVOKED)]
     inviter: Newcomer
 
     def state(self) -> ClusterState:
         """Return it as the file of a cluster has it."""
-        bare = ClusterState(self.cluster_id, self.name, (self.secret,), revoked=self.revoked)
+        revoked = {one.id: one for one in self.revoked}
+        bare = ClusterState(self.cluster_id, self.name, (self.secret,), revoked=revoked)
         return bare.with_member(node_id_of(self.inviter.public), self.inviter.public, self.inviter.name)
 
 
@@ -113,14 +120,18 @@ class Inviter:
         invitation = self._invitations.find_open()
         if invitation is None or hint_of(invitation.code) != opening.hint or self._num_visitors >= _MAX_VISITORS:
             await self._refuse(stream)
+        if (revocation := self._cluster.load().revoked.get(opening.node_id)) is not None:
+            await self._refuse(stream, revocation)  # before its code is tried: no code lets it in
         self._num_visitors += 1
         try:
             await self._receive(stream, opening, invitation.code)
         finally:
             self._num_visitors -= 1
 
-    async def _refuse(self, stream: FrameStream) -> Never:
-        await stream.send(HELLOS.encode(HELLO), _ANSWERS.encode(Refused()))
+    async def _refuse(self, stream: FrameStream, revocation: Revocation | None = None) -> Never:
+        await stream.send(HELLOS.encode(HELLO), _ANSWERS.encode(Refused(revocation=revocation)))
+        if revocation is not None:
+            raise ClusterError(f"node {revocation.id} wants to join by a code, and is revoked", peer=revocation.id)
         raise ClusterError("a join code that no open invitation here has")
 
     async def _receive(self, stream: FrameStream, opening: JoinOpening, code: str) -> None:
@@ -143,13 +154,13 @@ class Inviter:
 
     def _take_in(self, newcomer: Newcomer, code: str) -> Handover:
         node_id = node_id_of(newcomer.public)
-        if self._cluster.load().is_revoked(node_id, newcomer.public):
+        if node_id in self._cluster.load().revoked:
             raise ClusterError(f"node {node_id} is revoked", peer=node_id)
         if not self._invitations.use(code, node_id):
             raise ClusterError("the invitation was used or is too old", peer=node_id)
         state = self._cluster.add_member(node_id, newcomer.public, newcomer.name)
         me = Newcomer(self._keys.public, self._name)
-        return Handover(state.cluster_id, state.name, state.current, state.revoked, me)
+        return Handover(state.cluster_id, state.name, state.current, tuple(state.revoked.values()), me)
 
 
 async def ask_to_join(
@@ -181,10 +192,15 @@ async def ask_to_join(
 
 async def _ask(stream: FrameStream, code: str, me: Newcomer) -> Handover | None:
     exchange = await asyncio.to_thread(_Exchange.joining, code)
-    await stream.send(HELLOS.encode(HELLO), _OPENINGS.encode(JoinOpening(hint_of(code), exchange.message)))
+    opening = JoinOpening(hint_of(code), exchange.message, node_id_of(me.public))
+    await stream.send(HELLOS.encode(HELLO), _OPENINGS.encode(opening))
     HELLO.check(await stream.receive(HELLOS), stream.peer)
     answer = await stream.receive(_ANSWERS)
     if isinstance(answer, Refused):
+        if answer.revocation is not None:
+            raise RevokedKeyError(
+                f"{stream.peer} says that this node is revoked there; {REKEY_ADVICE}", peer=stream.peer
+            )
         return None
     key = await asyncio.to_thread(exchange.finish, answer.message)
     keys = _JoinKeys(key, stream.transcript)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.discovery import Discovery, DoorAddress, read_seed
-from pyagent.infrastructure.cluster.join import Handover, Newcomer, WrongCodeError, ask_to_join
+from pyagent.infrastructure.cluster.join import Handover, Newcomer, RevokedKeyError, WrongCodeError, ask_to_join
 
 _MAX_ASKED = 256
 _MAX_TOLD = 3
@@ -125,7 +125,7 @@ class _Search:
                 handover = await ask_to_join(door.host, door.port, self._code, self._me, _ASK_SECONDS)
         except ClusterError as error:
             self._failures[who] = str(error)
-            if isinstance(error, WrongCodeError):
+            if isinstance(error, WrongCodeError | RevokedKeyError):
                 asyncio.get_running_loop().call_later(_MORE_SECONDS, self._give_up, error)
             else:
                 self._asked.discard(who)  # it may be reached at another address, or later

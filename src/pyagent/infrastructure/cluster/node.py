@@ -42,6 +42,7 @@ from pyagent.core.cluster.events import (
 from pyagent.core.cluster.events import Met as MetMember
 from pyagent.core.cluster.member import Member, MemberView
 from pyagent.core.cluster.membership import Membership
+from pyagent.core.cluster.messages import Revocation
 from pyagent.core.cluster.names import resolve, shown
 from pyagent.core.cluster.peers import ClusterRouter, Peer
 from pyagent.core.cluster.routing import Balancer
@@ -58,13 +59,14 @@ from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.join import Inviter
 from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
-from pyagent.infrastructure.cluster.private_file import locked
+from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked
 from pyagent.infrastructure.cluster.protocol import (
     FORGET,
     GOSSIP,
     gossip_codec,
     offer_codec,
 )
+from pyagent.infrastructure.cluster.revocations import is_valid, revocation_by
 from pyagent.infrastructure.cluster.status import ClusterStatus, status_of
 from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.cluster.transport import LinkChange, Transport
@@ -81,7 +83,7 @@ class Node:
         self.cluster = ClusterFile(folder)
         self._settings = settings
         self.chain = chain
-        state = self.cluster.load()
+        state = self.cluster.standing()
         self.keys = load_or_make_keys(folder)
         self.name = clean_name(settings.name or socket.gethostname())
         self.router = ClusterRouter(
@@ -135,9 +137,9 @@ class Node:
 
     async def _start(self) -> None:
         transport = self._transport
-        folder = self.cluster.folder  # held as long as the node runs: two processes would be one id twice
+        folder = self.cluster.folder
         refusal = f"another `pyagent node` runs on {folder}; stop it, or set paths.data"
-        self._lock.enter_context(locked(folder, "node.lock", refusal=refusal))
+        self._lock.enter_context(locked(folder, NODE_LOCK, refusal=refusal))
         self._answering.register(transport)
         transport.handle(GOSSIP, self._take_gossip)
         transport.handle(FORGET, self._take_forget)
@@ -148,7 +150,7 @@ class Node:
         self._endpoints = reachable_endpoints(self._bound)
         me = Member(self.keys.node_id, self.name, self.keys.public, tuple(self._endpoints), version=__version__)
         state = self.cluster.load()
-        self._membership = Membership(me, is_genuine=_owns_its_id, revoked=state.revoked)
+        self._membership = Membership(me, is_genuine=self._is_genuine, revoked=state.revoked.values())
         for node_id, member in state.members.items():
             transport.allow(node_id, member.public)
         self.router.own.offer, told = await self._advertising.advert()
@@ -238,9 +240,9 @@ class Node:
         if node_id == self.keys.node_id:
             told = f"{name!r} is this node, which does not revoke itself; ask another, or stop this one"
             raise ClusterError(told)
-        view = self._members().get(node_id)
-        await asyncio.to_thread(self.cluster.revoke, node_id, view.member.key if view else "")
-        self._happen(Revoke(node_id))
+        word = await asyncio.to_thread(revocation_by, self.keys, self.cluster.load().cluster_id, node_id)
+        await asyncio.to_thread(self.cluster.revoke, word)
+        self._happen(Revoke(word))
         await self._introductions.give_epoch_to_all()
         return node_id
 
@@ -268,6 +270,7 @@ class Node:
             door_port=self.door_port,
             endpoints=tuple(self._endpoints),
             is_draining=self._answering.is_draining,
+            is_revoked=state.own_revocation is not None,
             models=tuple(model.id for model in self.router.own.offer.models),
             num_answered_for_peers=self._answering.num_answered,
             peers=tuple(
@@ -279,7 +282,7 @@ class Node:
 
     def _met(self, met: Met) -> None:
         """A node proved that it belongs here, at its door or at ours; one that was revoked meanwhile is not let in."""
-        if self.cluster.load().is_revoked(met.node_id, met.public):
+        if met.node_id in self.cluster.load().revoked:
             return
         self._transport.allow(met.node_id, met.public)
         self._happen(MetMember(Member(met.node_id, met.name, met.public, met.endpoints, version=met.version)))
@@ -315,8 +318,8 @@ class Node:
                 self._changed(view)
             case Meet(member):
                 self._meet(member)
-            case Revoked(node_id):
-                self._revoked(node_id)
+            case Revoked(told):
+                self._revoked(told)
             case Rejoin():
                 logger.info("the others took this node for dead; it has contradicted")
             case Duplicate(node_id):
@@ -403,16 +406,16 @@ class Node:
     def _backend_of(self, peer_id: str) -> PeerBackend:
         return PeerBackend(peer_id, self._transport, lambda: self.router.get(peer_id))
 
-    def _revoked(self, node_id: str) -> None:
-        if node_id == self.keys.node_id:
-            told = "this node was revoked: the others answer it no more; to join again as a new node, remove %s"
-            logger.error(told, self.cluster.folder)
+    def _revoked(self, told: Revocation) -> None:
+        if told.id == self.keys.node_id:
+            self._tasks.begin(self._introductions.keep_own_revocation(told))
             return  # it begins no epoch and gives no secret to others
-        self.router.remove(node_id, may_return=False)
-        self._transport.revoke(node_id)
-        self._tasks.begin(self._introductions.keep_revoked(node_id))
+        self.router.remove(told.id, may_return=False)
+        self._transport.revoke(told.id)
+        self._tasks.begin(self._introductions.keep_revoked(told))
 
-
-def _owns_its_id(member: Member) -> bool:
-    """Return whether a member that others tell of has the id that follows from its key."""
-    return member.id == node_id_of(member.key)
+    def _is_genuine(self, told: Member | Revocation) -> bool:
+        """Return whether a member that others tell of owns its id, and a revocation is the word of a member."""
+        if isinstance(told, Member):
+            return told.id == node_id_of(told.key)
+        return is_valid(told, self.cluster.load(), self._members())

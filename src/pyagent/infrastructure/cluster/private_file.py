@@ -21,6 +21,8 @@ import msgspec
 from pyagent.core.errors import ClusterError
 
 MAX_FILE_BYTES = 4 << 20
+NODE_LOCK = "node.lock"
+"""Held by the one node that runs on a folder: two processes with its keys would be one id twice."""
 _OTHERS = 0o077
 T = TypeVar("T")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from pyagent.core.cluster.adverts import Load, Offer
 from pyagent.core.cluster.cluster_state import EpochSecret
-from pyagent.core.cluster.messages import Message
+from pyagent.core.cluster.messages import MAX_MESSAGE_BYTES, MAX_REVOKED, Message, Revocation
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, Hint
 from pyagent.infrastructure.cluster.vectors import Embedded
 from pyagent.infrastructure.wire.codec import Codec
@@ -41,13 +41,13 @@ offer_codec: Codec[Offer] = Codec(Offer, _PEER, MAX_SMALL_BYTES)
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """The cluster's secrets, and the nodes that are out of it, by id and key; only ever told over an encrypted link."""
+    """The cluster's secrets, and who is out of it; only ever told over an encrypted link."""
 
     secrets: tuple[EpochSecret, ...]
-    revoked: dict[str, str]
+    revoked: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_REVOKED)]
 
 
-gossip_codec: Codec[Message] = Codec(Message, _PEER, MAX_SMALL_BYTES)
+gossip_codec: Codec[Message] = Codec(Message, _PEER, MAX_MESSAGE_BYTES)
 epoch_codec: Codec[Epoch] = Codec(Epoch, _PEER, MAX_SMALL_BYTES)
 
 

@@ -48,6 +48,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     door_port: int
     endpoints: tuple[str, ...]
     is_draining: bool
+    is_revoked: bool = False
     models: tuple[str, ...]
     num_answered_for_peers: int
     peers: tuple[PeerStatus, ...]
