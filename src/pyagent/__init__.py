@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Settings as Settings
     from pyagent.core.structured_output.wanted import validate_partial as validate_partial
     from pyagent.fleet import Fleet as Fleet
+    from pyagent.sync import SyncChain as SyncChain
+    from pyagent.sync import SyncEngine as SyncEngine
 
 __version__ = "0.1.0"
 
@@ -90,6 +92,7 @@ _NAMES = {
     "pyagent.core.settings": "Settings",
     "pyagent.core.structured_output.wanted": "validate_partial",
     "pyagent.fleet": "Fleet",
+    "pyagent.sync": "SyncChain SyncEngine",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, overload
@@ -15,6 +16,7 @@ from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, JsonObje
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output.wanted import Schema, Wanted
+from pyagent.sync import SyncChain, SyncEngine
 
 if TYPE_CHECKING:
     from pyagent.core.chain.chain import Chain as BackendChain
@@ -29,6 +31,7 @@ Asked = str | Sequence[Message] | ChatRequest
 class Chain:
     """A fallback chain: `async with pyagent.Chain(["lmstudio", "native"]) as chain: answer = await chain.chat("Hi")`.
 
+    A program without an event loop says `with` and no `await`: it gets the same words as a `SyncChain`.
     Without links it is the chain of the settings. Models load and sockets open on first use. `backend` is what
     `pyagent.Fleet(backend=...)` takes.
     """
@@ -37,10 +40,24 @@ class Chain:
         """Make the links; raises `ConfigError` naming one that no plugin brings."""
         self.settings = _loaded({}) if settings is None else settings
         self.backend: BackendChain = make_chain(self.settings, make_host(self.settings), links)
+        self._sync: SyncChain | None = None
 
     async def chat(self, asked: Asked, sampling: SamplingParams | None = None) -> Answer:
         """Return a whole answer: to a text, to messages, or to a request with all that it may say."""
         return await collect(self.stream(asked, sampling))
+
+    async def chat_all(self, asked: Sequence[Asked], sampling: SamplingParams | None = None) -> list[Answer]:
+        """Return the answers to several requests that run at the same time, in their order.
+
+        Raises the first error, and aborts the others.
+        """
+        tasks = [asyncio.create_task(self.chat(one, sampling)) for one in asked]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def stream(self, asked: Asked, sampling: SamplingParams | None = None) -> AsyncIterator[ChatDelta]:
         """Return an answer as a stream of deltas; closing the stream aborts the request."""
@@ -85,7 +102,10 @@ class Chain:
         A schema is a Pydantic model, a msgspec struct, or JSON schema, whose values come as plain dicts and lists.
         Raises `InvalidOutputError` for an answer that does not fit, such as one that was cut at `max_tokens`.
         """
-        wanted = Wanted(schema, choice, regex, grammar)
+        return await self.answer_as(Wanted(schema, choice, regex, grammar), asked, sampling)
+
+    async def answer_as(self, wanted: Wanted, asked: Asked, sampling: SamplingParams | None = None) -> object:
+        """Return an answer as `wanted` reads it. Raises `InvalidOutputError` for one that does not fit."""
         request = _request(asked, sampling)
         if (wanted_format := wanted.response_format) is not None:
             request = msgspec.structs.replace(request, response_format=wanted_format, whole=True)
@@ -103,6 +123,15 @@ class Chain:
     async def close(self) -> None:
         """Close the links: models are unloaded, connections closed."""
         await self.backend.close()
+
+    def __enter__(self) -> SyncChain:
+        """Return the chain for a program without an event loop: its methods wait."""
+        self._sync = SyncChain(self)
+        return self._sync
+
+    def __exit__(self, *_: object) -> None:
+        if self._sync is not None:
+            self._sync.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,6 +153,11 @@ class Engine(Chain):
         if model is not None:
             overrides["engine.models"] = [str(model)]
         super().__init__(["native"], settings=_loaded(overrides))
+
+    def __enter__(self) -> SyncEngine:
+        """Return the engine for a program without an event loop: its methods wait."""
+        self._sync = sync = SyncEngine(self)
+        return sync
 
     async def load(self) -> None:
         """Load the model now. Raises `ModelError` saying what is wrong with its file."""

@@ -182,5 +182,5 @@ def test_memory_is_told_by_account(url: str) -> None:
     assert set(told["swap_bytes"].values()) == {0}
     metrics = httpx.get(f"{url}/metrics").text
     for account in told["memory"]:
-        assert f'pyagent_engine_memory_bytes{{account="{account}"}}' in metrics
+        assert f'pyagent_engine_memory_bytes{{account="{account}",engine="0"}}' in metrics
     assert "pyagent_engine_swap_bytes{" in metrics

@@ -16,6 +16,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.engine_process import (
+    POISON,
+    answers_in_this_process,
+    ask,
+    eight,
+    killed_in_mid_stream,
+    process_id,
+    remote,
+    told,
+)
 from support.installed import install
 from support.native import engine_of, run
 from support.tiny_model import write_tiny_model
@@ -31,72 +41,13 @@ from pyagent.core.errors import (
 )
 from pyagent.core.messages import (
     ChatRequest,
-    JsonSchemaFormat,
     Message,
     Origin,
-    ResponseFormat,
     SamplingParams,
 )
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.lifecycle import State
 from pyagent.infrastructure.engine.subprocess import supervisor as supervisor_module
-from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "sizes": {"type": "array", "items": {"type": "integer"}},
-    },
-    "required": ["name", "sizes"],
-}
-
-
-def remote(backend: NativeBackend) -> ProcessEngine:
-    assert isinstance(backend.engine, ProcessEngine)
-    return backend.engine
-
-
-def process_id(backend: NativeBackend) -> int:
-    found = remote(backend).supervisor.status.process_id
-    assert found is not None
-    return found
-
-
-def ask(text: str = "the user", **sampling: object) -> ChatRequest:
-    params = {"max_tokens": 12, "ignore_eos": True, **sampling}
-    return ChatRequest(messages=[Message("user", text)], sampling=SamplingParams(**params))  # type: ignore[arg-type]
-
-
-def eight(num_tokens: int) -> list[ChatRequest]:
-    """Greedy, seeded and penalised answers, with stop texts, log probabilities and forms."""
-    schema = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=SCHEMA))
-    return [
-        ask("the user", temperature=0, max_tokens=num_tokens),
-        ask("the system", temperature=0, max_tokens=num_tokens, repetition_penalty=1.3, frequency_penalty=0.4),
-        ask("and on", seed=1, max_tokens=num_tokens, top_p=0.9),
-        ask("12 more", seed=2, max_tokens=num_tokens, presence_penalty=1.0, top_logprobs=2),
-        ask("at ease", seed=3, max_tokens=num_tokens, stop=("ing the", "qqqq")),
-        ask("at the", temperature=0, max_tokens=num_tokens, stop=("\n\nthe ", "user and")),
-        ChatRequest(prompt="Paris", response_format=schema, sampling=SamplingParams(seed=4, max_tokens=num_tokens)),
-        ChatRequest(
-            prompt="Rome", response_format=schema, sampling=SamplingParams(temperature=0, max_tokens=num_tokens)
-        ),
-    ]
-
-
-async def answers_in_this_process(path: Path, requests: list[ChatRequest]) -> list[Answer]:
-    async with engine_of(path, process=False) as backend:
-        return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
-
-
-def told(answer: Answer) -> tuple[str, object, int, list[object]]:
-    return (
-        answer.text,
-        answer.last.finish_reason,
-        answer.usage.completion_tokens,
-        [entry for delta in answer.deltas for entry in delta.logprobs],
-    )
 
 
 def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
@@ -118,26 +69,6 @@ def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
             assert (await backend.health()).detail == "loaded"
 
     run(work())
-
-
-async def killed_in_mid_stream(
-    backend: NativeBackend, requests: list[ChatRequest], num_pieces: int, times: int = 1
-) -> list[Answer]:
-    """The answers, with the process killed each time so many more pieces have come."""
-    count, kills = 0, 0
-
-    async def one(request: ChatRequest) -> Answer:
-        nonlocal count, kills
-        deltas = []
-        async for delta in backend.chat(request):
-            deltas.append(delta)
-            count += 1
-            if kills < times and count >= num_pieces * (kills + 1):
-                kills += 1
-                os.kill(process_id(backend), signal.SIGKILL)
-        return Answer(text="".join(delta.content for delta in deltas), last=deltas[-1], deltas=deltas)
-
-    return list(await asyncio.gather(*(one(request) for request in requests)))
 
 
 def test_killed_process_is_replaced_and_texts_go_on(tiny_model_path: Path) -> None:
@@ -308,7 +239,7 @@ def test_death_is_noticed_before_silence_would_be(tiny_model_path: Path) -> None
 
 async def kill(backend: NativeBackend, *, is_noticed: bool) -> None:
     """Kill the process; with `is_noticed` wait until there is another."""
-    killed, status = process_id(backend), remote(backend).supervisor.status
+    killed, status = process_id(backend), remote(backend).copies.supervisors[0].status
     os.kill(killed, signal.SIGKILL)
     if is_noticed:
         await seconds_until(lambda: status.process_id not in {None, killed}, time.perf_counter())
@@ -396,29 +327,6 @@ def test_step_that_never_ends_is_a_death(
     assert "a step took longer than 1.5 s" in caplog.text
 
 
-POISON = '''
-"""A queue policy that kills its process when a request of the client "poison" comes to wait."""
-import os, signal
-from pyagent.core.hooks import hookimpl
-from pyagent.infrastructure.engine.scheduler.policies.ordered import make_fcfs
-
-def make(options):
-    policy = make_fcfs({})
-    class Poisoned:
-        def __getattr__(self, name):
-            return getattr(policy, name)
-        def add(self, request, now):
-            policy.add(request, now)
-            if request.origin.client == "poison":
-                os.kill(os.getpid(), signal.SIGKILL)
-    return Poisoned()
-
-@hookimpl
-def pyagent_register_queue_policies():
-    return {"poisoned": make}
-'''
-
-
 def test_request_that_kills_its_process_fails_alone(
     tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,7 +393,7 @@ def test_closed_stream_ends_the_request_in_the_process(tiny_model_path: Path) ->
             await asyncio.gather(*tasks, return_exceptions=True)
             assert (await other).usage.completion_tokens == 400
             assert (await backend.engine_state()).num_running == 0
-            assert remote(backend).supervisor.num_requests == 0
+            assert remote(backend).copies.supervisors[0].num_requests == 0
 
     run(work())
 

@@ -160,6 +160,23 @@ def test_prefix_policy_weighs_saved_prefill_against_the_queue() -> None:
         assert ordered[0].id == first, num_waiting
 
 
+def test_nearest_of_equal_nodes_is_asked() -> None:
+    """Of nodes as good as each other: this one, then one of this machine, of the network, and far away; else by lot."""
+    here, machine, near, other, far = (
+        Node(id=name, round_trip_seconds=seconds)
+        for name, seconds in (("here", 0.0), ("machine", 0.0004), ("near", 0.003), ("other", 0.004), ("far", 0.03))
+    )
+    balancer = Balancer("prefix", random.Random(0))
+    for nodes, nearest in (
+        ([far, near, machine, here], {"here"}),
+        ([far, other, near, machine], {"machine"}),
+        ([far, other, near], {"near", "other"}),
+    ):
+        assert {balancer.order(nodes, 1000)[0].id for _ in range(30)} == nearest
+    busy = Node(id="busy", num_waiting=3)
+    assert balancer.order([far, busy], 1000)[0].id == "far"
+
+
 def test_estimate_is_the_formula() -> None:
     """Tokens left over the prefill rate, plus the queue, stretched by what runs, plus the way."""
     node = Node(

@@ -69,7 +69,9 @@ def test_plain_flags_are_read_as_typer_reads_them(pairs: list[tuple[str, str, bo
         arguments += [f"{flag}={text}"] if is_joined else [flag, text]
     plain = read_plain(arguments, serving.FLAGS)
     if plain is not None:
-        defaults: dict[str, object] = dict.fromkeys(("model", "chain", "chat_template", "host", "port", "config"))
+        defaults: dict[str, object] = dict.fromkeys(
+            ("model", "chain", "chat_template", "data_parallel", "host", "port", "config")
+        )
         assert values_by_typer(arguments) == {**defaults, **plain}
 
 

@@ -17,8 +17,9 @@ Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer Awa
 CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError DeadlineError Decline
 Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat InvalidOutputError JsonSchemaFormat Message
 ModelCalled ModelError PenaltySchedule PluginError Progress PyAgentError RequestError ResponseFormat RouteChosen
-RunFailed RunFinished RunStarted SamplingParams Settings Step StepSkipped Task TemperatureSchedule TextDelta Tool
-ToolCall ToolCalled UnsupportedError Usage WireError load_settings validate_partial __version__
+RunFailed RunFinished RunStarted SamplingParams Settings Step StepSkipped SyncChain SyncEngine Task
+TemperatureSchedule TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError load_settings validate_partial
+__version__
 """
 
 

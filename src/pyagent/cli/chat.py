@@ -6,25 +6,20 @@ event loop in a thread of its own, so that Ctrl+C in the main thread stops the a
 
 from __future__ import annotations
 
-import asyncio
-import queue
 import sys
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from concurrent.futures import Future
-from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pyagent.cli.answer_form import Choice, Grammar, Regex, Schema, answer_form
 from pyagent.cli.options import Chain, Config, Model
 from pyagent.cli.startup import fetch_first_model, read_settings
+from pyagent.core.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from pyagent.cli.conversation import Conversation
 
-T = TypeVar("T")
 app = typer.Typer(add_completion=False)
 
 
@@ -51,7 +46,7 @@ def chat(
     settings = read_settings(config, chain, model)
     fetch_first_model(settings)
     prompt = Prompt()
-    with Loop() as loop:
+    with Loop("pyagent-chat") as loop:
         talk = Conversation(settings, loop, is_private=private, shows_usage=prompt.is_terminal, response_format=form)
         try:
             if go_on:
@@ -90,46 +85,11 @@ def _take_one(talk: Conversation, read: Callable[[], str], *, is_terminal: bool)
     return True
 
 
-class Loop:
-    """An event loop in a thread, for as long as a `with` block."""
-
-    def __enter__(self) -> Loop:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pyagent-chat", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
-
-    def start(self, work: Coroutine[object, object, T]) -> Future[T]:
-        """Begin `work` there."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+class Loop(LoopThread):
+    """Where answers are computed."""
 
     def stream(self, pieces: AsyncGenerator[str, None]) -> None:
         """Write pieces as they come; Ctrl+C closes their source, and is raised once that is done."""
-        arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-        async def pump() -> None:
-            try:
-                async with aclosing(pieces):
-                    async for piece in pieces:
-                        arrived.put(piece)
-            finally:
-                arrived.put(None)
-
-        pumping = self.start(pump())
-        try:
-            while (piece := arrived.get()) is not None:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-        except KeyboardInterrupt:
-            pumping.cancel()
-            with suppress(BaseException):
-                while arrived.get(timeout=1) is not None:
-                    pass
-            raise
-        pumping.result()
+        for piece in self.iterate(pieces):
+            sys.stdout.write(piece)
+            sys.stdout.flush()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pyagent.cli import serving
-from pyagent.cli.options import Chain, ChatTemplate, Config, Model
+from pyagent.cli.options import Chain, ChatTemplate, Config, DataParallel, Model
 
 app = typer.Typer(add_completion=False)
 
@@ -17,6 +17,7 @@ def node(
     model: Model = None,
     chain: Chain = None,
     chat_template: ChatTemplate = None,
+    data_parallel: DataParallel = None,
     host: Annotated[str | None, typer.Option("--host", help="Address for OpenAI clients.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="What the other nodes show this one as.")] = None,
@@ -37,6 +38,7 @@ def node(
         model=model,
         chain=chain,
         chat_template=chat_template,
+        data_parallel=data_parallel,
         host=host,
         port=port,
         config=config,

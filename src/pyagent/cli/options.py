@@ -22,6 +22,10 @@ ChatTemplate = Annotated[
     str | None,
     typer.Option("--chat-template", help="Chat template of the embedded engine's models: a name, a file or a text."),
 ]
+DataParallel = Annotated[
+    str | None,
+    typer.Option("--data-parallel", metavar="N", help="Copies of the embedded engine, each a process; auto by layout."),
+]
 Model = Annotated[str | None, typer.Option("--model", help="Model for the embedded engine: a name or a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 Files = Annotated[

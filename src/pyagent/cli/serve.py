@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pyagent.cli import serving
-from pyagent.cli.options import Chain, ChatTemplate, Config, Model
+from pyagent.cli.options import Chain, ChatTemplate, Config, DataParallel, Model
 
 app = typer.Typer(add_completion=False)
 
@@ -17,9 +17,18 @@ def serve(
     model: Model = None,
     chain: Chain = None,
     chat_template: ChatTemplate = None,
+    data_parallel: DataParallel = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = None,
     config: Config = None,
 ) -> None:
     """Answer OpenAI clients over HTTP until Ctrl+C."""
-    serving.serve(model=model, chain=chain, chat_template=chat_template, host=host, port=port, config=config)
+    serving.serve(
+        model=model,
+        chain=chain,
+        chat_template=chat_template,
+        data_parallel=data_parallel,
+        host=host,
+        port=port,
+        config=config,
+    )

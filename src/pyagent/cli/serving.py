@@ -30,6 +30,7 @@ FLAGS: Mapping[str, Callable[[str], object]] = {
     "--model": str,
     "--chain": str,
     "--chat-template": str,
+    "--data-parallel": str,
     "--host": str,
     "--port": whole_number(65535),
     "--config": Path,
@@ -43,6 +44,7 @@ def serve(
     model: str | None = None,
     chain: str | None = None,
     chat_template: str | None = None,
+    data_parallel: str | None = None,
     host: str | None = None,
     port: int | None = None,
     config: Path | None = None,
@@ -55,7 +57,8 @@ def serve(
     from pyagent.infrastructure.server.api_keys import read_keys
     from pyagent.infrastructure.server.uvicorn_server import address, bind
 
-    flags = {"server__host": host, "server__port": port, "engine__chat_template": chat_template, **cluster}
+    engine = {"engine__chat_template": chat_template, "engine__data_parallel": data_parallel}
+    flags = {"server__host": host, "server__port": port, **engine, **cluster}
     settings, origins = read_layers(config, chain, model, **flags)
     # A model is fetched when nothing is left that could be wrong: it takes minutes where the network is slow.
     keys = read_keys(settings.server)

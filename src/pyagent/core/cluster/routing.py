@@ -1,8 +1,9 @@
 """Which node answers a request: pure functions over what the nodes told of themselves.
 
 `prefix`, the default, estimates each node's time to the first token: requests that wait there, the prompt's tokens that
-it has not computed yet, and the way. Requests sent since its last load count as waiting, so that a burst spreads. The
-others are what load balancers have: `power_of_two`, `least_requests`, `round_robin` (weighted), `cost`.
+it has not computed yet, and the way. Requests sent since its last load count as waiting, so that a burst spreads; of
+nodes that are as good, the nearest is asked. Copies of an engine are ranked alike (`coordinator`). The others are what
+load balancers have: `power_of_two`, `least_requests`, `round_robin` (weighted), `cost`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _USUAL_FIRST_TOKEN = 0.2
 _LEAST_WEIGHT = 0.01
 _NEAR = 1.1
 """Estimates within a tenth of each other are equal: they are no better than that."""
+_DISTANCES = (0.0, 0.001, 0.01)
+"""Round trips in seconds, at most, of this process, this machine and its network; what is longer is far."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +88,7 @@ class Balancer:
                 return self._by(nodes, {node.id: estimated_seconds(node, num_tokens) for node in nodes})
 
     def _by(self, nodes: Sequence[Node], scores: Mapping[str, float], num_tokens: int | None = None) -> list[Node]:
-        """Return the nodes by score; the first is chosen at random among those as good as the best.
+        """Return the nodes by score; the first is chosen at random among the nearest of those as good as the best.
 
         With `num_tokens` those as good are ordered by their estimated time.
         """
@@ -95,7 +98,8 @@ class Balancer:
         equal = [node for node in ranked if scores[node.id] <= best * _NEAR + 1e-9] or ranked[:1]
         if num_tokens is not None:
             return [*sorted(equal, key=lambda node: estimated_seconds(node, num_tokens)), *ranked[len(equal) :]]
-        first = self.rng.choice(equal)
+        nearest = min(map(_distance, equal))
+        first = self.rng.choice([node for node in equal if _distance(node) == nearest])
         return [first, *(node for node in ranked if node is not first)]
 
     def _power_of_two(self, nodes: Sequence[Node]) -> list[Node]:
@@ -116,6 +120,11 @@ class Balancer:
 
 def _busyness(node: Node) -> float:
     return node.num_requests / max(node.weight, _LEAST_WEIGHT)
+
+
+def _distance(node: Node) -> int:
+    """Return how far away a node is: in this process, on this machine, on its network, or farther."""
+    return sum(node.round_trip_seconds > most for most in _DISTANCES)
 
 
 def _price(price: Price | None) -> float:

@@ -94,6 +94,14 @@ class Engine(Section, frozen=True):
             "Run the engine in a process of its own, restarted after a crash; answers go on where they stopped.",
         ),
     ] = False
+    data_parallel: Annotated[
+        int | None,
+        auto(
+            whole(1, 64),
+            "Copies of the engine, each a process with its share of `threads`, `memory` and the cores, that answer as "
+            "one; `auto` is one for each NUMA node.",
+        ),
+    ] = 1
     hang_seconds: Annotated[
         float | None,
         Setting(

@@ -126,7 +126,7 @@ class Advertising:
             sequence=self._sequence,
             num_running=sum(one.num_running for one in stats) or self._answering.num_running,
             num_waiting=sum(sum(one.waiting.values()) for one in stats),
-            prefill_tokens_per_second=max(map(_prefill_rate, stats), default=0.0),
+            prefill_tokens_per_second=max((one.prefill_tokens_per_second for one in stats), default=0.0),
             first_token_seconds=max((one.first_token_seconds.p50 for one in stats), default=0.0),
             free_kv_pages=sum(one.pool.free for one in stats),
             is_draining=self._answering.is_draining,
@@ -184,11 +184,6 @@ class Advertising:
     def _take_load(self, peer_id: str, payload: bytes, _buffers: object) -> None:
         if (peer := self._router.get(peer_id)) is not None:
             peer.take(load_codec.decode(payload))
-
-
-def _prefill_rate(stats: EngineStats) -> float:
-    """Return prompt tokens a second: the largest steps are those of prompts."""
-    return stats.tokens_per_step.p99 / stats.step_seconds.p99 if stats.step_seconds.p99 else 0.0
 
 
 async def _models(link: Backend) -> list[ModelInfo]:

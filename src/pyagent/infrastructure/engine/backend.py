@@ -167,6 +167,9 @@ class NativeBackend:
         ready = [name for name, is_ready, _ in states if is_ready]
         is_alone = len(states) == 1
         detail = "; ".join(text if is_alone else f"{name} {text}" for name, _, text in states)
+        if state.copies and any(copy.process_id for copy in state.copies):
+            num_ready = sum(copy.process_id is not None for copy in state.copies)
+            detail += f"; {num_ready} of {len(state.copies)} copies are ready"
         return Health(is_ready=bool(ready), detail=detail, models=ready)
 
     def _mend(self, faults: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
+from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
@@ -47,7 +48,9 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model.
 
     `runners` names each model's runner. `swap_bytes` are those of the files that each model's requests are swapped to,
-    `faults` why loops of models ended by themselves: those are loaded again by their next request.
+    `faults` why loops of models ended by themselves: those are loaded again by their next request. `num_waves` counts
+    the times in which processes of it had something to do. Of an engine with several `copies` each is told, too; then
+    counts and bytes are those of all, percentiles and rates those of the slowest.
     """
 
     state: str
@@ -61,6 +64,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     num_restarts: int = 0
     stats: dict[str, EngineStats] = {}
     faults: dict[str, str] = {}
+    num_waves: int = 0
+    copies: list[EngineState] = []
 
 
 class EngineClient(Protocol):
@@ -247,6 +252,20 @@ class LocalEngine(Shared):
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
+        )
+
+    def load_now(self, before: CopyLoad | None) -> CopyLoad:
+        """How busy it is, all models together, as quick as it was `before`; without that its speed is measured anew."""
+        engines = [model.engine for model in self.models.loaded().values()]
+        stats = [engine.stats() for engine in engines] if before is None else []
+        speed = before or CopyLoad(
+            prefill_tokens_per_second=max((one.prefill_tokens_per_second for one in stats), default=0.0),
+            first_token_seconds=max((one.first_token_seconds.p50 for one in stats), default=0.0),
+        )
+        return msgspec.structs.replace(
+            speed,
+            num_running=sum(engine.scheduler.num_running for engine in engines),
+            free_kv_pages=sum(engine.runner.stats().free for engine in engines),
         )
 
     def turn_seconds(self) -> float:

@@ -56,12 +56,11 @@ class _Links:
         key = (settings.engine, settings.paths.models)
         if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
             return self._shared[1].share()
-        if settings.engine.process:
-            from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
-
+        num_copies = _num_copies(settings)
+        engine: LocalEngine | ProcessEngine
+        if settings.engine.process or num_copies > 1:
             options_of(settings, self._parts)  # what is wrong with the settings is said now
-            told = msgspec.json.encode(settings, enc_hook=str)
-            engine: LocalEngine | ProcessEngine = ProcessEngine(told, settings.engine.hang_seconds)
+            engine = _make_processes(settings, num_copies)
         else:
             engine = make_engine(settings, self._parts)
         self._shared = (key, engine)
@@ -69,6 +68,26 @@ class _Links:
             rest = (settings.engine.idle_sleep_seconds, settings.engine.idle_sleep_level, engine.give_back)
             Thread(target=engine.life.sleep_when_idle, args=rest, name="pyagent-idle", daemon=True).start()
         return engine
+
+
+def _num_copies(settings: Settings) -> int:
+    if settings.engine.data_parallel is not None:
+        return settings.engine.data_parallel
+    from pyagent.infrastructure.engine.subprocess.layout import auto_copies, read_layout
+
+    return auto_copies(read_layout())
+
+
+def _make_processes(settings: Settings, num_copies: int) -> ProcessEngine:
+    """An engine in so many processes of its own. Cheap: they start with the first request."""
+    from pyagent import _rust
+    from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
+    from pyagent.infrastructure.engine.subprocess.layout import copy_settings, divide_cores, read_layout
+    from pyagent.infrastructure.engine.subprocess.protocol import Start
+
+    told = msgspec.json.encode(copy_settings(settings, num_copies, _rust.available_cores()), enc_hook=str)
+    starts = [Start(told, cores, num_copies > 1) for cores in divide_cores(read_layout(), num_copies)]
+    return ProcessEngine(starts, settings.engine.hang_seconds)
 
 
 def make_engine(settings: Settings, parts: Parts) -> LocalEngine:

@@ -98,6 +98,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_seconds: Percentiles = Percentiles()
     pool: PoolCounts = PoolCounts()
 
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Return the prompt tokens computed in a second: the largest steps are those of prompts."""
+        return self.tokens_per_step.p99 / self.step_seconds.p99 if self.step_seconds.p99 else 0.0
+
 
 class Window:
     """The last values of a figure."""

@@ -12,42 +12,58 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.stats import EngineStats
 
 _Row = tuple[tuple[str, ...], float]
+_Engine = tuple[str, str]
+"""A model's name, and the number of the engine's copy."""
 
 
 def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
-    """Return the metrics of engines, by model; an engine that several links share counts once."""
-    stats = {model: engine for state in states for model, engine in state.stats.items()}
-    memory = {account: size for state in states for account, size in state.memory.items()}
-    swap = {model: size for state in states for model, size in state.swap_bytes.items()}
-    restarts = max((state.num_restarts for state in states), default=0)
+    """Return the metrics of engines, by model and copy; an engine that several links share counts once."""
+    copies = [(str(number), copy) for state in states for number, copy in enumerate(state.copies or [state])]
+    stats = {(model, copy): engine for copy, state in copies for model, engine in state.stats.items()}
+    memory = {(account, copy): size for copy, state in copies for account, size in state.memory.items()}
+    swap = {(model, copy): size for copy, state in copies for model, size in state.swap_bytes.items()}
+    restarts = {(copy,): state.num_restarts for copy, state in copies}
+    waves = max((state.num_waves for state in states), default=0)
     yield _gauge(
-        "memory_bytes", "Bytes reserved in the engine's memory ledger, by account.", ("account",), _rows(memory)
+        "memory_bytes",
+        "Bytes reserved in the engine's memory ledger, by account.",
+        ("account", "engine"),
+        memory.items(),
     )
-    yield _gauge("swap_bytes", "Bytes of files holding the KV of swapped-out requests.", ("model",), _rows(swap))
-    yield _counter("restarts", "Engine processes that were restarted after a crash or a hang.", (), [((), restarts)])
+    yield _gauge(
+        "swap_bytes", "Bytes of files holding the KV of swapped-out requests.", ("model", "engine"), swap.items()
+    )
+    yield _counter(
+        "restarts", "Engine processes that were restarted after a crash or a hang.", ("engine",), restarts.items()
+    )
+    yield _counter(
+        "waves", "Times in which engine processes had something to do, one after another.", (), [((), waves)]
+    )
     yield from _requests(stats)
     yield from _steps(stats)
     yield from _pages(stats)
 
 
-def _requests(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    running = [((model,), engine.num_running) for model, engine in stats.items()]
-    yield _gauge("requests_running", "Requests in the running batch, which hold KV cache blocks.", ("model",), running)
+def _requests(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
+    running = [(key, engine.num_running) for key, engine in stats.items()]
+    yield _gauge(
+        "requests_running", "Requests in the running batch, which hold KV cache blocks.", ("model", "engine"), running
+    )
     yield _gauge(
         "requests_waiting",
         "Requests waiting in the engine's queues, by request class.",
-        ("model", "class"),
-        [row for model, engine in stats.items() for row in _rows(engine.waiting, model)],
+        ("model", "engine", "class"),
+        [row for key, engine in stats.items() for row in _rows(engine.waiting, *key)],
     )
     for name, text, label, field in (
         ("requests_finished", "Requests that finished, by finish reason.", "reason", "finished"),
         ("preemptions", "Running requests preempted, by kind: swap or recompute.", "kind", "preemptions"),
     ):
-        rows = [row for model, engine in stats.items() for row in _rows(getattr(engine, field), model)]
-        yield _counter(name, text, ("model", label), rows)
+        rows = [row for key, engine in stats.items() for row in _rows(getattr(engine, field), *key)]
+        yield _counter(name, text, ("model", "engine", label), rows)
 
 
-def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+def _steps(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
     for name, text, field in (
         ("steps", "Engine steps computed.", "num_steps"),
         ("slow_steps", "Engine steps that took more than five times what is usual.", "num_slow_steps"),
@@ -56,8 +72,8 @@ def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         ("cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
         ("generation_tokens", "Output tokens sampled by the engine.", "generation_tokens"),
     ):
-        counts = [((model,), getattr(engine, field)) for model, engine in stats.items()]
-        yield _counter(name, text, ("model",), counts)
+        counts = [(key, getattr(engine, field)) for key, engine in stats.items()]
+        yield _counter(name, text, ("model", "engine"), counts)
     for name, text, field in (
         ("step_seconds", "Seconds of an engine step: p50, p95 and p99 of the last 1,024 steps.", "step_seconds"),
         (
@@ -87,29 +103,37 @@ def _steps(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         ),
     ):
         rows = [
-            ((model, quantile), getattr(getattr(engine, field), attribute))
-            for model, engine in stats.items()
+            ((*key, quantile), getattr(getattr(engine, field), attribute))
+            for key, engine in stats.items()
             for quantile, attribute in (("0.5", "p50"), ("0.95", "p95"), ("0.99", "p99"))
         ]
-        yield _gauge(name, text, ("model", "quantile"), rows)
-    trends = [((model,), engine.step_trend) for model, engine in stats.items()]
-    yield _gauge("step_trend", "The p50 of the last 128 steps over that of the last 1,024.", ("model",), trends)
-    slowest = [((model,), step.seconds) for model, engine in stats.items() if (step := engine.slowest_step)]
-    yield _gauge("slowest_step_seconds", "Seconds of the slowest of the slow steps.", ("model",), slowest)
-
-
-def _pages(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    pools = {model: engine.pool for model, engine in stats.items()}
-    states = ("limit", "free", "cached", "active")
-    rows = [((model, state), getattr(pool, state)) for model, pool in pools.items() for state in states]
+        yield _gauge(name, text, ("model", "engine", "quantile"), rows)
+    trends = [(key, engine.step_trend) for key, engine in stats.items()]
     yield _gauge(
-        "kv_pages", "Pages of KV cache memory, by state; free pages include the cached ones.", ("model", "state"), rows
+        "step_trend", "The p50 of the last 128 steps over that of the last 1,024.", ("model", "engine"), trends
     )
-    evicted = [row for model, pool in pools.items() for row in _rows(pool.evictions, model)]
-    yield _counter("kv_evictions", "Cached KV pages evicted, by cause.", ("model", "cause"), evicted)
-    ratios = [((model,), pool.hits_tokens / max(1, pool.queried_tokens)) for model, pool in pools.items()]
+    slowest = [(key, step.seconds) for key, engine in stats.items() if (step := engine.slowest_step)]
+    yield _gauge("slowest_step_seconds", "Seconds of the slowest of the slow steps.", ("model", "engine"), slowest)
+
+
+def _pages(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
+    pools = {key: engine.pool for key, engine in stats.items()}
+    states = ("limit", "free", "cached", "active")
+    rows = [((*key, state), getattr(pool, state)) for key, pool in pools.items() for state in states]
     yield _gauge(
-        "cache_hit_ratio", "Fraction of prompt tokens found in the prefix cache, since start.", ("model",), ratios
+        "kv_pages",
+        "Pages of KV cache memory, by state; free pages include the cached ones.",
+        ("model", "engine", "state"),
+        rows,
+    )
+    evicted = [row for key, pool in pools.items() for row in _rows(pool.evictions, *key)]
+    yield _counter("kv_evictions", "Cached KV pages evicted, by cause.", ("model", "engine", "cause"), evicted)
+    ratios = [(key, pool.hits_tokens / max(1, pool.queried_tokens)) for key, pool in pools.items()]
+    yield _gauge(
+        "cache_hit_ratio",
+        "Fraction of prompt tokens found in the prefix cache, since start.",
+        ("model", "engine"),
+        ratios,
     )
 
 

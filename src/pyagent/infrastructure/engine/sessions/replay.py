@@ -1,12 +1,14 @@
 """Turns of conversations that earlier engine processes computed, for the next process to replay.
 
-A process that dies takes its token logs with it. The last answered turns are stored here, within a bound; a request
-that continues a turn of another process is sent with that turn, so that its prompt has the tokens it would have had.
-Knows messages and tokens, neither tokenizers nor processes. Used by one thread.
+A process that dies takes its token logs with it, and a copy of an engine does not have those of another. The last
+answered turns are stored here, within a bound; a request that continues a turn of another process is sent with that
+turn, so that its prompt has the tokens it would have had.
+Knows messages and tokens, neither tokenizers nor processes. Safe from any thread: copies of an engine share one.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import msgspec
@@ -34,6 +36,7 @@ class ReplayStore:
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._turns: ByteBoundedLru[bytes, _Entry] = ByteBoundedLru(lambda num_bytes: num_bytes <= max_bytes)
+        self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
@@ -52,14 +55,16 @@ class ReplayStore:
             ),
             process_id,
         )
-        self._turns.put(key, entry, entry.num_bytes)
+        with self._lock:
+            self._turns.put(key, entry, entry.num_bytes)
 
     def before(self, request: ChatRequest, process_id: int) -> PastTurn | None:
         """Return the longest turn that a request continues, when another process computed it."""
         if not self._turns:
             return None
         for key in reversed(_keys(request)[:-1]):
-            entry = self._turns.get(_key(request, key))
+            with self._lock:
+                entry = self._turns.get(_key(request, key))
             if entry is not None:
                 return None if entry.process_id == process_id else entry.turn
         return None

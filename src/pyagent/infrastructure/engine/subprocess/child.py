@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from pyagent.infrastructure.engine.subprocess.protocol import (
@@ -37,7 +38,7 @@ _END_SECONDS = 3.0
 class ChildProcess:
     """A process, and the socket to it. One thread owns it."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], settings: bytes) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], start: Start) -> None:
         folder = tempfile.gettempdir()
         self._folder = Path(tempfile.mkdtemp(prefix="pyagent-", dir=folder if len(folder) < _LONGEST_PATH else "/tmp"))  # noqa: S108 - the folder is made for this user alone
         endpoint = f"ipc://{self._folder}/engine"
@@ -49,10 +50,10 @@ class ChildProcess:
         # A group of its own: Ctrl+C in a terminal is for this process, which ends the other in order.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
         self._process_fd = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else None
-        start = start_codec.encode(Start(endpoint, settings))
+        told = start_codec.encode(msgspec.structs.replace(start, endpoint=endpoint))
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin
-            self.process.stdin.write(with_length(hello_codec.encode(HELLO)) + with_length(start))
+            self.process.stdin.write(with_length(hello_codec.encode(HELLO)) + with_length(told))
             self.process.stdin.flush()
 
     @property

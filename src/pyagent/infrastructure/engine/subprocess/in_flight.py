@@ -86,7 +86,7 @@ class InFlightRequest:
 
     A single answer goes on from its token log. Several answers (and beam search) are computed anew, which gives the
     same text, and what was delivered of each is skipped. `emit` gets the deltas, then None or the error at the end.
-    `wire_id` is its id in the process it was sent to last.
+    `wire_id` is its id in the process it was sent to last, a process of `copy`. `is_over` when its reader has left.
     """
 
     id: int
@@ -97,6 +97,8 @@ class InFlightRequest:
     prompt: bytes = b""
     tokens: list[int] = field(default_factory=list[int])
     wire_id: int = 0
+    copy: int | None = None
+    is_over: bool = False
     num_trials: int = 0
     num_deaths: int = 0
     _pieces: list[str] = field(default_factory=list[str])
@@ -213,7 +215,23 @@ class InFlight:
         self._waiting.pop(request.id, None)
         if request is self._on_trial:
             self._on_trial = None
-        return self._sent.pop(request.wire_id, None) is not None
+        if self._sent.get(request.wire_id) is not request:  # it went on elsewhere
+            return False
+        del self._sent[request.wire_id]
+        return True
+
+    def take_movable(self) -> list[InFlightRequest]:
+        """Remove and return what may go on at another engine: what waits, or was in the death of one process only."""
+        suspects = [one for one in self._suspects.values() if one.num_deaths == 1 and not one.num_trials]
+        movable = [*suspects, *self._waiting.values()]
+        self._waiting = {}
+        for request in suspects:
+            del self._suspects[request.id]
+        return movable
+
+    def put_back(self, request: InFlightRequest) -> None:
+        """Take a request again that cannot go elsewhere."""
+        (self._suspects if request.num_deaths else self._waiting)[request.id] = request
 
     def process_died(self) -> list[InFlightRequest]:
         """Make suspects of what was sent; return the requests to fail."""

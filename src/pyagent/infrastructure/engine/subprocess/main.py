@@ -7,6 +7,8 @@ End at `Stop`, or when standard input closes: the process that started this one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -18,6 +20,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import WireError
 from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Settings
@@ -28,6 +31,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     HELLO,
     Abort,
     Aborted,
+    Busyness,
     Call,
     Command,
     Done,
@@ -55,13 +59,19 @@ from pyagent.infrastructure.observability.logging import configure_logging
 from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES, read_frame
 from pyagent.infrastructure.wire.fault import Fault
 
+_LOAD_SECONDS = 0.1
+_LOADS_A_SPEED = 10
+"""Percentiles take a millisecond to compute, and change slowly."""
+
 
 class _EngineServer:
     """Serve an engine over a socket."""
 
-    def __init__(self, engine: LocalEngine, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, engine: LocalEngine, socket: zmq.asyncio.Socket, *, tells_load: bool) -> None:
         self.engine = engine
         self.socket = socket
+        self._tells_load = tells_load
+        self._telling: asyncio.Task[None] | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._running: dict[int, asyncio.Task[None]] = {}
 
@@ -74,6 +84,8 @@ class _EngineServer:
                 case Submit():
                     task = self._begin(self._generate(message))
                     self._running[message.id] = task
+                    if self._tells_load and (self._telling is None or self._telling.done()):
+                        self._telling = self._begin(self._tell_load())
                     task.add_done_callback(lambda _, wire_id=message.id: self._running.pop(wire_id))
                 case Abort(wire_id):
                     if wire_id in self._running:
@@ -106,6 +118,18 @@ class _EngineServer:
             await self._send(Failed(submitted.id, Fault.of(error, "native")))
         else:
             await self._send(Done(submitted.id))
+
+    async def _tell_load(self) -> None:
+        """Say how busy the engine is, again and again while it is, and once when it no longer is."""
+        told: CopyLoad | None = None
+        for number in itertools.count():
+            await asyncio.sleep(_LOAD_SECONDS)
+            load = self.engine.load_now(told if number % _LOADS_A_SPEED else None)
+            if load != told:
+                await self._send(Busyness(load))
+                told = load
+            if not self._running and not load.num_running:
+                return
 
     async def _call(self, call: Call) -> None:
         try:
@@ -141,7 +165,10 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, name="pyagent-parent", daemon=True).start()
     settings = msgspec.json.decode(start.settings, type=Settings, dec_hook=_path)
     configure_logging(settings.log.level, settings.log.format)
-    asyncio.run(_serve(settings, start.endpoint))
+    if start.cores:
+        with contextlib.suppress(OSError):  # they were taken away meanwhile: it computes where it may
+            os.sched_setaffinity(0, start.cores)
+    asyncio.run(_serve(settings, start))
 
 
 def _read_start() -> Start:
@@ -156,15 +183,15 @@ def _path(kind: type[Path], value: str) -> Path:
     return kind(value)
 
 
-async def _serve(settings: Settings, endpoint: str) -> None:
+async def _serve(settings: Settings, start: Start) -> None:
     engine = make_engine(settings, PluginHost.discover(settings.plugins))
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    socket.connect(endpoint)
+    socket.connect(start.endpoint)
     try:
-        await _EngineServer(engine, socket).run()
+        await _EngineServer(engine, socket, tells_load=start.tells_load).run()
     finally:
         socket.close()
         context.term()

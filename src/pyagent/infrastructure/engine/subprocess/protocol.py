@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from pyagent import __version__
+from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import RequestError, WireError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint
 from pyagent.core.prompt_cache import CacheQuery
@@ -22,10 +23,15 @@ HELLO = Hello("pyagent-engine", __version__)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Where the socket is, and the settings as JSON."""
+    """The settings as JSON, the processors to compute on, and where the socket is.
 
-    endpoint: str
+    Without `cores` it computes on all it may use. With `tells_load` it says how busy it is.
+    """
+
     settings: bytes
+    cores: tuple[int, ...] = ()
+    tells_load: bool = False
+    endpoint: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -101,6 +107,12 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     step_seconds: float = 0.0
 
 
+class Busyness(msgspec.Struct, frozen=True, tag=True):
+    """How busy the process is."""
+
+    load: CopyLoad
+
+
 class Outputs(msgspec.Struct, frozen=True, tag=True):
     """A delta of a request's answer, and the tokens generated for it; the first one has the prompt's too."""
 
@@ -143,7 +155,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
-FromEngine = Hello | Pong | Outputs | Done | Failed | Aborted | Returned | Raised
+FromEngine = Hello | Pong | Busyness | Outputs | Done | Failed | Aborted | Returned | Raised
 
 CLIENT, ENGINE = "the engine's client", "the engine's process"
 hello_codec: Codec[Hello] = Codec(Hello, CLIENT)

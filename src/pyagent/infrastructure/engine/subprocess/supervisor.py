@@ -19,10 +19,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import zmq
 
+from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, PyAgentError, RequestError, WireError
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
@@ -33,6 +35,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     HELLO,
     Abort,
     Aborted,
+    Busyness,
     Call,
     Command,
     Done,
@@ -43,6 +46,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Pong,
     Raised,
     Returned,
+    Start,
     encode_for_caller,
     to_engine,
 )
@@ -73,20 +77,59 @@ class ProcessStatus:
     num_restarts: int = 0
 
 
+class Owner(Protocol):
+    """What supervisors tell, each with its number, from their threads."""
+
+    def started(self, copy: int) -> None:
+        """Take a process that answers."""
+        ...
+
+    def died(self, copy: int) -> None:
+        """Note that a process is gone."""
+        ...
+
+    def sent(self, copy: int, wire_id: int) -> None:
+        """Note that a process is sent a request."""
+        ...
+
+    def ended(self, copy: int, wire_id: int) -> None:
+        """Note that a process said the end of a request."""
+        ...
+
+    def told(self, copy: int, load: CopyLoad) -> None:
+        """Take what a process tells of itself."""
+        ...
+
+    def move(self, request: InFlightRequest) -> bool:
+        """Have another go on with a request; return False where there is none."""
+        ...
+
+
 class Supervisor:
     """The thread and its process. Both start with the first request."""
 
-    def __init__(self, settings: bytes, on_change: Callable[[bool], None], hang_seconds: float | None) -> None:
-        """`settings` are the process's, as JSON; `on_change` is called with whether there is a process that answers.
+    def __init__(  # noqa: PLR0913 - each is a part of its own
+        self,
+        copy: int,
+        start: Start,
+        owner: Owner,
+        turns: ReplayStore,
+        hang_seconds: float | None,
+        *,
+        is_alone: bool,
+    ) -> None:
+        """`copy` is its number among those of `owner`; `start` is what its processes are told, `turns` are of all.
 
         A process at one step for longer than `hang_seconds` is replaced; with None, no step is too long.
         """
         self.status = ProcessStatus()
-        self._settings = settings
-        self._on_change = on_change
+        self._copy = copy
+        self._name = "the engine's process" if is_alone else f"the process of engine {copy}"
+        self._start = start
+        self._owner = owner
         self._hang_seconds = math.inf if hang_seconds is None else hang_seconds
         self._requests = InFlight()
-        self._turns = ReplayStore()
+        self._turns = turns
         self._calls: dict[int, tuple[bytes, Future[msgspec.Raw]]] = {}
         self._call_ids = itertools.count(1)
         self._jobs: deque[Callable[[], None]] = deque()
@@ -113,7 +156,11 @@ class Supervisor:
 
     def submit(self, request: InFlightRequest) -> None:
         """Submit a request; its `emit` gets the outputs."""
-        self._post(lambda: self._requests.add(request))
+        self._post(lambda: self._add(request))
+
+    def _add(self, request: InFlightRequest) -> None:
+        if not request.is_over:  # it may have been on its way here when its reader left
+            self._requests.add(request)
 
     def abort(self, request: InFlightRequest) -> None:
         """Abort a request; no output of it is delivered any more."""
@@ -185,7 +232,7 @@ class Supervisor:
     def _run_process(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Start one process, serve until its end, and pause before the next."""
         started = time.monotonic()
-        process = ChildProcess(context, self._settings)
+        process = ChildProcess(context, self._start)
         reason = f"no hello within {_START_SECONDS:.0f} s"
         try:
             self._num_failed_starts += 1
@@ -200,8 +247,8 @@ class Supervisor:
             code = process.end(is_orderly=self._is_closing)
         if not self._is_closing:
             reason = describe_exit(code) if is_dead else reason
-            logger.warning("the engine's process ended (%s); another is started", reason)
-            self._on_change(False)
+            logger.warning("%s ended (%s); another is started", self._name, reason)
+            self._owner.died(self._copy)
             self._process_died(reason)
             self._pause_after(reason, time.monotonic() - started)
 
@@ -209,7 +256,7 @@ class Supervisor:
         """Pause before the next process, the longer the more of them ended soon."""
         self._num_quick_deaths = self._num_quick_deaths + 1 if lived_seconds < _QUICK_SECONDS else 0
         if self._num_failed_starts >= _MAX_FAILED_STARTS:
-            self._fail_all(f"the engine's process does not start ({reason}); its messages on standard error say why")
+            self._fail_all(f"{self._name} does not start ({reason}); its messages on standard error say why")
         if self._num_quick_deaths >= _MAX_QUICK_DEATHS and not len(self._requests):
             self._wait(None)
         elif self._num_quick_deaths:
@@ -222,7 +269,7 @@ class Supervisor:
         self.status.process_id = process.process.pid
         self._outbox.clear()
         self._outbox.extend(frame for frame, _ in self._calls.values())
-        self._on_change(True)
+        self._owner.started(self._copy)
 
     def _await_hello(self, process: ChildProcess, until: float) -> bool:
         """Wait for the process's hello; return False when it ends before. Raises `WireError` for another version."""
@@ -270,9 +317,9 @@ class Supervisor:
         process_id = process.process.pid
         for request in self._requests.next_to_send():
             try:
-                self._outbox.append(
-                    encode_for_caller(request.submission(self._turns.before(request.request, process_id)))
-                )
+                frame = encode_for_caller(request.submission(self._turns.before(request.request, process_id)))
+                self._owner.sent(self._copy, request.wire_id)
+                self._outbox.append(frame)
             except RequestError as error:  # with its token log it is too long
                 self._requests.remove(request)
                 self._emit(request, error)
@@ -290,11 +337,16 @@ class Supervisor:
                     self._emit(request, delta)
                     if self._requests.count_outputs(request):
                         self._outbox.append(to_engine.encode(Abort(wire_id)))
+            case Busyness(load):
+                self._owner.told(self._copy, load)
             case Done(wire_id):
+                self._owner.ended(self._copy, wire_id)
                 self._end(wire_id, None)
             case Failed(wire_id, fault):
+                self._owner.ended(self._copy, wire_id)
                 self._end(wire_id, fault.error("native"))
             case Aborted(wire_id):
+                self._owner.ended(self._copy, wire_id)
                 if request := self._requests.sent(wire_id):
                     self._requests.end_trial(request)
             case Returned() | Raised():
@@ -332,14 +384,17 @@ class Supervisor:
             self._abort(request)
 
     def _process_died(self, reason: str) -> None:
-        """Fail the calls, and the requests that are not submitted again."""
+        """Fail the calls, and the requests that are not submitted again; have other copies go on with the rest."""
         for request in self._requests.process_died():
             if request.num_trials >= MAX_TRIALS:
-                why = f"the engine's process ended {request.num_trials} times while it worked on this request alone"
+                why = f"{self._name} ended {request.num_trials} times while it worked on this request alone"
             else:
-                why = f"the engine's process ended {request.num_deaths} times while it worked on this request"
+                why = f"{self._name} ended {request.num_deaths} times while it worked on this request"
             self._emit(request, _stopped(f"{why} ({reason}); it is not tried again"))
-        self._fail_calls(f"the engine's process ended ({reason})")
+        for request in self._requests.take_movable():
+            if not self._owner.move(request):
+                self._requests.put_back(request)
+        self._fail_calls(f"{self._name} ended ({reason})")
 
     def _fail_all(self, reason: str) -> None:
         self._do_jobs()

@@ -1,0 +1,124 @@
+"""Which copy of an engine answers a request: the ranking of nodes (`routing`) over copies on one machine.
+
+Knows no process and no clock; its owner tells it what happens. One client sends every request, so how many each copy
+has is counted exactly; what a copy tells of itself (`CopyLoad`) may be a tenth of a second old.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pyagent.core.cluster.prefixes import PIECE_CHARS, WarmPrefixes, num_matching
+from pyagent.core.cluster.routing import Balancer, Node
+
+_CHARS_A_TOKEN = 4
+_MAX_SESSIONS = 10_000
+
+
+class CopyLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a copy tells of itself while it works: sequences that run, its speed, and pages of KV memory left."""
+
+    num_running: int = 0
+    free_kv_pages: int = 1
+    prefill_tokens_per_second: float = 0.0
+    first_token_seconds: float = 0.0
+
+
+_UNKNOWN = CopyLoad()
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What matters of a request: its length in tokens, the keys of its beginning (`prefixes`), whose session it is.
+
+    The keys are those of one tenant and model; `session` names the tenant too, and is None where there is none.
+    """
+
+    num_tokens: int = 0
+    keys: Sequence[int] = ()
+    session: tuple[str, str] | None = None
+
+
+@dataclass(slots=True)
+class _Copy:
+    """`num_requests` were sent to it and have not ended. `is_down` from its death until it can answer again."""
+
+    load: CopyLoad = _UNKNOWN
+    warm: WarmPrefixes = field(default_factory=WarmPrefixes)
+    num_requests: int = 0
+    is_down: bool = False
+
+    def as_node(self, name: str, prompt: Prompt, *, is_home: bool) -> Node:
+        """Return the copy as the ranking sees it. Without KV memory, a request waits for each that runs."""
+        running = min(self.load.num_running, self.num_requests) if self.load.free_kv_pages else 0
+        warm = num_matching(prompt.keys, self.warm) * PIECE_CHARS // _CHARS_A_TOKEN
+        return Node(
+            id=name,
+            num_running=running,
+            num_waiting=self.num_requests - running,
+            num_warm_tokens=prompt.num_tokens if is_home else warm,
+            prefill_tokens_per_second=self.load.prefill_tokens_per_second,
+            first_token_seconds=self.load.first_token_seconds,
+        )
+
+
+class Coordinator:
+    """Counts what each copy has, and chooses one for a request."""
+
+    def __init__(self, num_copies: int, balancer: Balancer) -> None:
+        self._copies = [_Copy() for _ in range(num_copies)]
+        self._balancer = balancer
+        self._homes: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def num_requests(self, copy: int) -> int:
+        """Return how many requests a copy has."""
+        return self._copies[copy].num_requests
+
+    def choose(self, prompt: Prompt, without: Collection[int] = ()) -> int | None:
+        """Return the copy for a request: of those that are up, or of all when none is.
+
+        Copies of `without` are not chosen; None when no other is up.
+        """
+        others = [index for index in range(len(self._copies)) if index not in without]
+        up = [index for index in others if not self._copies[index].is_down]
+        if not up and without:
+            return None
+        home = self._homes.get(prompt.session) if prompt.session else None
+        nodes = [self._copies[index].as_node(str(index), prompt, is_home=index == home) for index in up or others]
+        return int(self._balancer.order(nodes, prompt.num_tokens)[0].id)
+
+    def began(self, copy: int, prompt: Prompt) -> None:
+        """Note that a request is sent to a copy: its prompt will be warm there."""
+        self._copies[copy].num_requests += 1
+        self._copies[copy].warm.add(prompt.keys)
+        if prompt.session:
+            self._homes[prompt.session] = copy
+            self._homes.move_to_end(prompt.session)
+            if len(self._homes) > _MAX_SESSIONS:
+                self._homes.popitem(last=False)
+
+    def ended(self, copy: int) -> None:
+        """Note that a request of a copy ended, or went to another."""
+        self._copies[copy].num_requests -= 1
+
+    def told(self, copy: int, load: CopyLoad) -> None:
+        """Take what a copy tells of itself."""
+        self._copies[copy].load = load
+
+    def died(self, copy: int) -> None:
+        """Note that a copy is gone; nothing is warm there any more."""
+        one = self._copies[copy]
+        one.is_down, one.load = True, _UNKNOWN
+        one.warm.clear()
+
+    def is_back(self, copy: int) -> None:
+        """Note that a copy answers again."""
+        self._copies[copy].is_down = False
+
+    def forget_prompts(self) -> None:
+        """Note that all copies gave their KV memory back."""
+        for one in self._copies:
+            one.warm.clear()

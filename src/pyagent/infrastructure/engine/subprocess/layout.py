@@ -1,0 +1,82 @@
+"""The cores of this machine, and what each copy of an engine gets of them, of its threads and its memory.
+
+`read_layout` reads the system's own tables; all else is functions of what it found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from pyagent.core.settings import Settings
+from pyagent.infrastructure.engine.memory.system import total_for
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A processor that this process may use: its number, its NUMA node, and the physical core it is a thread of."""
+
+    number: int
+    node: int = 0
+    physical: int = 0
+
+
+def read_layout(
+    nodes: Path = Path("/sys/devices/system/node"), cpus: Path = Path("/sys/devices/system/cpu")
+) -> list[Core]:
+    """Return the processors of this process's affinity; none where the system does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    node_of = {cpu: int(folder.name[4:]) for folder in nodes.glob("node[0-9]*") for cpu in _cpus(folder / "cpulist")}
+    numbers = sorted(os.sched_getaffinity(0))
+    return [
+        Core(cpu, node_of.get(cpu, 0), _first(cpus / f"cpu{cpu}/topology/thread_siblings_list", cpu)) for cpu in numbers
+    ]
+
+
+def _cpus(path: Path) -> list[int]:
+    """Return the numbers of a list as the kernel writes it: `0-3,8`."""
+    try:
+        parts = path.read_text(encoding="ascii").strip().split(",")
+        ranges = [[int(end) for end in part.split("-")] for part in parts if part]
+    except (OSError, ValueError):
+        return []
+    return [cpu for numbers in ranges for cpu in range(numbers[0], numbers[-1] + 1)]
+
+
+def _first(path: Path, otherwise: int) -> int:
+    return min(_cpus(path), default=otherwise)
+
+
+def auto_copies(layout: Sequence[Core]) -> int:
+    """Return how many copies `engine.data_parallel = "auto"` means: one for each NUMA node."""
+    return max(1, len({core.node for core in layout}))
+
+
+def divide_cores(layout: Sequence[Core], num_copies: int) -> list[tuple[int, ...]]:
+    """Return each copy's processors: near ones together, as many for each, give or take one.
+
+    Where there are fewer than copies, none is told which: they share what there is.
+    """
+    ordered = [core.number for core in sorted(layout, key=lambda core: (core.node, core.physical, core.number))]
+    if num_copies < 2 or len(ordered) < num_copies:
+        return [()] * num_copies
+    ends = [len(ordered) * index // num_copies for index in range(num_copies + 1)]
+    return [tuple(ordered[start:end]) for start, end in pairwise(ends)]
+
+
+def copy_settings(settings: Settings, num_copies: int, num_cores: int) -> Settings:
+    """Return the settings of each copy's process: its share of the threads and of the memory."""
+    if num_copies < 2:
+        return settings
+    engine = msgspec.structs.replace(
+        settings.engine,
+        threads=max(1, (settings.engine.threads or num_cores) // num_copies),
+        memory=total_for(settings.engine.memory) // num_copies,
+    )
+    return msgspec.structs.replace(settings, engine=engine)

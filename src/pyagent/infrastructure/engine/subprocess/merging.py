@@ -1,0 +1,104 @@
+"""What several copies of an engine say, as one: counts and bytes add up, percentiles are those of the slowest copy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from pyagent.core.prompt_cache import CachePages, CacheQuery, CacheQueryResult, ModelCache, ViewCache
+from pyagent.infrastructure.engine.client import EngineState
+from pyagent.infrastructure.engine.stats import EngineStats, Percentiles, PoolCounts, SlowStep
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+def merged_state(states: Sequence[EngineState]) -> EngineState:
+    """Return the state of an engine whose copies are in these; of one copy, its own."""
+    if len(states) == 1:
+        return states[0]
+    return EngineState(
+        state="",
+        models=list({model.id: model for state in states for model in state.models}.values()),
+        memory=_added(state.memory for state in states),
+        memory_bytes=sum(state.memory_bytes for state in states),
+        runners={name: runner for state in states for name, runner in state.runners.items()},
+        swap_bytes=_added(state.swap_bytes for state in states),
+        num_restarts=sum(state.num_restarts for state in states),
+        stats={name: _merged(each) for name, each in _by_name(state.stats for state in states).items()},
+        faults={name: fault for state in states for name, fault in state.faults.items()},
+        copies=list(states),
+    )
+
+
+def merged_cache(results: Sequence[CacheQueryResult], query: CacheQuery) -> CacheQueryResult:
+    """Return the answer of all copies to a query: prompts of all, pages added up."""
+    if len(results) == 1:
+        return results[0]
+    names = list(dict.fromkeys(cache.model for result in results for cache in result.models))
+    limit = query.limit if isinstance(query, ViewCache) else None
+    return CacheQueryResult(
+        models=[
+            _one_cache([cache for result in results for cache in result.models if cache.model == name], limit)
+            for name in names
+        ],
+        report=next((result.report for result in results if result.report is not None), None),
+        num_tokens=max(result.num_tokens for result in results),
+    )
+
+
+def _one_cache(caches: Sequence[ModelCache], limit: int | None) -> ModelCache:
+    pages = [cache.pages for cache in caches if cache.pages is not None]
+    prompts = sorted((prompt for cache in caches for prompt in cache.prompts), key=lambda prompt: prompt.idle_seconds)
+    kept = [cache.pages.page_bytes for cache in caches if cache.pages is not None]
+    return ModelCache(
+        model=caches[0].model,
+        pages=msgspec.structs.replace(_sums(CachePages, pages), page_bytes=kept[0]) if pages else None,
+        pins={name: tokens for cache in caches for name, tokens in cache.pins.items()},
+        prompts=prompts[:limit],
+    )
+
+
+def _merged(stats: Sequence[EngineStats]) -> EngineStats:
+    slowest = max((one.slowest_step for one in stats if one.slowest_step), key=_seconds, default=None)
+    trend = max(one.step_trend for one in stats)
+    pool = _sums(PoolCounts, [one.pool for one in stats])
+    return msgspec.structs.replace(_sums(EngineStats, stats), pool=pool, slowest_step=slowest, step_trend=trend)
+
+
+def _seconds(step: SlowStep) -> float:
+    return step.seconds
+
+
+def _sums(kind: type[_S], values: Sequence[_S]) -> _S:
+    """Return a struct whose numbers and tables of numbers are the sums of these; percentiles are the largest."""
+    fields: dict[str, Any] = {}  # Any: of each field its own type
+    for name in kind.__struct_fields__:
+        each = [getattr(value, name) for value in values]
+        match each[0]:
+            case int() | float():
+                fields[name] = sum(each)
+            case dict():
+                fields[name] = _added(each)
+            case Percentiles():
+                fields[name] = Percentiles(*(max(getattr(one, p) for one in each) for p in ("p50", "p95", "p99")))
+            case _:
+                pass
+    return kind(**fields)
+
+
+def _added(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for table in tables:
+        counts.update(table)
+    return dict(counts)
+
+
+def _by_name(tables: Iterable[Mapping[str, EngineStats]]) -> dict[str, list[EngineStats]]:
+    found: dict[str, list[EngineStats]] = {}
+    for table in tables:
+        for name, stats in table.items():
+            found.setdefault(name, []).append(stats)
+    return found

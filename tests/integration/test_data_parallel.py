@@ -1,0 +1,225 @@
+"""Copies of an engine that answer as one: the same answers, spread over them, also when copies are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.engine_process import POISON, answers_in_this_process, ask, process_id, remote, told
+from support.installed import install
+from support.native import engine_of, mixed_requests, run
+from support.waiting import until
+
+from pyagent.core.backends import Answer, collect
+from pyagent.core.errors import BackendError, CapacityError
+from pyagent.core.messages import ChatDelta, ChatRequest, Message, Origin, SamplingParams
+from pyagent.core.prompt_cache import ExplainPrompt, PinPrompt, UnpinPrompt, ViewCache
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import EngineState
+from pyagent.infrastructure.observability.engine_metrics import collect_engines
+
+LONG = "You are a careful helper of the user, who is at ease. " * 8
+
+
+@asynccontextmanager
+async def copies_of(path: Path, num_copies: int = 2, **more: object) -> AsyncIterator[NativeBackend]:
+    """Copies of an engine with one thread each, all of them with the model."""
+    settings = {"engine.data_parallel": num_copies, "engine.threads": num_copies, **more}
+    async with engine_of(path, process=False, **settings) as backend:
+        await backend.load()
+        yield backend
+
+
+async def state_of(backend: NativeBackend) -> EngineState:
+    """The state once every copy says its own: on a busy machine one may take too long."""
+    async with asyncio.timeout(60):
+        state = await backend.engine_state()
+        while not all(copy.memory_bytes for copy in state.copies):
+            state = await backend.engine_state()
+    return state
+
+
+async def asked_of_all(backend: NativeBackend, requests: list[ChatRequest]) -> list[Answer]:
+    return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
+
+
+def test_copies_answer_as_one_engine(tiny_model_path: Path) -> None:
+    """Greedy and seeded answers of every copy are those of one engine; what is told is of all of them, and of each."""
+
+    async def work() -> None:
+        requests = mixed_requests(24)
+        expected = [told(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
+        async with copies_of(tiny_model_path, **{"engine.memory": "1GB"}) as backend:
+            assert [told(answer) for answer in await asked_of_all(backend, requests)] == expected
+            state = await state_of(backend)
+            tokens = [copy.stats[str(tiny_model_path)].generation_tokens for copy in state.copies]
+            assert all(tokens), "every copy answered"
+            assert state.stats[str(tiny_model_path)].generation_tokens == sum(tokens)
+            assert len({copy.process_id for copy in state.copies} - {None, os.getpid()}) == 2
+            assert [copy.memory_bytes for copy in state.copies] == [500_000_000] * 2
+            assert state.memory_bytes == 1_000_000_000
+            assert (await backend.health()).detail == "loaded; 2 of 2 copies are ready"
+            metrics = {metric.name: metric for metric in collect_engines([state])}
+            rows = metrics["pyagent_engine_generation_tokens"].samples
+            assert [(row.labels["engine"], row.value) for row in rows] == [("0", tokens[0]), ("1", tokens[1])]
+            assert metrics["pyagent_engine_waves"].samples[0].value >= 1
+            for copy in (0, 1):  # each by itself, too
+                other = remote(backend).copies
+                other._coordinator.died(1 - copy)
+                assert [told(answer) for answer in await asked_of_all(backend, requests[:6])] == expected[:6]
+                other._coordinator.is_back(1 - copy)
+
+    run(work())
+
+
+async def killed_when(backend: NativeBackend, requests: list[ChatRequest], num_pieces: int, copy: int) -> list[Answer]:
+    """The answers, with a copy killed when so many pieces have come of each on average."""
+    count, has_killed = 0, False
+
+    async def one(request: ChatRequest) -> Answer:
+        nonlocal count, has_killed
+        deltas: list[ChatDelta] = []
+        async for delta in backend.chat(request):
+            deltas.append(delta)
+            count += 1
+            if not has_killed and count >= num_pieces * len(requests):
+                has_killed = True
+                os.kill(process_id(backend, copy), signal.SIGKILL)
+        return Answer(text="".join(delta.content for delta in deltas), last=deltas[-1], deltas=deltas)
+
+    answers = list(await asyncio.gather(*(one(request) for request in requests)))
+    assert has_killed
+    return answers
+
+
+def test_streams_of_a_killed_copy_go_on_at_the_other(tiny_model_path: Path) -> None:
+    """Kill -9 of one of two copies under forty streams: each ends with the same text, none waited for the restart."""
+
+    async def work() -> None:
+        schedule = {"temperature": 0, "max_tokens": 120}
+        requests = [
+            ask(f"the user {number}", **(schedule if number % 2 else schedule | {"temperature": 1.0, "seed": number}))
+            for number in range(40)
+        ]
+        expected = [told(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
+        async with copies_of(tiny_model_path) as backend:
+            answers = await killed_when(backend, requests, 20, copy=1)
+            assert [told(answer) for answer in answers] == expected
+            assert all(remote(backend).copies.num_requests_of(copy) == 0 for copy in (0, 1))
+            await until(lambda: remote(backend).copies.supervisors[1].status.num_restarts == 1)
+            assert remote(backend).copies.supervisors[0].status.num_restarts == 0
+            await until(lambda: not remote(backend).copies._coordinator._copies[1].is_down)
+            assert (await asked_of_all(backend, requests[:4]))[3].text == expected[3][0]
+
+    run(work())
+
+
+def test_conversations_go_on_at_any_copy(tiny_model_path: Path) -> None:
+    """Each turn at another copy than the last: the texts and token counts are those of one engine."""
+
+    async def talk(backend: NativeBackend, *, moves: bool) -> list[tuple[str, int]]:
+        messages, said = [Message("user", "the user")], list[tuple[str, int]]()
+        for turn in range(4):
+            if moves:
+                coordinator = remote(backend).copies._coordinator
+                coordinator.died(turn % 2)
+                coordinator.is_back(1 - turn % 2)
+            sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+            answer = await collect(backend.chat(ChatRequest(messages=list(messages), sampling=sampling, session="s")))
+            said.append((answer.text, answer.usage.prompt_tokens))
+            messages += [Message("assistant", answer.text), Message("user", "and then?")]
+        return said
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, process=False) as backend:
+            expected = await talk(backend, moves=False)
+        async with copies_of(tiny_model_path) as backend:
+            assert await talk(backend, moves=True) == expected
+
+    run(work())
+
+
+def test_prompts_are_asked_where_they_are_warm_and_pinned_in_all(tiny_model_path: Path) -> None:
+    """Requests with one long beginning go to one copy; pins are in every copy, and views tell of all."""
+
+    async def work() -> None:
+        async with copies_of(tiny_model_path) as backend:
+            asked = [Message("system", LONG), Message("user", "hi")]
+            sampling = SamplingParams(temperature=0, max_tokens=2)
+            for number in range(6):
+                messages = [*asked[:1], Message("user", f"{number}")]
+                await collect(backend.chat(ChatRequest(messages=messages, sampling=sampling)))
+            state = await state_of(backend)
+            prompts = [copy.stats[str(tiny_model_path)].prompt_tokens for copy in state.copies]
+            assert 0 in prompts, "all six at the copy that has the beginning"
+            request = ChatRequest(messages=asked)
+            assert (await backend.query_cache(ExplainPrompt(request))).report is not None
+            pinned = (await backend.query_cache(PinPrompt("p", request))).num_tokens
+            assert pinned > 0
+            [seen] = (await backend.query_cache(ViewCache())).models
+            assert seen.pins == {"p": pinned}
+            assert seen.pages is not None
+            assert seen.pages.pinned_pages == 2 * -(-pinned // 16)
+            assert (await backend.query_cache(UnpinPrompt("p"))).num_tokens == pinned
+
+    run(work())
+
+
+def test_drain_and_sleep_wait_until_the_processes_say_so(tiny_model_path: Path) -> None:
+    """A request whose reader left keeps the wave going until its process has ended it; then models are unloaded."""
+
+    async def work() -> None:
+        async with copies_of(tiny_model_path) as backend:
+            streams = [backend.chat(ask(max_tokens=450)) for _ in range(6)]
+            for stream in streams:
+                await anext(stream)
+            for stream in streams:
+                await stream.aclose()  # type: ignore[attr-defined]
+            await backend.sleep(2)
+            state = await state_of(backend)
+            assert state.state == "deep asleep"
+            assert not any(account.startswith(("weights", "kv")) for account in state.memory), state.memory
+            assert not any(copy.num_running for copy in state.copies)
+            assert (await collect(backend.chat(ask(max_tokens=3)))).usage.completion_tokens == 3
+            running = asyncio.create_task(collect(backend.chat(ask(max_tokens=300))))
+            await until(lambda: remote(backend).life.num_running == 1)
+            assert await backend.drain(60) == 0
+            assert (await running).usage.completion_tokens == 300
+            with pytest.raises(CapacityError, match="draining"):
+                await collect(backend.chat(ask()))
+            await backend.wake()
+            assert (await collect(backend.chat(ask(max_tokens=3)))).usage.completion_tokens == 3
+
+    run(work())
+
+
+@pytest.mark.slow
+def test_request_that_kills_ends_two_processes_among_others_at_most(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes one copy with it, then the one it went on at; there it is tried alone, and failed by the copy's name."""
+    install(monkeypatch, tmp_path, "poison", POISON)
+
+    async def work() -> None:
+        requests = mixed_requests(8)
+        expected = [answer.text for answer in await answers_in_this_process(tiny_model_path, requests)]
+        poison = ChatRequest(prompt="die", sampling=SamplingParams(ignore_eos=True), origin=Origin(client="poison"))
+        async with copies_of(tiny_model_path, **{"engine.queues": {"default": {"policy": "poisoned"}}}) as backend:
+            answers = await asyncio.gather(
+                *(collect(backend.chat(request)) for request in [*requests, poison]), return_exceptions=True
+            )
+            failed = answers.pop()
+            assert isinstance(failed, BackendError)
+            assert "the process of engine " in str(failed)
+            assert "ended 2 times while it worked on this request alone" in str(failed)
+            assert [answer.text for answer in answers if isinstance(answer, Answer)] == expected
+            copies = remote(backend).copies
+            await until(lambda: sum(one.status.num_restarts for one in copies.supervisors) == 4)
+
+    run(work())
+    assert "the process of engine 0 ended (signal SIGKILL)" in caplog.text
