@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers cluster soak chaos hostile function-calls slow mutations check format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers cluster soak chaos cluster-chaos hostile function-calls slow mutations check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
@@ -100,6 +100,9 @@ soak: .venv/.dev  ## Half an hour of random work on the engine
 
 chaos: .venv/.dev  ## Ten minutes of failing backends under a chain
 	@$(BIN)/python benchmarks/chaos.py
+
+cluster-chaos: .venv/.dev  ## A quarter of an hour of killed, paused and parted nodes under 200 clients (takes root)
+	@$(BIN)/python benchmarks/cluster_chaos.py
 
 hostile: .venv/.dev  ## Each known way to stall or end the server, beside a client that must be answered
 	@$(BIN)/python benchmarks/hostile_tour.py

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.machines import RunningNode, running, share_cluster
-from support.networks import Network, network, why_not
+from support.networks import Network, network, slow_switch, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are")]
 
@@ -70,28 +67,6 @@ def test_partition_heals_by_itself(tmp_path: Path, tiny_model_path: Path) -> Non
             net.bridge.run("ip", "link", "set", f"eth0-{number}", "master", "bridge")
         for node in nodes:
             node.wait_for_peers(3, at)
-
-
-@contextmanager
-def slow_switch(net: Network, delay_seconds: float, loss: float) -> Generator[None]:
-    """Connect the machines by a switch that delays each frame and loses some."""
-    pids = [str(machine.pid) for machine in net.machines]
-    command = [sys.executable, "-m", "support.slow_switch", str(delay_seconds), str(loss), *pids]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    switch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    assert switch.stdin
-    assert switch.stdout
-    try:
-        assert switch.stdout.readline() == "ready\n"
-        for number, machine in enumerate(net.machines, 1):
-            machine.address = f"10.78.0.{number}"
-            machine.run("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
-            machine.run("ip", "link", "set", "eth0", "up")
-        yield
-    finally:
-        switch.stdin.close()
-        switch.wait(30)
-        switch.stdout.close()
 
 
 @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="there is no /dev/net/tun")

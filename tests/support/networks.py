@@ -7,16 +7,34 @@ kernel takes the namespace down. Nothing has a name that could be left behind.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 _SOURCES = str(Path(__file__).parents[2] / "src")
+_CLONE_NEWNET = 0x40000000
+
+
+@contextlib.contextmanager
+def entered(pid: int) -> Generator[None]:
+    """Be in the network namespace of a process, with this thread: sockets and devices opened inside belong there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    theirs = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    try:
+        if libc.setns(theirs, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        yield
+    finally:
+        libc.setns(home, _CLONE_NEWNET)
+        os.close(theirs)
+        os.close(home)
 
 
 @cache
@@ -107,3 +125,39 @@ def network(num_machines: int, *, ipv4: bool = True, plugged: int | None = None)
                 machine.holder.stdin.close()
             machine.holder.kill()
             machine.holder.wait()
+
+
+@dataclass
+class SlowSwitch:
+    """The switch between machines (`support.slow_switch`)."""
+
+    process: subprocess.Popen[str]
+
+    def change(self, delay: float = 0.0, loss: float = 0.0, parts: Sequence[Sequence[int]] = ()) -> None:
+        """Delay and lose frames from now on; machines of different parts, by their place, do not reach each other."""
+        assert self.process.stdin
+        told = "|".join(",".join(map(str, part)) for part in parts) or "-"
+        self.process.stdin.write(f"{delay} {loss} {told}\n")
+        self.process.stdin.flush()
+
+
+@contextlib.contextmanager
+def slow_switch(net: Network, delay: float = 0.0, loss: float = 0.0) -> Generator[SlowSwitch]:
+    """Connect machines that have no interface yet by a switch in user space, which delays and loses frames."""
+    pids = [str(machine.pid) for machine in net.machines]
+    command = [sys.executable, "-m", "support.slow_switch", str(delay), str(loss), *pids]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdin
+    assert process.stdout
+    try:
+        assert process.stdout.readline() == "ready\n"
+        for number, machine in enumerate(net.machines, 1):
+            machine.address = f"10.78.0.{number}"
+            machine.run("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
+            machine.run("ip", "link", "set", "eth0", "up")
+        yield SlowSwitch(process)
+    finally:
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()

@@ -17,6 +17,7 @@ from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.engine.client import EngineState
+from pyagent.infrastructure.observability.answer_spans import PeerTracer
 
 
 class Own(Model):
@@ -51,11 +52,18 @@ def is_connected(node: Node, others: int) -> bool:
 
 @asynccontextmanager
 async def running_node(
-    folder: Path, links: Sequence[Backend], *, seeds: Sequence[str] = (), agents: Backend | None = None, **more: object
+    folder: Path,
+    links: Sequence[Backend],
+    *,
+    seeds: Sequence[str] = (),
+    agents: Backend | None = None,
+    tracer: PeerTracer | None = None,
+    **more: object,
 ) -> AsyncIterator[Node]:
     """Start a node of the cluster whose file is in the folder; the chain is `node.chain`."""
     fields = {"bind": ["127.0.0.1"], "port": 0, "seeds": list(seeds), "multicast": False, "name": folder.name, **more}
-    node = Node(folder, Cluster(**fields), Chain(list(links), name=folder.name), agents=agents)  # type: ignore[arg-type]
+    chain = Chain(list(links), name=folder.name)
+    node = Node(folder, Cluster(**fields), chain, agents=agents, tracer=tracer)  # type: ignore[arg-type]
     await node.start()
     try:
         yield node
