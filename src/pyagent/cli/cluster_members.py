@@ -132,7 +132,7 @@ def _show_peers(told: ClusterStatus) -> None:
             continue
         models = ", ".join(peer.models) or "no models"
         agents = f"; agents {', '.join(peer.agents)}" if peer.agents else ""
-        load = f"{peer.num_running} running, {peer.num_waiting} waiting"
+        load = f"{peer.num_running} running, {peer.num_waiting} waiting, {peer.free_kv_pages} KV pages free"
         sys.stdout.write(
             f"  {_shown(peer)}  {_state(peer)}  {peer.round_trip_seconds * 1000:.1f} ms  {models}{agents}\n"
             f"    {load}; {peer.num_answered} answered for this node; {peer.num_warm_prefixes} warm prefixes\n"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Settings
     from pyagent.fleet import Fleet
     from pyagent.infrastructure.cluster.node import Node
+    from pyagent.infrastructure.observability.answer_spans import PeerTracer
     from pyagent.infrastructure.server.agents import AgentBackend
 
 FLAGS: Mapping[str, Callable[[str], object]] = {
@@ -138,7 +139,18 @@ def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> 
     from pyagent.infrastructure.cluster.cluster_file import cluster_folder
     from pyagent.infrastructure.cluster.node import Node
 
-    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents)
+    tracer = _peer_tracer(settings.server.otlp_endpoint) if settings.server.otlp_endpoint is not None else None
+    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents, tracer=tracer)
+
+
+def _peer_tracer(endpoint: str) -> PeerTracer:
+    from pyagent.core.trace_context import missing_packages
+
+    try:
+        from pyagent.infrastructure.observability.answer_spans import PeerTracer
+    except ModuleNotFoundError as error:
+        raise ConfigError(missing_packages(error), key="server.otlp_endpoint") from error
+    return PeerTracer(endpoint)
 
 
 def start_text(url: str, links: Sequence[str], origins: Mapping[str, str], *, is_json: bool) -> str:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+from pyagent.core.backends import AGENT_PREFIX
 from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.delivered_answer import DeliveredAnswer
 from pyagent.core.chain.failures import (
@@ -122,7 +123,7 @@ class Failover:
 
     async def _begin(self, attempt: Attempt) -> Attempt | None:
         """Return the attempt, or the hedge that overtook it, with its first token; None when both failed."""
-        patience = None if self.request.tools else attempt.link.hedge_seconds()
+        patience = None if self.request.tools or self._has_effects else attempt.link.hedge_seconds()
         self.hedges.succeed()
         if patience is not None and self.hedges.left >= 1:
             return await self._hedged(attempt, patience)
@@ -221,9 +222,15 @@ class Failover:
             self.asked(link.name)
         share = self._share(num_left)
         is_final = num_left == 1 and (len(self.links) == 1 or self._round >= self.policy.num_retries)
-        attempt = Attempt(link, admission, self.budget, self.deadline, share, num_left - 1, is_hedge, is_final)
+        num_after = 0 if self._has_effects else num_left - 1
+        attempt = Attempt(link, admission, self.budget, self.deadline, share, num_after, is_hedge, is_final)
         self._attempts.append(attempt)
         return attempt
+
+    @property
+    def _has_effects(self) -> bool:
+        """Return whether to ask one link and no other once it has begun: for an agent's run, which may do anything."""
+        return self.request.model.startswith(AGENT_PREFIX)
 
     @property
     def _spent_usd(self) -> float:
@@ -267,6 +274,6 @@ class Failover:
 
     def _share(self, num_links: int) -> Deadline:
         """Return a link's share of the time left, divided among it and the links that could follow it."""
-        if not self.deadline.is_set or num_links == 1:
+        if not self.deadline.is_set or num_links == 1 or self._has_effects:
             return self.deadline
         return self.deadline.sooner(self.deadline.remaining_seconds / num_links)

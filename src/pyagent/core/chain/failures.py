@@ -164,7 +164,9 @@ def error_of_all(errors: Sequence[Exception], attempts: Sequence[FailedAttempt])
 
 
 def is_passed_by(error: Exception) -> bool:
-    """Return whether to ask the next link: not where it would find the same fault with the request."""
+    """Return whether to ask the next link: not where it would find the same fault, or have the same effects again."""
+    if any(getattr(one, "has_begun", False) for one in (error, error.__cause__)):
+        return False
     if isinstance(error, RequestError):
         return isinstance(error, ContextOverflowError | InvalidOutputError) or is_of_one_link(error)
     return True

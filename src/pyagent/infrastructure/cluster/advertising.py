@@ -66,7 +66,8 @@ def offered_links(links: Sequence[Backend], named: Sequence[str] | None) -> list
 
 def _is_own_server(link: Backend) -> bool:
     """Whether a link is a model server on this machine that takes no key: any other may spend the user's money."""
-    return LinkSpec.parse(link.name).scheme in _OWN_SERVERS and is_loopback(link.capabilities.url)
+    url = link.capabilities.url  # LM Studio's program is looked for here where the user gives none
+    return LinkSpec.parse(link.name).scheme in _OWN_SERVERS and (not url or is_loopback(url))
 
 
 class Advertising:

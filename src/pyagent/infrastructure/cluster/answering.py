@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
 
 from pyagent.core.backends import AGENT_PREFIX, Backend, pass_hint
 from pyagent.core.chain import Chain
@@ -11,7 +14,9 @@ from pyagent.core.cluster import prefixes
 from pyagent.core.cluster.peers import ClusterRouter, answer_for_peer
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.hops import HEADER, enter
+from pyagent.core.messages import ChatRequest
 from pyagent.core.trace_context import continue_trace
+from pyagent.infrastructure.cluster.effects import ask_leave
 from pyagent.infrastructure.cluster.protocol import (
     CHAT,
     EMBED,
@@ -28,6 +33,9 @@ from pyagent.infrastructure.cluster.transport import Reply, Transport
 from pyagent.infrastructure.cluster.vectors import pack
 from pyagent.infrastructure.server.bounds import check_request, check_texts
 
+if TYPE_CHECKING:
+    from pyagent.infrastructure.observability.answer_spans import AnswerTrace, PeerTracer
+
 _RETRY_SECONDS = 2.0
 _LONG_BYTES = 1 << 20
 """Longer requests are decoded beside the event loop."""
@@ -36,8 +44,16 @@ _LONG_BYTES = 1 << 20
 class Answering:
     """The handlers of peers' requests. While `is_draining`, new ones are refused with a time to come back."""
 
-    def __init__(self, node_id: str, chain: Chain, agents: Backend | None, router: ClusterRouter) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        chain: Chain,
+        agents: Backend | None,
+        router: ClusterRouter,
+        tracer: PeerTracer | None = None,
+    ) -> None:
         """`agents` are those that peers may use."""
+        self._tracer = tracer
         self._node_id = node_id
         self._chain = chain
         self._agents = agents
@@ -48,12 +64,13 @@ class Answering:
 
     def register(self, transport: Transport) -> None:
         """Have the transport hand peers' requests on."""
+        self._ask_leave = partial(ask_leave, transport)
         transport.handle(CHAT, self.chat)
         transport.handle(EMBED, self.embed)
         transport.handle(HINT, self.hint)
         transport.handle(WARM, self.warm)
 
-    async def chat(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
+    async def chat(self, peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
         """Answer a chat request as a stream of deltas."""
         self._admit()
         is_long = len(payload) > _LONG_BYTES
@@ -65,11 +82,20 @@ class Answering:
         self.num_running += 1
         self.num_answered += 1
         try:
-            async with closing(self._backend(ask.request.model).chat(ask.request)) as deltas:
-                async for delta in deltas:
-                    yield Reply(delta_codec.encode(delta))
+            backend = await self._backend(ask.request.model)
+            if backend is not self._chain:
+                await self._ask_leave(peer_id, ask.run)
+            with self._traced(ask.request, peer_id) as trace:
+                async with closing(backend.chat(ask.request)) as deltas:
+                    async for delta in deltas:
+                        if trace is not None:
+                            trace.saw(delta)
+                        yield Reply(delta_codec.encode(delta))
         finally:
             self.num_running -= 1
+
+    def _traced(self, request: ChatRequest, peer_id: str) -> AbstractContextManager[AnswerTrace | None]:
+        return nullcontext() if self._tracer is None else self._tracer.answering(request, peer_id, self._node_id)
 
     async def embed(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Embed texts."""
@@ -100,9 +126,9 @@ class Answering:
         if self.is_draining:
             raise CapacityError("the node is draining; ask another", retry_after_seconds=_RETRY_SECONDS)
 
-    def _backend(self, model: str) -> Backend:
+    async def _backend(self, model: str) -> Backend:
         if not model.startswith(AGENT_PREFIX):
             return self._chain
-        if self._agents is None:
+        if self._agents is None or all(model != agent.id for agent in await self._agents.models()):
             raise RequestError(f"this node has no {model[:200]!r}", param="model", code="model_not_found")
         return self._agents

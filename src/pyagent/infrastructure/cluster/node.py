@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyagent import __version__
 from pyagent.core.backends import Backend
@@ -53,6 +54,7 @@ from pyagent.infrastructure.cluster.answering import Answering
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.discovery import Discovery
 from pyagent.infrastructure.cluster.door import Door, Met
+from pyagent.infrastructure.cluster.effects import AskedRuns
 from pyagent.infrastructure.cluster.endpoints import bind_endpoints, reachable_endpoints
 from pyagent.infrastructure.cluster.introductions import Introductions
 from pyagent.infrastructure.cluster.invitation import InvitationFile
@@ -71,6 +73,9 @@ from pyagent.infrastructure.cluster.status import ClusterStatus, status_of
 from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.cluster.transport import LinkChange, Transport
 
+if TYPE_CHECKING:
+    from pyagent.infrastructure.observability.answer_spans import PeerTracer
+
 _FAREWELL_SECONDS = 0.3
 logger = logging.getLogger(__name__)
 
@@ -78,7 +83,15 @@ logger = logging.getLogger(__name__)
 class Node:
     """One node. `start` opens the door and joins whom it finds; `stop` says goodbye."""
 
-    def __init__(self, folder: Path, settings: Cluster, chain: Chain, *, agents: Backend | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Cluster,
+        chain: Chain,
+        *,
+        agents: Backend | None = None,
+        tracer: PeerTracer | None = None,
+    ) -> None:
         """`folder` has the keys and the cluster's file; `agents` are this node's, offered as the settings say."""
         self.cluster = ClusterFile(folder)
         self._settings = settings
@@ -94,7 +107,8 @@ class Node:
         )
         self._transport = Transport(self.keys.node_id, self.keys.public, self.keys.secret)
         offered = agents if settings.offer is None or AGENTS in settings.offer else None
-        self._answering = Answering(self.keys.node_id, chain, offered, self.router)
+        self._runs = AskedRuns()
+        self._answering = Answering(self.keys.node_id, chain, offered, self.router, tracer)
         self._advertising = Advertising(chain, settings, offered, self.router, self._answering, self._transport)
         self._door = Door(
             self.keys,
@@ -141,6 +155,7 @@ class Node:
         refusal = f"another `pyagent node` runs on {folder}; stop it, or set paths.data"
         self._lock.enter_context(locked(folder, NODE_LOCK, refusal=refusal))
         self._answering.register(transport)
+        self._runs.register(transport)
         transport.handle(GOSSIP, self._take_gossip)
         transport.handle(FORGET, self._take_forget)
         self._advertising.register()
@@ -404,7 +419,7 @@ class Node:
         return peer
 
     def _backend_of(self, peer_id: str) -> PeerBackend:
-        return PeerBackend(peer_id, self._transport, lambda: self.router.get(peer_id))
+        return PeerBackend(peer_id, self._transport, lambda: self.router.get(peer_id), self._runs)
 
     def _revoked(self, told: Revocation) -> None:
         if told.id == self.keys.node_id:

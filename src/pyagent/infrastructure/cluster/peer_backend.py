@@ -12,15 +12,17 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from pyagent.core.backends import AGENT_PREFIX
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain.failures import NOT_TRANSFERABLE
 from pyagent.core.cluster.adverts import NOTHING, Offer
 from pyagent.core.cluster.names import SCHEME
 from pyagent.core.cluster.peers import Peer
-from pyagent.core.errors import BackendError, ClusterError, RequestError, WireError
+from pyagent.core.errors import BackendError, ClusterError, PyAgentError, RequestError, WireError
 from pyagent.core.hops import hop_headers
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, Hint, ModelInfo
 from pyagent.core.trace_context import trace_headers
+from pyagent.infrastructure.cluster.effects import AskedRuns
 from pyagent.infrastructure.cluster.protocol import (
     CHAT,
     EMBED,
@@ -60,7 +62,14 @@ class Connection(Protocol):
 class PeerBackend:
     """A peer's models and agents. `peer` is what is known of it, None once it is gone; the router sets the `name`."""
 
-    def __init__(self, peer_id: str, connection: Connection, peer: Callable[[], Peer | None]) -> None:
+    def __init__(
+        self,
+        peer_id: str,
+        connection: Connection,
+        peer: Callable[[], Peer | None],
+        runs: AskedRuns | None = None,
+    ) -> None:
+        self._runs = runs or AskedRuns()
         self.identity = self.name = f"{SCHEME}:{peer_id}"
         self._peer_id = peer_id
         self._connection = connection
@@ -97,11 +106,38 @@ class PeerBackend:
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer on the peer; closing the iterator aborts the request there."""
-        ask = self._encoded(ask_codec, Ask(request, {**trace_headers(), **hop_headers()}), "messages")
+        is_run = request.model.startswith(AGENT_PREFIX)
+        async with closing(self._run(request) if is_run else self._answer(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _run(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Run an agent, which has effects: what fails once the peer had leave to begin is told as such."""
+        with self._runs.waiting(self._peer_id) as run:
+            try:
+                async with closing(self._deltas(request, run.id)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            except (ClusterError, WireError) as error:
+                known = "; the run may have had its effects, so no other node is asked" if run.has_begun else ""
+                failed = BackendError(f"{self.name}: {error}{known}", backend=self.name, retryable=not run.has_begun)
+                failed.has_begun = run.has_begun
+                raise failed from error
+            except PyAgentError as error:
+                error.has_begun = run.has_begun
+                raise
+
+    async def _answer(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         with self._own_failures():
-            async with closing(self._connection.stream(self._peer_id, CHAT, ask)) as replies:
-                async for reply in replies:
-                    yield msgspec.structs.replace(delta_codec.decode(reply.payload), backend=self.name)
+            async with closing(self._deltas(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def _deltas(self, request: ChatRequest, run: str = "") -> AsyncGenerator[ChatDelta, None]:
+        ask = self._encoded(ask_codec, Ask(request, {**trace_headers(), **hop_headers()}, run), "messages")
+        async with closing(self._connection.stream(self._peer_id, CHAT, ask)) as replies:
+            async for reply in replies:
+                yield msgspec.structs.replace(delta_codec.decode(reply.payload), backend=self.name)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed on the peer."""

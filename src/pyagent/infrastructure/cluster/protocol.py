@@ -17,17 +17,21 @@ from pyagent.infrastructure.wire.codec import Codec
 
 T = TypeVar("T")
 CHAT, EMBED, HINT = "chat", "embed", "hint"
-GOSSIP, LOAD, WARM, EPOCH, FORGET = "gossip", "load", "warm", "epoch", "forget"
+GOSSIP, LOAD, WARM, EPOCH, FORGET, BEGIN = "gossip", "load", "warm", "epoch", "forget", "begin"
 MAX_ASK_BYTES = 64 << 20
 """A conversation of images; larger requests are answered where they arrived."""
 MAX_SMALL_BYTES = 1 << 20
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A chat request, with the headers that tell its trace and the servers it passed."""
+    """A chat request, with the headers that tell its trace and the servers it passed.
+
+    For a run of an agent, `run` is what leave to begin is asked with (`effects`).
+    """
 
     request: ChatRequest
     headers: dict[str, str] = {}
+    run: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 _PEER = "a node of the cluster"

@@ -16,6 +16,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `link` is what it is called as a link: by its name, or by its id where others have that name. It is in its `state`
     for `state_seconds`.
+    `num_calls` are calls and streams of this node that it answers, `num_serving` those of it that this node answers.
     """
 
     id: str
@@ -33,9 +34,14 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_answered: int = 0
     num_warm_prefixes: int = 0
+    free_kv_pages: int = 0
+    num_calls: int = 0
+    num_serving: int = 0
     round_trip_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +75,15 @@ def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None, now:
         endpoints=tuple(map(shown, member.endpoints)),
     )
     if stats is not None:
-        status = msgspec.structs.replace(status, bytes_sent=stats.bytes_sent, bytes_received=stats.bytes_received)
+        status = msgspec.structs.replace(
+            status,
+            bytes_sent=stats.bytes_sent,
+            bytes_received=stats.bytes_received,
+            messages_sent=stats.messages_sent,
+            messages_received=stats.messages_received,
+            num_calls=stats.in_flight,
+            num_serving=stats.serving,
+        )
     if peer is None:
         return status
     return msgspec.structs.replace(
@@ -83,5 +97,6 @@ def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None, now:
         num_waiting=peer.load.num_waiting,
         num_answered=peer.num_answered,
         num_warm_prefixes=len(peer.warm),
+        free_kv_pages=peer.load.free_kv_pages,
         round_trip_seconds=peer.round_trip_seconds,
     )

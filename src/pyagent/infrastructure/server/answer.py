@@ -19,7 +19,7 @@ from pyagent.infrastructure.observability.metrics import AnswerWatch
 from pyagent.infrastructure.server.errors import HttpError, logged_error
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.server.middleware.tracing import AnswerTrace
+    from pyagent.infrastructure.observability.answer_spans import AnswerTrace
 
 
 class AnswerEncoder(Protocol):

@@ -85,6 +85,10 @@ async def _metrics(service: Service, request: Request) -> Response:
         *service.stats.collect_keys(),
         *(collect_engines(states) if states else ()),
     ]
+    if service.node is not None:
+        from pyagent.infrastructure.observability.cluster_metrics import collect_cluster
+
+        collected += collect_cluster(service.node.status())
     if isinstance(service.backend, Chain):
         collected += collect_links(service.backend.link_states())
         if service.backend.response_cache is not None:
@@ -141,7 +145,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
     `emulates` is whether backends emulate what they lack, as far as that can be (`backends.unsupported`). `node` is
     this server's part in a cluster, where it has one.
     """
-    service = Service(backend, agents, store, settings, emulates=emulates)
+    service = Service(backend, agents, store, settings, emulates=emulates, node=node)
     routes = [
         *(_api_route(service, api) for api in APIS),
         *EngineRoutes(backend, settings).routes(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -18,13 +18,16 @@ from pyagent.infrastructure.server.body import read_body
 from pyagent.infrastructure.server.endpoints import Function, route
 from pyagent.infrastructure.server.validation import check_name, decode
 
+if TYPE_CHECKING:
+    from pyagent.infrastructure.cluster.status import ClusterStatus
+
 _MAX_GRACE_SECONDS = 3600.0
 
 
 class ClusterNode(Protocol):
     """What the routes ask of this server's part in a cluster."""
 
-    def status(self) -> msgspec.Struct:
+    def status(self) -> ClusterStatus:
         """Return the cluster as this node sees it."""
         ...
 

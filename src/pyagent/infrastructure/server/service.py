@@ -34,7 +34,8 @@ from pyagent.infrastructure.server.streaming import EventStream, unless_gone
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.models.store import ModelStore
-    from pyagent.infrastructure.server.middleware.tracing import AnswerTrace
+    from pyagent.infrastructure.observability.answer_spans import AnswerTrace
+    from pyagent.infrastructure.server.cluster_routes import ClusterNode
     from pyagent.infrastructure.server.responses.kept import KeptResponses
 
 _LONG_BYTES, _LARGE_BYTES, _TRIM_SECONDS = 100_000, 1_000_000, (2.0, 4.0, 8.0)
@@ -50,6 +51,7 @@ class Service:
     store: ModelStore | None
     settings: Server
     emulates: bool = True
+    node: ClusterNode | None = None
     stats: ServerStats = field(default_factory=ServerStats)
     kept_responses: KeptResponses | None = None
     created: int = field(default_factory=lambda: int(time.time()))
