@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from faults import FAULTS, Fault
+from fault import Fault
+from faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 TEST_SECONDS, BUILD_SECONDS = 300, 3600

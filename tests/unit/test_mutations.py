@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
-import runpy
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FAULTS: list[Any] = list(runpy.run_path(str(ROOT / "tests/mutations/faults.py"))["FAULTS"])
+sys.path.insert(0, str(ROOT / "tests/mutations"))
+FAULTS: list[Any] = list(importlib.import_module("faults").FAULTS)
+sys.path.pop(0)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

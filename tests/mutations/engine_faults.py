@@ -1,0 +1,186 @@
+"""Faults in the embedded engine."""
+
+from __future__ import annotations
+
+from fault import Fault
+
+_ENGINE = "src/pyagent/infrastructure/engine"
+_DRAWS = "tests/integration/test_sampling.py"
+
+FAULTS = (
+    Fault(
+        "conversation-key-ignores-roles",
+        f"{_ENGINE}/sessions/turns.py",
+        "fields = (message.role, text,",
+        "fields = (text,",
+        "tests/unit/test_sessions.py -k another",
+    ),
+    Fault(
+        "conversation-key-ignores-tools",
+        f"{_ENGINE}/sessions/turns.py",
+        "msgspec.json.encode((tenant, tools, template_kwargs or None))",
+        "msgspec.json.encode((tenant, [], template_kwargs or None))",
+        "tests/unit/test_sessions.py -k another",
+    ),
+    Fault(
+        "ledger-resizes-without-its-lock",
+        f"{_ENGINE}/memory/ledger.py",
+        "        with self._lock:\n            assert not reservation.is_released",
+        "        if True:\n            assert not reservation.is_released",
+        "tests/integration/test_ledger.py -k last_bytes",
+    ),
+    Fault(
+        "tenant-is-dropped",
+        f"{_ENGINE}/models/input_processor.py",
+        "PrefixKey(tenant=request.origin.tenant,",
+        'PrefixKey(tenant="",',
+        "tests/integration/test_tenants.py -k prompt_of_another_key",
+    ),
+    Fault(
+        "prompt-is-not-counted-for-the-repetition-penalty",
+        f"{_ENGINE}/sampling/sampler.py",
+        "sampler.observe_prompt(prompt_tokens)",
+        "sampler.observe_prompt([])",
+        f"{_DRAWS} -k 'greedy or repetition'",
+    ),
+    Fault(
+        "logit-bias-is-ignored",
+        f"{_ENGINE}/sampling/sampler.py",
+        "logit_bias=list(params.logit_bias.items())",
+        "logit_bias=[]",
+        f"{_DRAWS} -k bias",
+    ),
+    Fault(
+        "penalties-count-prompt-tokens-as-output",
+        f"{_ENGINE}/sampling/sampler.py",
+        "    if prompt_tokens and sampler.reads_prompt:\n        sampler.observe_prompt(prompt_tokens)",
+        "    sampler.observe(prompt_tokens or [])",
+        f"{_DRAWS} -k 'greedy or frequency'",
+    ),
+    Fault(
+        "seed-is-ignored",
+        f"{_ENGINE}/sampling/sampler.py",
+        "seed = random.getrandbits(64) if params.seed is None else params.seed & (2**64 - 1)",
+        "seed = random.getrandbits(64)",
+        "tests/integration/test_native_texts.py -k seed_decides",
+    ),
+    Fault(
+        "grammar-masks-are-left-out",
+        f"{_ENGINE}/step_masks.py",
+        "                masks[row] = bytes(view)",
+        "                pass",
+        "tests/integration/test_native_forms.py -k twenty",
+    ),
+    Fault(
+        "deadline-of-the-engine-is-ignored",
+        f"{_ENGINE}/scheduler/scheduler.py",
+        "while self._deadlines and self._deadlines[0][0] <= self._clock():",
+        "while self._deadlines and self._deadlines[0][0] <= 0:",
+        "tests/unit/test_requests.py",
+    ),
+    Fault(
+        "halves-of-characters-are-sent",
+        f"{_ENGINE}/tokens/detokenizer.py",
+        "return self._utf8.decode(data)",
+        'return data.decode(errors="replace")',
+        "tests/unit/test_tokens.py -k character",
+    ),
+    Fault(
+        "user-defined-markers-are-read-in-messages",
+        f"{_ENGINE}/tokens/markers.py",
+        "special | written",
+        "special",
+        "tests/unit/test_tokens.py -k 'control_tokens or marker'",
+    ),
+    Fault(
+        "thoughts-go-a-token-beyond-their-budget",
+        f"{_ENGINE}/thinking_budget.py",
+        "text.num_reasoning_tokens >= self.num_tokens",
+        "text.num_reasoning_tokens > self.num_tokens",
+        "tests/integration/test_thinking_budget.py -k ends_at",
+    ),
+    Fault(
+        "a-begun-answer-stands-inside-of-thoughts",
+        f"{_ENGINE}/models/preprocessor.py",
+        "        if not closing:\n",
+        "        if closing:\n",
+        "tests/integration/test_native_assistant_prefix.py -k no_thought",
+    ),
+    Fault(
+        "runner-of-a-plugin-is-not-checked",
+        "src/pyagent/core/runners/guarded.py",
+        "if missing or not has_info:",
+        "if False:",
+        "tests/integration/test_runners.py -k fails_to_load",
+    ),
+    Fault(
+        "pages-are-not-copied-where-sequences-part",
+        f"{_ENGINE}/runners/paged.py",
+        "lambda: self.copy_pages(self.pool.fork(parent, child))",
+        "lambda: self.pool.fork(parent, child)",
+        "tests/integration/test_runner_conformance.py -k pages",
+    ),
+    Fault(
+        "scored-prompts-are-taken-from-the-cache",
+        f"{_ENGINE}/request.py",
+        "return None if self.scores is None or self.scores.is_complete else len(self.scores)",
+        "return None",
+        "tests/integration/test_prompt_logprobs.py -k cached_for_others",
+    ),
+    Fault(
+        "answers-share-a-logits-function",
+        f"{_ENGINE}/logits/row_processors.py",
+        "replace(self, function=None)",
+        "self",
+        "tests/integration/test_logits_processors.py -k several",
+    ),
+    Fault(
+        "moved-rows-are-not-told",
+        f"{_ENGINE}/logits/batch_rows.py",
+        "moved.append((len(left) - 1, free))",
+        "pass",
+        "tests/unit/test_logits_parts.py -k followed",
+    ),
+    Fault(
+        "kept-logits-are-lent-again",
+        f"{_ENGINE}/logits/scratch.py",
+        "memory.append(0)",
+        "memory.extend(b'')",
+        "tests/unit/test_logits_parts.py -k kept",
+    ),
+    Fault(
+        "greedy-requests-run-what-keeps-the-best-token",
+        f"{_ENGINE}/logits/processors.py",
+        "if not (is_greedy and one.brought.is_argmax_invariant)",
+        "if True",
+        "tests/integration/test_logits_processors.py -k greedy_requests",
+    ),
+    Fault(
+        "batch-faults-tell-of-others",
+        f"{_ENGINE}/logits/row_processors.py",
+        'f"raised {type(error).__name__}" for row in rows',
+        'f"raised {error!r}" for row in rows',
+        "tests/integration/test_logits_faults.py -k ends_its_request_alone",
+    ),
+    Fault(
+        "plugins-share-the-args-of-requests",
+        f"{_ENGINE}/logits/row_processors.py",
+        "deepcopy(self.args)",
+        "self.args",
+        "tests/integration/test_logits_processors.py -k args_are",
+    ),
+    Fault(
+        "processors-run-in-any-order",
+        f"{_ENGINE}/logits/step_logits.py",
+        "for key in sorted(calls)]",
+        "for key in calls]",
+        "tests/unit/test_logits_parts.py -k order",
+    ),
+    Fault(
+        "cosines-are-lines",
+        f"{_ENGINE}/sampling/sampler.py",
+        'given["temperature_cosine"] = temperature.shape == "cosine"',
+        'given["temperature_cosine"] = False',
+        "tests/unit/test_sampling_schedules.py",
+    ),
+)
