@@ -30,7 +30,7 @@ from typing import NamedTuple
 class PyAgentError(Exception):
     """Root of everything PyAgent raises on purpose.
 
-    `has_begun`: what was asked has effects, as an agent's run, and may have had them: nobody asks for it elsewhere.
+    `has_begun`: what was asked has effects, as an agent's run, and may have had them: no other is asked.
     """
 
     has_begun: bool = False

@@ -53,7 +53,7 @@ class AskedRuns:
         """Give a peer leave to begin, once."""
         run = self._id_to_run.get(payload.decode("ascii", "replace"))
         if run is None or run.peer_id != peer_id or run.has_begun:
-            raise ClusterError("nobody waits for this run, or it has begun already", peer=peer_id)
+            raise ClusterError("no caller waits for this run, or it has begun already", peer=peer_id)
         run.has_begun = True
         return Reply()
 
