@@ -70,7 +70,7 @@ FAULTS = (
     Fault(
         "revoked-node-is-met-again",
         f"{_CLUSTER}/node.py",
-        "        if self.cluster.load().is_revoked(met.node_id, met.public):\n            return\n",
+        "        if met.node_id in self.cluster.load().revoked:\n            return\n",
         "",
         f"{_NODES} -k revoked",
     ),
