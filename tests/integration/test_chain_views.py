@@ -166,3 +166,11 @@ def test_link_sends_the_key_its_table_names(here: Path, monkeypatch: pytest.Monk
         chain = make_chain(settings, make_host(settings))
         answer = asyncio.run(collect(chain.chat(ChatRequest(messages=[Message("user", "hi")]))))
     assert answer.text == "hello"
+
+
+def test_chain_without_a_link_is_for_a_node_alone() -> None:
+    """Without a link nothing could answer but the peers of a node: every other command says so."""
+    settings = load_settings(overrides={"chain": []}).settings
+    with pytest.raises(ConfigError, match="the chain is empty: name a link in `chain`"):
+        make_chain(settings, make_host(settings))
+    assert not make_chain(settings, make_host(settings), may_be_empty=True).links

@@ -51,10 +51,12 @@ def test_model_of_nodes_that_are_away_is_refused_for_now(tmp_path: Path) -> None
             assert await refused("unknown") == (404, False)
             await b.drain(0)
             await until(lambda: is_connected(a, 1))
-            assert await refused("far") == (503, True)
+            for model in ("far", "peer:b", f"peer:{b.keys.node_id}"):
+                assert await refused(model) == (503, True)
             await b.stop()
             await until(lambda: len(a.router) == 1)
-            assert await refused("far") == (503, True)
+            for model in ("far", "peer:b"):
+                assert await refused(model) == (503, True)
             said = await http.post("/v1/chat/completions", json=asking("far"))
             assert "peer:b, which has the model 'far', takes no requests now" in said.json()["error"]["message"]
             await a.revoke("c")

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
 
+import httpx
 import pytest
 from support.nodes import Own, answer, ask, cluster_of, is_connected, join, running_node
+from support.server import serving
 from support.waiting import until
 
 from pyagent.core.errors import AwayError, ClusterError, RequestError
@@ -57,6 +59,11 @@ def test_two_nodes_of_one_name_go_by_their_ids(tmp_path: Path) -> None:
                 assert sorted(name for name in a.chain.names if name.startswith("peer:")) == [f"peer:{i}" for i in ids]
                 assert (await answer(a, ask(f"peer:{other.keys.node_id}"))).text == "from two"
                 assert [peer.name for peer in a.status().peers] == ["desk", "desk"]
+                async with serving(a.chain) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+                    asked = {"model": "peer:desk", "messages": [{"role": "user", "content": "hi"}]}
+                    said = await http.post("/v1/chat/completions", json=asked)
+                assert said.status_code == 404
+                assert f"2 nodes are called 'desk'; give the id of one: {', '.join(ids)}" in said.text
                 with pytest.raises(ClusterError, match=f"2 nodes are called 'desk'.*{ids[0]}, {ids[1]}"):
                     await a.revoke("desk")
             await until(lambda: "peer:desk" in a.chain.names)

@@ -161,7 +161,6 @@ def test_unknown_key_names_the_nearest(text: str, key: str, hint: str) -> None:
         ("[engine.queues.a]\npolcy = 'fair'", "engine.queues", "a table with policy, options, share for 'a'"),
         ("[engine.queues.a]\nshare = 0", "engine.queues", "expected greater than 0 as a.share"),
         ("engine = 3", "engine", "is a table with models, memory"),
-        ("chain = []", "chain", "at least one backend"),
         ("chain = [':x']", "chain", "SCHEME or SCHEME:TARGET"),
         ("chain = 'native'", "chain", "expected a valid list"),
     ],

@@ -37,7 +37,7 @@ def test_slow_grammar_delays_only_those_who_want_it(tokenizer: ModelTokenizer) -
 
 
 def test_tenant_with_many_slow_grammars_leaves_a_turn_to_others(tokenizer: ModelTokenizer) -> None:
-    """Two of a tenant's compile at once, and another tenant's beside them; those that wait come in their order."""
+    """Two of a tenant's compile at once, and another tenant's beside them; those that wait come later."""
     backend = Gated()
     compiler = GrammarCompiler(ModelVocabulary(tokenizer), factories=[backend])
     slow = [compiler.begin(choice(f"slow {number}"), "anna") for number in range(4)]
@@ -46,7 +46,7 @@ def test_tenant_with_many_slow_grammars_leaves_a_turn_to_others(tokenizer: Model
     assert set(backend.compiled) == {'["slow 0"]', '["slow 1"]', '["quick"]'}
     backend.gate.set()
     assert all(one.result(60) for one in slow)
-    assert backend.compiled[3:] == ['["slow 2"]', '["slow 3"]']
+    assert set(backend.compiled[3:]) == {'["slow 2"]', '["slow 3"]'}  # two at once: either may be written first
 
 
 def test_request_that_leaves_takes_its_grammar_from_nobody(tokenizer: ModelTokenizer) -> None:

@@ -95,7 +95,7 @@ def _asked_code() -> str:
     try:
         return input("join code: " if sys.stdin.isatty() else "")
     except (EOFError, ValueError, AttributeError) as error:  # closed, or there is none
-        text = "no input is there to ask for the join code; give it as an argument: `pyagent cluster join CODE`"
+        text = "the join code is missing, and no input to ask; give it as an argument: `pyagent cluster join CODE`"
         raise typer.BadParameter(text) from error
 
 

@@ -38,7 +38,7 @@ from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
 from pyagent.core.chain.structured_output import wants_structured_output
-from pyagent.core.errors import AwayError, BackendError, RequestError
+from pyagent.core.errors import AwayError, BackendError, PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -212,7 +212,7 @@ class Chain:
         if self.router is not None:
             links = self._order_by(self.router, request, links)
             if not links:
-                raise self.away_error(request.model) or no_model_error(request.model)
+                raise self.missing_error(request.model) or no_model_error(request.model)
         return Failover(
             request,
             links,
@@ -283,6 +283,12 @@ class Chain:
         """Return what is told where a model's link is away for now: when to ask again."""
         link = self.router.away(model) if self.router is not None and model else ""
         return away_error(model, link) if link else None
+
+    def missing_error(self, model: str) -> PyAgentError | None:
+        """Return what is told of a model that no link has: its link is away, or its name names none, or several."""
+        told = self.router.why_none(model) if self.router is not None else ""
+        missing = RequestError(told, param="model", code="model_not_found") if told else None
+        return self.away_error(model) or missing
 
     def link_of(self, model: ModelInfo) -> Backend | None:
         """Return the link that offers a model: the one it names, or else one of the same scheme."""

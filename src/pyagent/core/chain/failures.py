@@ -122,7 +122,8 @@ def public_reason(error: Exception) -> str:
 
 def away_error(model: str, link: str) -> AwayError:
     """Return the error of a request for a model whose link is away."""
-    text = f"{link}, which has the model {model[:200]!r}, takes no requests now; try again, or ask for another model"
+    has = "" if model == link else f", which has the model {model[:200]!r},"
+    text = f"{link}{has} takes no requests now; try again, or ask for another model"
     return AwayError(text, retry_after_seconds=_AWAY_SECONDS)
 
 

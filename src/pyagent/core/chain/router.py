@@ -36,6 +36,10 @@ class Router(Protocol):
         """Return the name of a link that has a model and takes no requests now, or had it lately; empty for none."""
         ...
 
+    def why_none(self, link: str) -> str:
+        """Return why a name that reads as one of its links names none, or several; empty for any other name."""
+        ...
+
     def began(self, request: ChatRequest, name: str) -> None:
         """Note that a link gave the first token of an answer: it has computed the prompt."""
         ...

@@ -25,8 +25,9 @@ class Absentees:
     _model_to_last: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict[str, tuple[str, float]])
 
     def note(self, node: str, offer: Offer) -> None:
-        """Keep what a node offered that is gone now."""
-        for model in (*(one.id for one in offer.models), *(f"{AGENT_PREFIX}{name}" for name in offer.agents)):
+        """Keep what a node offered that is gone now, and itself: it may be named as a model."""
+        models = [one.id for one in offer.models] + [f"{AGENT_PREFIX}{name}" for name in offer.agents]
+        for model in (*models, node):
             self._model_to_last[model] = (node, self.clock())
             self._model_to_last.move_to_end(model)
         while len(self._model_to_last) > _MAX_MODELS:

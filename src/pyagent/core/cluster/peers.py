@@ -16,9 +16,10 @@ import msgspec
 from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.cluster.absentees import Absentees
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
-from pyagent.core.cluster.names import SCHEME, unique_names
+from pyagent.core.cluster.names import SCHEME, resolve, unique_names
 from pyagent.core.cluster.prefixes import PIECE_CHARS, WarmPrefixes, num_matching, prefix_keys, unpack
 from pyagent.core.cluster.routing import Balancer, Node
+from pyagent.core.errors import ClusterError
 from pyagent.core.messages import ChatRequest, Hint
 from pyagent.core.token_estimate import estimated_request_tokens
 
@@ -183,8 +184,20 @@ class ClusterRouter:
         """Return a peer that has a model and takes no requests now, or had it lately and is gone."""
         if is_for_peer():
             return ""
-        standing = (peer.backend.name for peer in self if peer.has(model) and not peer.is_usable)
+        absent = (peer for peer in self if not peer.is_usable)
+        standing = (one.backend.name for one in absent if one.has(model) or model in {one.backend.name, _address(one)})
         return next(standing, "") or self.absentees.last_node(model)
+
+    def why_none(self, link: str) -> str:
+        """Return why `peer:NAME` names no node, or several."""
+        scheme, _, name = link.partition(":")
+        if scheme != SCHEME or not name:
+            return ""
+        try:
+            resolve(name, {peer.id: peer.called for peer in self})
+        except ClusterError as error:
+            return str(error)
+        return ""
 
     def began(self, request: ChatRequest, name: str) -> None:
         """Note that a link began an answer: who has the prompt now, and whose conversation it is."""
@@ -263,6 +276,10 @@ class ClusterRouter:
             ranked.remove(home)
             ranked.insert(0, home)
         return ranked
+
+
+def _address(peer: Peer) -> str:
+    return f"{SCHEME}:{peer.id}"
 
 
 def _sticky_key(request: ChatRequest) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from pyagent import _rust
 from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.chain.chain import Chain
-from pyagent.core.errors import AwayError, RequestError
+from pyagent.core.errors import RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
@@ -163,7 +163,8 @@ class Service:
         if model and not (isinstance(self.backend, Chain) and await self.backend.has_model(model)):
             models = await self.models()
             if models and not any(model in {known.id, known.backend} for known in models):
-                raise self._away_error(model) or unknown_model(model, models)
+                missing = self.backend.missing_error(model) if isinstance(self.backend, Chain) else None
+                raise missing or unknown_model(model, models)
         return self.backend
 
     async def _is_of_peer(self, agents: Backend, model: str) -> bool:
@@ -172,10 +173,7 @@ class Service:
             return False
         if any(model == own.id for own in await agents.models()):
             return False
-        return await self.backend.has_model(model) or self._away_error(model) is not None
-
-    def _away_error(self, model: str) -> AwayError | None:
-        return self.backend.away_error(model) if isinstance(self.backend, Chain) else None
+        return await self.backend.has_model(model) or self.backend.away_error(model) is not None
 
     async def embed(self, request: Request, asked: EmbedRequest) -> EmbedResult:
         """Embed with the backend that has the model."""
