@@ -65,6 +65,13 @@ def test_session_stays_with_its_copy_unless_others_wait_there() -> None:
     assert sent(coordinator, other) != home
 
 
+def test_copies_that_were_not_measured_yet_count_as_quick_as_the_others() -> None:
+    """Four requests at once go to two idle copies by halves, though only one of them has told how quick it is."""
+    coordinator = coordinator_of(2)
+    coordinator.told(0, CopyLoad(prefill_tokens_per_second=5000.0, first_token_seconds=0.005))
+    assert Counter(sent(coordinator, Prompt(num_tokens=30)) for _ in range(4)) == {0: 2, 1: 2}
+
+
 def test_copy_that_died_gets_nothing_until_it_is_back() -> None:
     """Its requests and new ones go to others; with none up, any copy is waited for, but nothing is moved."""
     coordinator = coordinator_of(3)

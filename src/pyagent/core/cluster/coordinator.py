@@ -51,7 +51,7 @@ class _Copy:
     num_requests: int = 0
     is_down: bool = False
 
-    def as_node(self, name: str, prompt: Prompt, *, is_home: bool) -> Node:
+    def as_node(self, name: str, prompt: Prompt, speed: CopyLoad, *, is_home: bool) -> Node:
         """Return the copy as the ranking sees it. Without KV memory, a request waits for each that runs."""
         running = min(self.load.num_running, self.num_requests) if self.load.free_kv_pages else 0
         warm = num_matching(prompt.keys, self.warm) * PIECE_CHARS // _CHARS_A_TOKEN
@@ -60,8 +60,8 @@ class _Copy:
             num_running=running,
             num_waiting=self.num_requests - running,
             num_warm_tokens=prompt.num_tokens if is_home else warm,
-            prefill_tokens_per_second=self.load.prefill_tokens_per_second,
-            first_token_seconds=self.load.first_token_seconds,
+            prefill_tokens_per_second=speed.prefill_tokens_per_second,
+            first_token_seconds=speed.first_token_seconds,
         )
 
 
@@ -87,8 +87,20 @@ class Coordinator:
         if not up and without:
             return None
         home = self._homes.get(prompt.session) if prompt.session else None
-        nodes = [self._copies[index].as_node(str(index), prompt, is_home=index == home) for index in up or others]
+        speed = self._speed()
+        nodes = [
+            self._copies[index].as_node(str(index), prompt, speed, is_home=index == home) for index in up or others
+        ]
         return int(self._balancer.order(nodes, prompt.num_tokens)[0].id)
+
+    def _speed(self) -> CopyLoad:
+        """Return the best speed of any copy. They are alike: one that seems slower was not measured so well."""
+        loads = [one.load for one in self._copies]
+        first_tokens = [load.first_token_seconds for load in loads if load.first_token_seconds]
+        return CopyLoad(
+            prefill_tokens_per_second=max(load.prefill_tokens_per_second for load in loads),
+            first_token_seconds=min(first_tokens, default=0.0),
+        )
 
     def began(self, copy: int, prompt: Prompt) -> None:
         """Note that a request is sent to a copy: its prompt will be warm there."""

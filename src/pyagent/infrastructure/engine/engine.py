@@ -131,6 +131,7 @@ class Engine:
             num_running=scheduler.num_running,
             waiting=scheduler.queues.depths(),
             preemptions=scheduler.num_preemptions,
+            prefill_tokens_per_second=scheduler.costs.prefill_tokens_per_second,
             pool=self.runner.stats(),
         )
 

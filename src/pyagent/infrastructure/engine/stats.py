@@ -72,7 +72,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine has done and does. Seconds unless the name says otherwise.
 
     `scheduler_seconds` is the seconds of scheduling in a step; `tokens_per_step` counts prompt
-    tokens and output tokens. `num_slow_steps` took more than five times what is usual, the p50 or what their prompt
+    tokens and output tokens. `prefill_tokens_per_second` is what the last prompts added to their steps; 0 before there
+    are any. `num_slow_steps` took more than five times what is usual, the p50 or what their prompt
     tokens should take; `slowest_step` took the longest of them. `step_trend` is the p50 of the last 128 steps over that
     of the last 1,024: above 1, steps get slower. `preemptions` are by kind, `finished` by reason, `waiting` by request
     class.
@@ -96,12 +97,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: Percentiles = Percentiles()
     first_token_seconds: Percentiles = Percentiles()
     inter_token_seconds: Percentiles = Percentiles()
+    prefill_tokens_per_second: float = 0.0
     pool: PoolCounts = PoolCounts()
-
-    @property
-    def prefill_tokens_per_second(self) -> float:
-        """Return the prompt tokens computed in a second: the largest steps are those of prompts."""
-        return self.tokens_per_step.p99 / self.step_seconds.p99 if self.step_seconds.p99 else 0.0
 
 
 class Window:
@@ -186,7 +183,13 @@ class Counts:
         return self.step_seconds.median(_RECENT) / (self.step_seconds.median() or 1.0) if self.num_steps else 1.0
 
     def snapshot(
-        self, *, num_running: int, waiting: dict[str, int], preemptions: Mapping[str, int], pool: PoolStats
+        self,
+        *,
+        num_running: int,
+        waiting: dict[str, int],
+        preemptions: Mapping[str, int],
+        prefill_tokens_per_second: float,
+        pool: PoolStats,
     ) -> EngineStats:
         """Return the counts with what the engine holds now."""
         return EngineStats(
@@ -201,6 +204,7 @@ class Counts:
             busy_seconds=self.busy_seconds,
             step_seconds=self.step_seconds.percentiles(),
             step_trend=self._trend(),
+            prefill_tokens_per_second=prefill_tokens_per_second,
             num_slow_steps=self.num_slow_steps,
             slowest_step=self.slowest_step,
             scheduler_seconds=self.scheduler_seconds.percentiles(),

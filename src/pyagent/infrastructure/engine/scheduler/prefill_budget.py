@@ -27,6 +27,11 @@ class StepCosts:
         self.prompt_token_seconds: float | None = None
         """Seconds that each prefill token adds to a step."""
 
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens that a second of a step has room for; 0 before there are any."""
+        return 1 / self.prompt_token_seconds if self.prompt_token_seconds else 0.0
+
     def note(self, seconds: float, num_prompt: int, num_decoding: int) -> None:
         """Record a step's seconds, with its prefill tokens and decoding requests."""
         if num_prompt == 0:

@@ -64,8 +64,15 @@ def _one_cache(caches: Sequence[ModelCache], limit: int | None) -> ModelCache:
 def _merged(stats: Sequence[EngineStats]) -> EngineStats:
     slowest = max((one.slowest_step for one in stats if one.slowest_step), key=_seconds, default=None)
     trend = max(one.step_trend for one in stats)
+    rate = max(one.prefill_tokens_per_second for one in stats)  # of one prompt, which one copy computes
     pool = _sums(PoolCounts, [one.pool for one in stats])
-    return msgspec.structs.replace(_sums(EngineStats, stats), pool=pool, slowest_step=slowest, step_trend=trend)
+    return msgspec.structs.replace(
+        _sums(EngineStats, stats),
+        pool=pool,
+        slowest_step=slowest,
+        step_trend=trend,
+        prefill_tokens_per_second=rate,
+    )
 
 
 def _seconds(step: SlowStep) -> float:
