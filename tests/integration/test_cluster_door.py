@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.doors import Node, copy_cluster, some_id, tapped
+from support.doors import PATIENT, Node, copy_cluster, some_id, tapped
+from support.waiting import until
 
 from pyagent.core.cluster.cluster_state import EpochSecret
 from pyagent.core.cluster.messages import MAX_REVOKED, Revocation
@@ -181,12 +182,37 @@ async def test_knock_at_the_own_door_is_told(tmp_path: Path) -> None:
 
 
 async def test_door_notices_its_own_keys_elsewhere(tmp_path: Path) -> None:
-    """A cloned disk, whose node has the same keys, is told apart from the node itself."""
-    async with two_nodes(tmp_path) as (one, _):
-        clone = Door(one.keys, one.cluster, lambda: ["tcp://127.0.0.1:1"], one.met.append)
-        with pytest.raises(ClusterError, match="has this node's own keys"):
-            await clone.knock("127.0.0.1", one.door.port, timeout=60)
-        assert one.met == []
+    """A cloned disk, whose node has the same keys, is told apart from the node itself; both agree on which changes."""
+    told: dict[str, list[bool]] = {"one": [], "clone": []}
+    one = Node(tmp_path / "one", "desk")
+    one.cluster.init("home")
+    endpoints = ["tcp://127.0.0.1:1"]
+    here = Door(one.keys, one.cluster, lambda: endpoints, one.met.append, on_twin=told["one"].append, limits=PATIENT)
+    clone = Door(one.keys, one.cluster, lambda: endpoints, one.met.append, on_twin=told["clone"].append)
+    port = await here.start("127.0.0.1", 0)
+    with pytest.raises(ClusterError, match="has this node's own keys"):
+        await clone.knock("127.0.0.1", port, timeout=60)
+    await until(lambda: bool(told["one"]))
+    await here.stop()
+    assert sorted(told["one"] + told["clone"]) == [False, True]
+    assert one.met == []
+
+
+async def test_door_is_no_twin_without_the_key(tmp_path: Path) -> None:
+    """Who only claims a node's key has it take no new one: neither by knocking there nor by being knocked at."""
+    told: list[bool] = []
+    async with two_nodes(tmp_path) as (one, two):
+        await one.door.stop()
+        endpoints = ["tcp://127.0.0.1:1"]
+        one.door = Door(one.keys, one.cluster, lambda: endpoints, one.met.append, on_twin=told.append, limits=PATIENT)
+        claimed = NodeKeys(one.keys.node_id, one.keys.public, two.keys.secret)
+        liar = Door(claimed, two.cluster, lambda: endpoints, two.met.append, limits=PATIENT)
+        with pytest.raises(ClusterError):
+            await liar.knock("127.0.0.1", await one.start(), timeout=60)
+        with pytest.raises(ClusterError):
+            await one.door.knock("127.0.0.1", await liar.start("127.0.0.1", 0), timeout=60)
+        await liar.stop()
+    assert told == []
 
 
 async def test_door_refuses_the_revoked(tmp_path: Path) -> None:

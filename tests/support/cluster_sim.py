@@ -160,13 +160,24 @@ class Simulation:
 
     def introduce_all(self) -> None:
         """Let all know each other at once, connected and with nothing to pass on, as if for long."""
+        first, *others = self.nodes.values()
         known = Push(tuple(Alive(node.membership.me) for node in self.nodes.values()))
+        first.membership.handle(self.now * first.rate + first.offset, Received("introducer", known))
+        first.membership._claims.dissemination._waiting.clear()
+        for node in others:  # each would find the same table: claim by claim, a thousand nodes take minutes
+            self._give_table(node, first)
         linked = set(self.nodes)
         for node in self.nodes.values():
-            node.linked = linked
+            node.linked = set(linked)
             node.membership._claims.linked = linked - {node.id}
-            node.membership.handle(self.now * node.rate + node.offset, Received("introducer", known))
-            node.membership._claims.dissemination._waiting.clear()
+
+    def _give_table(self, node: SimNode, known: SimNode) -> None:
+        claims, table = node.membership._claims, known.membership._claims.roster
+        claims.roster.id_to_view = dict(table.id_to_view)
+        claims.roster.num_live, claims.roster.checksum = table.num_live, table.checksum
+        claims.order._ids = [one for one in table.id_to_view if one != node.id]
+        node.rng.shuffle(claims.order._ids)
+        claims.dissemination._waiting.clear()
 
     def kill(self, node: SimNode, *, power: bool = False) -> None:
         """End the process; its machine tells the others, unless its power is cut."""

@@ -25,6 +25,7 @@ from pyagent.infrastructure.cluster.keys import NodeKeys, _StoredKeys, load_or_m
 from pyagent.infrastructure.cluster.protocol import Epoch
 from pyagent.infrastructure.cluster.signatures import is_signed, sign
 
+PLACE = '{"machine": "", "folder": "", "inode": 0}'
 X, Y = "x" * 13, "y" * 13
 
 
@@ -78,6 +79,32 @@ def test_keys_of_a_copied_folder_are_made_anew(tmp_path: Path, caplog: pytest.Lo
     assert load_or_make_keys(tmp_path / "one") == keys
 
 
+def test_keys_of_a_folder_that_was_restored_or_moved_stay(tmp_path: Path) -> None:
+    """A backup that takes the place of what was lost, and a folder that was moved, are the node that they were."""
+    keys = load_or_make_keys(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "backup")
+    shutil.rmtree(tmp_path / "one")
+    (tmp_path / "taken").mkdir()  # the inode, which the file system may give again
+    shutil.copytree(tmp_path / "backup", tmp_path / "one")
+    assert load_or_make_keys(tmp_path / "one") == keys
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert load_or_make_keys(tmp_path / "moved") == keys
+    shutil.copytree(tmp_path / "moved", tmp_path / "copy")
+    assert load_or_make_keys(tmp_path / "copy") != keys
+    assert load_or_make_keys(tmp_path / "moved") == keys
+
+
+def test_keys_of_another_machine_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home folder that was restored on a second machine, or where machines cannot be told apart, is another node."""
+    keys = load_or_make_keys(tmp_path / "one")
+    for machine in ("another machine", ""):
+        monkeypatch.setattr("pyagent.infrastructure.cluster.keys._machine_id", lambda machine=machine: machine)
+        (tmp_path / "one").rename(tmp_path / "two")
+        assert load_or_make_keys(tmp_path / "two") != keys
+        keys = load_or_make_keys(tmp_path / "two")
+        (tmp_path / "two").rename(tmp_path / "one")
+
+
 def test_keys_others_can_read_are_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file of keys that was opened to other users is closed again, and that is told."""
     load_or_make_keys(tmp_path)
@@ -99,7 +126,7 @@ def test_keys_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     """A public key of another pair is noticed, and neither key is in the error."""
     one, two = NodeKeys.make(), NodeKeys.make()
     (tmp_path / "node.json").write_text(
-        f'{{"public": {_json(one.public)}, "secret": {_json(two.secret)}, "place": ""}}'
+        f'{{"public": {_json(one.public)}, "secret": {_json(two.secret)}, "place": {PLACE}}}'
     )
     with pytest.raises(ClusterError, match="not that of its secret key") as caught:
         load_or_make_keys(tmp_path)
@@ -278,8 +305,7 @@ def test_invented_ids_leave_room_to_revoke(tmp_path: Path) -> None:
         assert file.merge(revoked=[Revocation(f"id{number}") for number in range(1_000)]).revoked == {}
         file.merge(revoked=[Revocation(some_id(number), "evil") for number in range(1_000)])
         assert len(file.load().revoked) == MAX_UNKNOWN_OF_ONE
-        for by in range(1, 1_000):
-            file.merge(revoked=[Revocation(some_id(1_000 + by), f"evil {by}")])
+        file.merge(revoked=[Revocation(some_id(1_000 + by), f"evil {by}") for by in range(1, 1_000)])
         assert len(file.load().revoked) == 768
     state = files[0].revoke(Revocation(evil.node_id, "good"))
     told = [Revocation(some_id(number), "worse") for number in range(2_000, 3_000)]

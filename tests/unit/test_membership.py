@@ -238,7 +238,8 @@ def test_two_nodes_with_one_id_are_told() -> None:
     for n in range(20):
         for one, other in ((0, 1), (1, 0)):
             heard = Received("peer", Gossip((Alive(nodes[other].me),)))
-            told[one] += nodes[one].handle(0.1 * n, heard).count(Duplicate("me"))
+            effects = nodes[one].handle(0.1 * n, heard)
+            told[one] += effects.count(Duplicate("me", nodes[other].me.endpoints))
     assert all(told)
     assert max(node.me.incarnation for node in nodes) < 8
 

@@ -11,7 +11,7 @@ from pyagent.core.errors import PyAgentError
 
 
 def main() -> Never:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 ended."""
     arguments = sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -91,7 +91,7 @@ class Claims:
             if self._is_genuine(member):
                 self.outbox.effects.append(Duplicate(member.id))
         elif member.id == self.me.id:
-            self.outbid(member.incarnation, member.boot)
+            self.outbid(member.incarnation, member.boot, member.endpoints)
         elif member.incarnation > view.member.incarnation:
             self._renew(view, member)
         elif member.incarnation == view.member.incarnation and member.boot not in {0, view.member.boot}:
@@ -186,7 +186,7 @@ class Claims:
         if is_elsewhere or was is None or was.state != view.state:
             self.outbox.effects.append(Changed(view, was.state if was else None))
 
-    def outbid(self, incarnation: int, boot: int) -> None:
+    def outbid(self, incarnation: int, boot: int, endpoints: tuple[str, ...] = ()) -> None:
         """Raise this node's incarnation above one that is told of it: of an earlier start, or of a second node.
 
         What an earlier start said stays below one bid or two: where it rises further, a second node runs.
@@ -195,7 +195,7 @@ class Claims:
             return
         tries = self._boot_to_tries.get(boot, 0)
         if tries >= _MAX_TRIES - 1:
-            self.outbox.effects.append(Duplicate(self.me.id))
+            self.outbox.effects.append(Duplicate(self.me.id, endpoints))
         if tries < _MAX_TRIES and (tries or len(self._boot_to_tries) < _MAX_FORMER_BOOTS):
             self._boot_to_tries[boot] = tries + 1
             self.restate(replace(self.me, incarnation=incarnation + 1))

@@ -48,7 +48,7 @@ class Dissemination:
         if not self._waiting:
             return ()
         chosen: list[Update] = []
-        for key, waiting in sorted(self._waiting.items(), key=lambda item: item[1].num_sends):
+        for key, waiting in sorted(self._waiting.items(), key=_num_sends):
             if waiting.num_bytes > max_bytes:
                 continue
             if len(chosen) == at_most:
@@ -59,6 +59,10 @@ class Dissemination:
             if waiting.num_sends >= num_sends:
                 del self._waiting[key]
         return tuple(chosen)
+
+
+def _num_sends(item: tuple[_Key, _Waiting]) -> int:
+    return item[1].num_sends
 
 
 def _key(update: Update) -> _Key:

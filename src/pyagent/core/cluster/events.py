@@ -105,9 +105,13 @@ class Rejoin(msgspec.Struct, frozen=True):
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """Two running nodes have this id; one of them must take new keys. It may be this node's own id."""
+    """Two running nodes have this id; one of them must take new keys. It may be this node's own id.
+
+    Then `endpoints` are where the other one is said to listen, as far as that was told.
+    """
 
     id: str
+    endpoints: tuple[str, ...] = ()
 
 
 class Revoked(msgspec.Struct, frozen=True):

@@ -239,8 +239,9 @@ class Membership:
     def _run_probes(self, time: float) -> None:
         claims = self._claims
         self._prober.run(time)
-        for one in [one for one, deadline in self._deadlines() if deadline <= time]:
-            claims.bury(one)
+        if claims.suspicions:
+            for one in [one for one, deadline in self._deadlines() if deadline <= time]:
+                claims.bury(one)
         checks, claims.to_check = claims.to_check, []
         if time >= self._period_at:
             self._period_at = claims.time + self._timing.period * claims.health.factor
@@ -282,6 +283,5 @@ class Membership:
         gossip = max(claims.time, self._gossip_at()) if claims.dissemination and claims.order else _NEVER
         if claims.is_out:
             return gossip
-        deadlines = (deadline for _, deadline in self._deadlines())
-        times = (gossip, self._period_at, self._sync_at, self._retry_at, self._prober.due())
-        return min(*times, min(deadlines, default=_NEVER))
+        deadline = min((deadline for _, deadline in self._deadlines()), default=_NEVER) if claims.suspicions else _NEVER
+        return min(gossip, self._period_at, self._sync_at, self._retry_at, self._prober.due(), deadline)

@@ -8,6 +8,7 @@ from pyagent.core.cluster.claims import Claims
 from pyagent.core.cluster.messages import Ack, Nack, Ping, PingRequest
 from pyagent.core.cluster.timing import Timing
 
+_NEVER = float("inf")
 MAX_RELAYS = 256
 """How many probes for others are out at once; more are not taken."""
 
@@ -58,9 +59,12 @@ class Prober:
 
     def due(self) -> float:
         """Return when something is to be done next."""
-        probes = (probe.due for probe in self._seq_to_probe.values())
-        relays = (relay.ends_at for relay in self._seq_to_relay.values())
-        return min(min(probes, default=float("inf")), min(relays, default=float("inf")))
+        due = _NEVER
+        for probe in self._seq_to_probe.values():
+            due = min(due, probe.due)
+        for relay in self._seq_to_relay.values():
+            due = min(due, relay.ends_at)
+        return due
 
     def start(self, target: str) -> None:
         """Probe a member, unless a probe of it is out."""

@@ -6,6 +6,7 @@ suspect, dead, left): in whatever order claims come, and however often, tables e
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 from pyagent.core.cluster.member import RANK, MemberView, State
@@ -78,8 +79,13 @@ class Roster:
             self._add(f"{member.id} {member.incarnation} {member.boot} {view.advert_version}", sign)
 
     def _add(self, text: str, sign: int) -> None:
-        value = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
-        self.checksum = (self.checksum + sign * value) & _MASK
+        self.checksum = (self.checksum + sign * _hashed(text)) & _MASK
+
+
+@lru_cache(8_192)
+def _hashed(text: str) -> int:
+    """Return a hash; kept, as a claim is counted when it comes and again when it goes."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def _since(view: MemberView) -> float:

@@ -14,6 +14,7 @@ class Suspicion:
         self._since = since
         self._accuser_to_is_cut: dict[str, bool] = {}
         self._is_found_dead = False
+        self._known: tuple[int, float] | None = None  # the deadline for so many nodes: it is asked for at each event
 
     def accuse(self, by: str, *, is_cut: bool) -> bool:
         """Take an accusation; return whether it adds something."""
@@ -21,12 +22,14 @@ class Suspicion:
         has_room = len(self._accuser_to_is_cut) < _MAX_ACCUSERS
         if (known is None and has_room) or (known is False and is_cut):
             self._accuser_to_is_cut[by] = is_cut
+            self._known = None
             return True
         return False
 
     def found_dead(self) -> None:
         """Note that another member has waited already: the time is the shortest."""
         self._is_found_dead = True
+        self._known = None
 
     @property
     def num_accusers(self) -> int:
@@ -39,6 +42,11 @@ class Suspicion:
 
     def deadline(self, timing: Timing, num_nodes: int) -> float:
         """Return when the member is dead."""
+        if self._known is None or self._known[0] != num_nodes:
+            self._known = num_nodes, self._deadline(timing, num_nodes)
+        return self._known[1]
+
+    def _deadline(self, timing: Timing, num_nodes: int) -> float:
         num_cut = sum(self._accuser_to_is_cut.values())
         if self._is_found_dead:
             return self._since + timing.suspicion_seconds(num_nodes, num_nodes if num_cut else 0, num_nodes)

@@ -8,6 +8,7 @@ machine and is waited for long.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import msgspec
 
@@ -68,11 +69,16 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_sends(self, num_nodes: int) -> int:
         """Return how often an update is sent on."""
-        return math.ceil(self.retransmissions * math.log10(num_nodes + 1))
+        return _num_sends(self.retransmissions, num_nodes)
 
     def sync_interval(self, num_nodes: int) -> float:
         """Return the seconds between two comparisons of tables: they grow with the tables."""
         return self.sync_seconds * max(1.0, math.log2(max(num_nodes, 1) / 16))
+
+
+@cache
+def _num_sends(retransmissions: float, num_nodes: int) -> int:
+    return math.ceil(retransmissions * math.log10(num_nodes + 1))
 
 
 def _grown(num_nodes: int) -> float:

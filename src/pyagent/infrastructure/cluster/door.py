@@ -79,13 +79,19 @@ class Door:
         *,
         name: str = "",
         inviter: Inviter | None = None,
+        on_twin: Callable[[bool], None] = lambda _: None,
         limits: DoorLimits | None = None,
     ) -> None:
-        """Make the door. `on_met` is told of nodes that knocked here; without endpoints the door lets none in."""
+        """Make the door. `on_met` is told of nodes that knocked here; without endpoints the door lets none in.
+
+        `on_twin` is told that another running node has proved to have the keys of this one, as one on a cloned disk
+        has, and whether this is the one of both that is to take new ones.
+        """
         self._keys = keys
         self._cluster = cluster
         self._endpoints = endpoints
         self._on_met = on_met
+        self._on_twin = on_twin
         self._name = clean_name(name)
         self._inviter = inviter
         self._limits = limits or DoorLimits()
@@ -104,20 +110,32 @@ class Door:
         failures: list[tuple[str, OSError]] = []
         for one in hosts:
             try:
-                # The limit bounds what is read ahead of the frame that is due.
-                server = await asyncio.start_server(
-                    self._accept, one, self.port or port, limit=MAX_FRAME_BYTES, backlog=self._limits.num_open
-                )
+                server = await self._listen(one, self.port or port)
             except OSError as error:
                 failures.append((one, error))
                 continue
-            self._servers.append(server)
             self.port = server.sockets[0].getsockname()[1]
         if not self._servers:
             raise _no_door(port, hosts, failures[0][1])
         for one, error in failures:
             logger.warning("the door does not listen on %s: %s", one, error.strerror)
         return self.port
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        """Serve only once the server is kept: where `start_server` is cancelled, it leaves its port open for ever."""
+        # The limit bounds what is read ahead of the frame that is due.
+        backlog = self._limits.num_open
+        server = await asyncio.start_server(
+            self._accept, host, port, limit=MAX_FRAME_BYTES, backlog=backlog, start_serving=False
+        )
+        self._servers.append(server)
+        try:
+            await server.start_serving()
+        except OSError:
+            self._servers.remove(server)
+            server.close()
+            raise
+        return server
 
     async def stop(self) -> None:
         """Stop listening and hang up; safe twice."""
@@ -171,6 +189,8 @@ class Door:
         if not proves(proof, _proof("door", self._keys, answer.card, secret, said)):
             told = f"{stream.peer} does not prove that it knows the cluster's secret; it is not let in"
             raise ClusterError(told, peer=stream.peer)
+        if answer.card.public == self._keys.public:
+            raise self._met_twin(stream.peer, answer.card)
         await self._remember(answer.card)
         return _met(stream, answer.card, port, is_behind=secret != state.current)
 
@@ -179,9 +199,6 @@ class Door:
         card = answer.card
         if card.boot == self._boot:
             raise ClusterError(f"{place} is this node's own door", peer=self._keys.node_id)
-        if card.public == self._keys.public:
-            told = f"{place} has this node's own keys, as a copied disk would; remove {self._cluster.folder} there"
-            raise ClusterError(f"{told} and join it to the cluster again", peer=place)
         secret = secret_for(state, [answer.epoch], card)
         if secret is None:
             why = "is revoked" if card.node_id in state.revoked else "knows only an older secret"
@@ -197,6 +214,13 @@ class Door:
             return ClusterError(f"{place} says that this node was revoked, by node {node_id_of(revocation.by)}")
         told = "refused this node: it is revoked there, or the secret that it knows is not the cluster's, or too old"
         return ClusterError(f"{place} {told}; {REKEY_ADVICE}", peer=place)
+
+    def _met_twin(self, place: str, card: Card) -> ClusterError:
+        """Tell that another node has this one's keys; both know which of them gives them up: the one of higher boot."""
+        is_to_change = self._boot > card.boot
+        self._on_twin(is_to_change)
+        told = "this node takes new ones" if is_to_change else "it is to take new ones"
+        return ClusterError(f"{place} has this node's own keys, as a cloned disk has: {told}", peer=place)
 
     # -- the listener's side -----------------------------------------------------------------------------------------
 
@@ -254,6 +278,9 @@ class Door:
             await stream.send(PROOFS.encode(refused))
             told = f"{_who(card)} does not prove that it knows the cluster's secret"
             raise ClusterError(told, peer=card.node_id)
+        if card.public == self._keys.public:
+            await stream.send(PROOFS.encode(_proof("door", self._keys, card, secret, said)))
+            raise self._met_twin(stream.peer, card)
         await self._remember(card)
         await stream.send(PROOFS.encode(_proof("door", self._keys, card, secret, said)))
         self._on_met(_met(stream, card, card.door_port, is_behind=secret != state.current))

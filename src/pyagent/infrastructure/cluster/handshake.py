@@ -141,6 +141,12 @@ def proves(proof: Proof, expected: Proof) -> bool:
     return hmac.compare_digest(proof.mac, expected.mac)
 
 
+def host_of(endpoint: str) -> str:
+    """Return the host of an endpoint, an address of IPv6 without its brackets; empty for what is none."""
+    match = _ENDPOINT.fullmatch(endpoint)
+    return match["host"].strip("[]") if match else ""
+
+
 def seen_endpoints(endpoints: Sequence[str], host: str) -> tuple[str, ...]:
     """Return a peer's endpoints, with the address it is seen at for those that are every address of its machine."""
     seen: dict[str, None] = {}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyagent.core.cluster.member import Member
 from pyagent.core.cluster.messages import Revocation
@@ -15,6 +15,7 @@ from pyagent.core.errors import ClusterError, PyAgentError
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.discovery import Discovery
 from pyagent.infrastructure.cluster.door import Door, Met
+from pyagent.infrastructure.cluster.handshake import host_of
 from pyagent.infrastructure.cluster.keys import node_id_of
 from pyagent.infrastructure.cluster.known_peers import KnownPeers
 from pyagent.infrastructure.cluster.protocol import EPOCH, Epoch, epoch_codec
@@ -70,6 +71,16 @@ class Introductions:
                 continue
             self._knocking.add(place)
             self._tasks.begin(self._knock(place))
+
+    async def knock_at_twin(self, endpoints: Sequence[str], port: int) -> None:
+        """Knock where another node with this one's id is said to be: at its door both learn which of them changes.
+
+        A cloned disk has the settings of this one, and so the port of its door.
+        """
+        for host in {host for one in endpoints if (host := host_of(one))}:
+            if (host, port) not in self._knocking:
+                self._knocking.add((host, port))
+                await self._knock((host, port))
 
     async def _knock(self, place: tuple[str, int]) -> None:
         try:

@@ -1,7 +1,8 @@
 """A node's own CURVE key pair, and its id, which is a hash of the public key.
 
-Knows no cluster. The file of the keys says on which machine and in which folder they were made: a copy of the folder,
-such as a home folder restored on a second machine, gets a pair of its own, so that no two nodes share an id.
+Knows no cluster. The file of the keys says on which machine and in which folder they are: a copy of the folder, here or
+on another machine, gets a pair of its own, so that no two nodes share an id. A folder that was moved, or restored where
+it was from a backup, keeps its pair. What cannot be told here, a cloned disk, is found when two nodes of one key meet.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from msgspec.structs import replace
 from zmq.utils import z85
 
 from pyagent.core.cluster.cluster_state import decode_key
@@ -59,17 +61,33 @@ def load_or_make_keys(folder: Path) -> NodeKeys:
 
     Raises `ClusterError` where the file cannot be read or written.
     """
-    file = folder / _FILE
     with locked(folder):
-        place = _place(folder)
-        stored = read_private(file, _StoredKeys, "move it away: the node then gets a new key pair, and a new id")
-        if stored is not None and stored.place == place:
-            return NodeKeys(node_id_of(stored.public), stored.public, stored.secret)
-        keys = NodeKeys.make(former_id="" if stored is None else node_id_of(stored.public))
-        write_private(file, _StoredKeys(keys.public, keys.secret, place))
-    if keys.former_id:
-        told = "%s is a copy of node %s's: this node has a new key pair, and is %s"
-        logger.warning(told, folder, keys.former_id, keys.node_id)
+        place, stored = Place.of(folder), _read(folder)
+        if stored is None or not place.continues(stored.place):
+            return _write_new(folder, "" if stored is None else node_id_of(stored.public))
+        if stored.place != place:
+            write_private(folder / _FILE, replace(stored, place=place))
+            logger.info("%s was moved or restored: this node keeps its keys", folder)
+    return NodeKeys(node_id_of(stored.public), stored.public, stored.secret)
+
+
+def take_new_keys(folder: Path) -> NodeKeys:
+    """Make a new pair for a node whose keys another running node has, too."""
+    with locked(folder):
+        stored = _read(folder)
+        return _write_new(folder, "" if stored is None else node_id_of(stored.public))
+
+
+def _read(folder: Path) -> _StoredKeys | None:
+    return read_private(folder / _FILE, _StoredKeys, "move it away: the node then gets a new key pair, and a new id")
+
+
+def _write_new(folder: Path, former_id: str) -> NodeKeys:
+    keys = NodeKeys.make(former_id)
+    write_private(folder / _FILE, _StoredKeys(keys.public, keys.secret, Place.of(folder)))
+    if former_id:
+        told = "%s has the keys of node %s, which another node has: this node has a new key pair, and is %s"
+        logger.warning(told, folder, former_id, keys.node_id)
     return keys
 
 
@@ -79,10 +97,38 @@ def node_id_of(public: str) -> str:
     return base64.b32encode(digest).decode().lower()[:_ID_CHARS]
 
 
+class Place(msgspec.Struct, frozen=True):
+    """A folder on a machine: `machine` is a hash, as a machine's id is not to be told; empty where it is unknown."""
+
+    machine: str
+    folder: str
+    inode: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Place:
+        """Return the place of a folder that is there."""
+        machine = _machine_id()
+        hashed = hashlib.blake2b(machine.encode(), digest_size=16, person=b"pyagent place").hexdigest()
+        return cls(hashed if machine else "", str(folder.resolve()), folder.stat().st_ino)
+
+    def continues(self, former: Place) -> bool:
+        """Whether a node's folder is what it was, or was moved or restored: then the former one is there no more."""
+        if self == former:
+            return True
+        return self.machine != "" and self.machine == former.machine and not former.is_there()
+
+    def is_there(self) -> bool:
+        """Whether a folder of this machine is still there, and no other one in its place."""
+        try:
+            return Path(self.folder).stat().st_ino == self.inode
+        except OSError:
+            return False
+
+
 class _StoredKeys(msgspec.Struct, frozen=True):
     public: str
     secret: str
-    place: str
+    place: Place
 
     def __post_init__(self) -> None:
         pair = X25519PrivateKey.from_private_bytes(decode_key(self.secret)).public_key().public_bytes_raw()
@@ -94,12 +140,6 @@ class _StoredKeys(msgspec.Struct, frozen=True):
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [("public", self.public)]
-
-
-def _place(folder: Path) -> str:
-    """Return what tells this folder on this machine from a copy; a hash, as a machine's id is not to be told."""
-    facts = f"{_machine_id()}\n{folder.stat().st_ino}"
-    return hashlib.blake2b(facts.encode(), digest_size=16, person=b"pyagent place").hexdigest()
 
 
 def _machine_id() -> str:

@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyagent.core.cluster.cluster_state import NODE_ID, clean_name
@@ -141,9 +141,18 @@ class Multicast:
         )
 
     def heard(self, info: ServiceInfo, interface: Interface) -> None:
-        """Pass on what was announced on an interface, where it is an announcement of another node."""
+        """Pass on what was announced on an interface, where it is an announcement of another node.
+
+        One under this node's own id, from elsewhere, is of a node with its keys: its door is to be knocked at.
+        """
         heard = read_announcement(info, self._interfaces, interface)
-        if heard is not None and (self._announcement is None or heard.node_id != self._announcement.node_id):
+        if heard is None:
+            return
+        if self._announcement is not None and heard.node_id == self._announcement.node_id:
+            own = {address for one in self._interfaces for family in FAMILIES for address in one.addresses(family)}
+            elsewhere = tuple(one for one in heard.addresses if one.partition("%")[0] not in own)
+            heard = replace(heard, node_id="", addresses=elsewhere)
+        if heard.addresses:
             self._on_heard(heard)
 
     def gone(self, name: str) -> None:

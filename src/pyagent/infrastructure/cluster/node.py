@@ -59,7 +59,7 @@ from pyagent.infrastructure.cluster.endpoints import bind_endpoints, reachable_e
 from pyagent.infrastructure.cluster.introductions import Introductions
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.join import Inviter
-from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of
+from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of, take_new_keys
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
 from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked
 from pyagent.infrastructure.cluster.protocol import (
@@ -93,6 +93,7 @@ class Node:
         tracer: PeerTracer | None = None,
     ) -> None:
         """`folder` has the keys and the cluster's file; `agents` are this node's, offered as the settings say."""
+        self._make_again = lambda: Node.__init__(self, folder, settings, chain, agents=agents)
         self.cluster = ClusterFile(folder)
         self._settings = settings
         self.chain = chain
@@ -117,6 +118,7 @@ class Node:
             self._met,
             name=self.name,
             inviter=Inviter(self.keys, self.cluster, self.name, InvitationFile(folder)),
+            on_twin=self._met_twin,
         )
         self._tasks = Tasks()
         self._introductions = Introductions(
@@ -128,6 +130,7 @@ class Node:
         self._endpoints: list[str] = []
         self._membership: Membership | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._changing_keys: asyncio.Task[None] | None = None
 
     @property
     def door_port(self) -> int:
@@ -193,6 +196,13 @@ class Node:
 
     async def stop(self) -> None:
         """Say goodbye, close what is open. Safe twice."""
+        changing, self._changing_keys = self._changing_keys, None
+        if changing is not None:
+            changing.cancel()
+            await asyncio.wait([changing])
+        await self._stop()
+
+    async def _stop(self) -> None:
         self.chain.router = None
         membership, self._membership = self._membership, None
         if membership is not None:
@@ -305,6 +315,25 @@ class Node:
             self._tasks.begin(self._introductions.give_epoch(met.node_id))
         self._tasks.begin(self._introductions.remember(met))
 
+    def _met_twin(self, is_to_change: bool) -> None:
+        """Another running node has this one's keys, as one on a cloned disk: one of both takes new ones."""
+        if is_to_change and self._changing_keys is None:
+            self._changing_keys = asyncio.create_task(self._change_keys())
+
+    async def _change_keys(self) -> None:
+        """Go on as a new node of the cluster, without a goodbye in the name of the other one."""
+        self._membership = None
+        await self._stop()
+        await asyncio.to_thread(take_new_keys, self.cluster.folder)
+        self._make_again()  # each part knows the keys
+        self._changing_keys = asyncio.current_task()
+        try:
+            await self._start()
+        except ClusterError as error:
+            logger.error("this node is out of its cluster until it is started again: %s", error)  # noqa: TRY400 - the text says it all
+            await self._stop()
+        self._changing_keys = None
+
     # -- membership -----------------------------------------------------------------------------------------------
 
     def _happen(self, *events: Event) -> None:
@@ -337,9 +366,12 @@ class Node:
                 self._revoked(told)
             case Rejoin():
                 logger.info("the others took this node for dead; it has contradicted")
-            case Duplicate(node_id):
-                told = "two nodes run with the id %s, as cloned disks do; stop one, remove %s, and start it again"
-                logger.error(told, node_id, self.cluster.folder / "node.json")
+            case Duplicate(node_id, endpoints):
+                told = "two nodes run with the id %s, as cloned disks do; one takes new keys as soon as they meet"
+                logger.warning(told, node_id)
+                if node_id == self.keys.node_id:
+                    port = self._settings.port or self.door_port
+                    self._tasks.begin(self._introductions.knock_at_twin(endpoints, port))
 
     def _meet(self, member: Member) -> None:
         """Connect to a member that others told of, and keep its key: it may be away when the secret changes."""
