@@ -40,6 +40,7 @@ PLUGIN_EXAMPLES = (
     "pyagent-aim",
     "pyagent-softcap",
     "pyagent-bytes",
+    "pyagent-kvfolder",
 )
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

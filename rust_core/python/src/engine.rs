@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use pyagent_engine::config::ModelConfig;
 use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
 use pyagent_engine::prompt_scores;
 use pyagent_engine::runner::{self, EngineError, LoadOptions};
@@ -11,6 +12,7 @@ use pyagent_engine::workspace::LargestStep;
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling;
+use pyo3::buffer::PyBuffer;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -352,6 +354,52 @@ impl CpuModel {
         self.with_kv(py, |kv| kv.swap_in(&handle.inner, &pages, folder))
     }
 
+    /// The bytes of layers `first_layer` up to `num_layers` more of pages, one page's after the other's.
+    fn read_layers<'py>(
+        &self,
+        py: Python<'py>,
+        pages: Vec<u32>,
+        first_layer: usize,
+        num_layers: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let model = self.lock_attached(py)?;
+        let layers = first_layer..first_layer.saturating_add(num_layers);
+        let num_bytes = model.kv().layers_bytes(pages.len(), &layers);
+        if layers.end > model.kv().pages.layers_per_page {
+            return Err(PyValueError::new_err(format!("a page has no layers {layers:?}")));
+        }
+        PyBytes::new_with(py, num_bytes, |bytes| {
+            let read = model.kv().read_layers(&pages, &layers, bytes);
+            read.map_err(|error| engine_error(&error))
+        })
+    }
+
+    /// Puts what `read_layers` gave of as many pages into these. Raises `ValueError`, and changes nothing, where it does not fit.
+    fn write_layers(
+        &self,
+        py: Python<'_>,
+        pages: Vec<u32>,
+        first_layer: usize,
+        num_layers: usize,
+        data: PyBuffer<u8>,
+    ) -> PyResult<()> {
+        if !data.is_c_contiguous() {
+            return Err(PyValueError::new_err(
+                "the bytes of layers do not stand one after the other",
+            ));
+        }
+        let mut model = self.lock_attached(py)?;
+        let layers = first_layer..first_layer.saturating_add(num_layers);
+        // SAFETY: the buffer is contiguous, of bytes, and stays exported until `data` is dropped; the GIL is held, so
+        // that no Python code writes to it meanwhile. An empty one has no address.
+        let bytes = match data.len_bytes() {
+            0 => &[],
+            num_bytes => unsafe { std::slice::from_raw_parts(data.buf_ptr().cast::<u8>(), num_bytes) },
+        };
+        let written = model.kv_mut().write_layers(&pages, &layers, bytes);
+        written.map_err(|error| engine_error(&error))
+    }
+
     /// Gives the memory of pages back to the system; they read as zeros until they are used again.
     fn give_back(&self, py: Python<'_>, pages: Vec<u32>) -> PyResult<()> {
         self.with_kv(py, |kv| kv.give_back(&pages))
@@ -396,9 +444,26 @@ impl CpuModel {
         info.set_item("page_bytes", model.kv().pages.page_bytes())?;
         info.set_item("kv_groups", kv_groups(&model.kv().pages))?;
         info.set_item("kv_bytes_per_token", model.kv_bytes_per_token())?;
+        info.set_item("layers_per_page", model.kv().pages.layers_per_page)?;
+        info.set_item("num_kv_heads", config.num_kv_heads)?;
+        info.set_item("head_dim", config.head_dim)?;
+        info.set_item("rope", rope(config))?;
         info.set_item("isa", model.isa().name())?;
         info.set_item("load_seconds", model.load_seconds())?;
         Ok(info)
+    }
+}
+
+/// What positions do to keys, in words: two models whose words differ have different KV.
+fn rope(config: &ModelConfig) -> String {
+    let (style, base, scaling) = (config.rope_style, config.rope_base, &config.rope_scaling);
+    let told = format!("{style:?}, base {base}, scaling {scaling:?}");
+    match config.sliding_window {
+        None => told,
+        Some(_) => {
+            let (base, scaling) = (config.local_rope_base, &config.local_rope_scaling);
+            format!("{told}; windows: base {base}, scaling {scaling:?}")
+        }
     }
 }
 

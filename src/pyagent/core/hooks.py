@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         LogitsProcessorFactory,
     )
     from pyagent.core.runners.factory import RunnerFactory
+    from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
     from pyagent.core.tokenizers import TokenizerFactory
 
@@ -57,6 +58,10 @@ class Parts(Protocol):
 
     def runners(self) -> Mapping[str, RunnerFactory]:
         """Devices that models run on."""
+        ...
+
+    def kv_connectors(self) -> Mapping[str, KvConnectorFactory]:
+        """What moves KV between engines."""
         ...
 
     def grammar_backends(self) -> Mapping[str, GrammarBackendFactory]:
@@ -132,6 +137,14 @@ class HookSpecs:
     @hookspec
     def pyagent_register_runners(self) -> Sequence[RunnerFactory]:
         """Devices that the engine's models run on; `engine.runner` names one, or takes the first that can."""
+        ...
+
+    @hookspec
+    def pyagent_register_kv_connectors(self) -> Sequence[KvConnectorFactory]:
+        """What brings KV from other engines before a prompt is computed, and takes it there.
+
+        `engine.kv_connector` names one.
+        """
         ...
 
     @hookspec

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import BroughtLogitsProcessor, LogitsProcessorFactory
     from pyagent.core.runners.factory import RunnerFactory
+    from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
     from pyagent.core.tokenizers import TokenizerFactory
 
@@ -214,6 +215,10 @@ class PluginHost:
     def runners(self) -> dict[str, RunnerFactory]:
         """Loaders of models by the name of their device, in the plugins' order; their failures name the plugin."""
         return cast("dict[str, RunnerFactory]", self._collect("runners"))
+
+    def kv_connectors(self) -> dict[str, KvConnectorFactory]:
+        """Makers of connectors that move KV, by name."""
+        return cast("dict[str, KvConnectorFactory]", self._collect("kv_connectors"))
 
     def agents(self) -> dict[str, Agent]:
         """Return agents by name. A plugin whose agent needs an unknown agent, or itself in a circle, is quarantined."""

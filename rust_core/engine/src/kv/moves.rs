@@ -1,10 +1,11 @@
-//! Pages that are copied, swapped out to a file, or given back to the system.
+//! Pages that are copied, swapped out to a file, read for another engine or written from one, or given back to the system.
 //!
 //! Every page number is checked before anything is done; on an error about a number nothing was. Whose pages they are,
 //! and that no step computes with them meanwhile, is the caller's business: `&mut KvMemory` keeps steps away.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use super::{KvMemory, NO_PAGE};
@@ -90,6 +91,53 @@ impl KvMemory {
             file.read_exact(&mut self.memory[start..start + size]).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Copies some layers of pages, one page's after the other's, to bytes as long as [`Self::layers_bytes`] says.
+    pub fn read_layers(&self, pages: &[u32], layers: &Range<usize>, bytes: &mut [u8]) -> Result<(), EngineError> {
+        let part = self.check_part(pages, layers, bytes.len())?;
+        for (&page, bytes) in pages.iter().zip(bytes.chunks_exact_mut(part.len())) {
+            bytes.copy_from_slice(&self.page(page)[part.clone()]);
+        }
+        Ok(())
+    }
+
+    /// Copies what [`Self::read_layers`] gave of as many pages to these.
+    pub fn write_layers(&mut self, pages: &[u32], layers: &Range<usize>, bytes: &[u8]) -> Result<(), EngineError> {
+        let part = self.check_part(pages, layers, bytes.len())?;
+        let size = self.pages.page_bytes();
+        for (&page, bytes) in pages.iter().zip(bytes.chunks_exact(part.len())) {
+            let start = page as usize * size;
+            self.memory[start + part.start..start + part.end].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    /// Bytes of some layers of so many pages.
+    pub fn layers_bytes(&self, num_pages: usize, layers: &Range<usize>) -> usize {
+        num_pages
+            .saturating_mul(layers.len())
+            .saturating_mul(self.pages.layout.block_bytes())
+    }
+
+    /// Where in a page some of its layers lie, if the pages exist and their layers have so many bytes.
+    fn check_part(&self, pages: &[u32], layers: &Range<usize>, num_bytes: usize) -> Result<Range<usize>, EngineError> {
+        self.check_pages(pages)?;
+        if layers.is_empty() || layers.end > self.pages.layers_per_page {
+            let count = self.pages.layers_per_page;
+            return Err(EngineError::Pages(format!(
+                "a page has no layers {layers:?}; it has {count}"
+            )));
+        }
+        let expected = self.layers_bytes(pages.len(), layers);
+        if num_bytes != expected {
+            let count = pages.len();
+            return Err(EngineError::Pages(format!(
+                "layers {layers:?} of {count} pages have {expected} bytes, got {num_bytes}"
+            )));
+        }
+        let size = self.pages.layout.block_bytes();
+        Ok(layers.start * size..layers.end * size)
     }
 
     /// Gives the memory of pages back to the system. They read as zeros and may be used again.

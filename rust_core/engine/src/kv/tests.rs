@@ -176,6 +176,32 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Layers read from some pages and written to others of another memory make these equal, and touch nothing else.
+    #[test]
+    fn layers_cross_to_another_memory(
+        from in prop::sample::subsequence((0..12_u32).collect::<Vec<_>>(), 5).prop_shuffle(),
+        to in prop::sample::subsequence((0..12_u32).collect::<Vec<_>>(), 5).prop_shuffle(),
+        cut in 1..3_usize,
+    ) {
+        let pages = KvPages::new(&[None; 3], LAYOUT);
+        let mut source = KvMemory::new(pages.clone(), 12).expect("memory");
+        let mut target = KvMemory::new(pages, 12).expect("memory");
+        source.memory.iter_mut().zip(0_usize..).for_each(|(byte, place)| *byte = (place * 31 % 251) as u8 | 1);
+        for layers in [0..cut, cut..3] {
+            let mut bytes = vec![0; source.layers_bytes(from.len(), &layers)];
+            source.read_layers(&from, &layers, &mut bytes).expect("pages exist");
+            target.write_layers(&to, &layers, &bytes).expect("pages exist");
+        }
+        for page in 0..12 {
+            match to.iter().position(|other| *other == page) {
+                Some(place) => prop_assert_eq!(target.page(page), source.page(from[place])),
+                None => prop_assert!(target.page(page).iter().all(|byte| *byte == 0)),
+            }
+        }
+    }
+}
+
 /// What is given back is no longer resident, though neighbours that share the system's pages keep their content.
 #[test]
 #[cfg(target_os = "linux")]
@@ -206,6 +232,7 @@ fn bad_pages_and_folders_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut kv = memory(4);
     (0..4).for_each(|page| fill(&mut kv, page, page as u8));
+    let size = kv.pages.page_bytes();
     let swapped = kv.swap_out(&[1, 2], folder.path()).expect("the folder is writable");
     let errors = [
         kv.copy(&[(0, 1), (4, 0)]),
@@ -214,6 +241,13 @@ fn bad_pages_and_folders_are_refused() {
         kv.swap_out(&[0, 9], folder.path()).map(|_| ()),
         kv.swap_in(&swapped, &[0], folder.path()),
         kv.swap_in(&swapped, &[3, 4], folder.path()),
+        kv.read_layers(&[4], &(0..1), &mut vec![0; size]),
+        kv.read_layers(&[0], &(0..2), &mut vec![0; 2 * size]),
+        kv.write_layers(&[NO_PAGE], &(0..1), &vec![0; size]),
+        kv.write_layers(&[0, 1], &(0..1), &vec![0; size]),
+        kv.write_layers(&[0], &(0..1), &vec![0; size - 1]),
+        kv.write_layers(&[0], &(1..1), &[]),
+        kv.write_layers(&[0], &(1..2), &vec![0; size]),
     ];
     for error in errors {
         assert!(matches!(error, Err(EngineError::Pages(_))), "{error:?}");

@@ -7,7 +7,7 @@ peer some times a second.
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -26,10 +26,14 @@ Measured = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 """Neither NaN nor infinite: with those no node is before another."""
 
 
+Role = Literal["both", "prefill", "decode"]
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node answers with. `price` is USD for a million tokens; `weight` is its share of requests among equals.
 
-    `abilities`, `gives_several` and `continues` are what its own links can do, as in `Capabilities`.
+    One whose `role` is `prefill` answers no chats of peers. `abilities`, `gives_several` and `continues` are what its
+    own links can do, as in `Capabilities`.
     """
 
     models: tuple[ModelInfo, ...] = ()
@@ -37,6 +41,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     abilities: tuple[str, ...] = ()
     gives_several: bool = False
     continues: bool = False
+    role: Role = "both"
     price: Price | None = None
     weight: float = 1.0
 

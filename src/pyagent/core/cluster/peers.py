@@ -95,7 +95,7 @@ class Peer(Standing):
     @property
     def is_usable(self) -> bool:
         """Whether it takes requests now."""
-        return self.is_up and not self.load.is_draining and bool(self.offer.models or self.offer.agents)
+        return not self.absence()
 
     def take(self, load: Load) -> bool:
         """Take a load it told; False for one that is older than the last."""
@@ -111,7 +111,9 @@ class Peer(Standing):
             return "it is not connected"
         if self.load.is_draining:
             return "it is draining"
-        return "" if self.is_usable else "it offers nothing"
+        if self.offer.role == "prefill":
+            return "it computes prompts only"
+        return "" if self.offer.models or self.offer.agents else "it offers nothing"
 
     def connected(self) -> None:
         """Note that its connection stands: it may have started anew, so that what it told before is void."""
@@ -247,6 +249,12 @@ class ClusterRouter:
         """Note that this node computed a prompt, its own or a peer's; nothing is told of private ones."""
         if not request.private:
             self.new_prefixes += self.own.warm.add(self._keys(request))
+
+    def holders(self, request: ChatRequest) -> list[tuple[Peer, float]]:
+        """Return the peers that have computed the beginning of a prompt, and the share of it, the most first."""
+        keys = self._keys(request)
+        shares = [(peer, num_matching(keys, peer.warm) / len(keys)) for peer in self if peer.is_up] if keys else []
+        return sorted((held for held in shares if held[1]), key=lambda held: -held[1])
 
     def take_new_prefixes(self, at_most: int) -> list[int]:
         """Return the newest keys not told yet, and forget the others: they are in the whole list."""

@@ -47,6 +47,14 @@ class Cluster(Section, frozen=True):
             none="auto",
         ),
     ] = None
+    role: Annotated[
+        Literal["both", "prefill", "decode"],
+        Setting(
+            choice("both", "prefill", "decode"),
+            "What this node computes: `decode` has long prompts computed by nodes that are `prefill`, which answer no "
+            "requests of peers, and fetches their KV; `both` computes prompts and answers.",
+        ),
+    ] = "both"
     weight: Annotated[
         float, Setting(NUMBER, "This node's share of requests among equals: 2 gets twice as many as 1.")
     ] = 1.0

@@ -135,6 +135,14 @@ class Engine(Section, frozen=True):
             "process, so that no prompt can be made to collide; the others give equal keys in every process.",
         ),
     ] = "siphash"
+    kv_connector: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "Connector that moves KV between engines: `auto` is that of the cluster where `pyagent node` runs, `none` "
+            "moves nothing, or the name of a plugin's.",
+        ),
+    ] = "auto"
     sessions: Annotated[
         Literal["auto", "named", "off"],
         Setting(

@@ -104,6 +104,7 @@ class Advertising:
             abilities=tuple(sorted(frozenset[str]().union(*(one.abilities for one in says)))),
             gives_several=any(one.gives_several for one in says),
             continues=any(one.assistant_prefix == "continued" for one in says),
+            role=self._settings.role,
             price=None if usd is None else Price(input=usd, output=usd),
             weight=self._settings.weight,
         ).bounded()

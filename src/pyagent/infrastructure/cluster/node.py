@@ -60,6 +60,8 @@ from pyagent.infrastructure.cluster.introductions import Introductions
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.join import Inviter
 from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of, take_new_keys
+from pyagent.infrastructure.cluster.kv_exchange import KvExchange
+from pyagent.infrastructure.cluster.kv_exports import KvLink
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
 from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked
 from pyagent.infrastructure.cluster.protocol import (
@@ -110,6 +112,7 @@ class Node:
         offered = agents if settings.offer is None or AGENTS in settings.offer else None
         self._runs = AskedRuns()
         self._answering = Answering(self.keys.node_id, chain, offered, self.router, tracer)
+        self._kv = KvExchange(self.router, self._transport, state.cluster_id.encode(), settings.role)
         self._advertising = Advertising(chain, settings, offered, self.router, self._answering, self._transport)
         self._door = Door(
             self.keys,
@@ -163,6 +166,7 @@ class Node:
         transport.handle(FORGET, self._take_forget)
         self._advertising.register()
         self._introductions.register()
+        self._kv.start([link for link in self.chain.links if isinstance(link, KvLink) and link.connect_kv(self._kv)])
         transport.on_link(self._note_link)
         self._bound = await transport.start(bind_endpoints(self._settings.bind))
         self._endpoints = reachable_endpoints(self._bound)
@@ -210,6 +214,10 @@ class Node:
             await asyncio.sleep(_FAREWELL_SECONDS if len(self.router) else 0)
         if self._timer is not None:
             self._timer.cancel()
+        for link in self.chain.links:
+            if isinstance(link, KvLink):
+                link.disconnect_kv(self._kv)
+        await self._kv.close()
         await self._tasks.end()
         if self._discovery is not None:
             await self._discovery.stop()

@@ -29,7 +29,9 @@ from pyagent.core.messages import (
 )
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt
+from pyagent.core.runners.kv_connector import KvConnector
 from pyagent.infrastructure.engine.client import EngineClient, EngineState, LocalEngine
+from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
 from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.memory.process import resident_bytes
@@ -92,7 +94,7 @@ class NativeBackend:
         look = look or (lambda: "loads on first use")
         return cls(
             [model_name],
-            LocalEngine(pool),
+            LocalEngine(pool, KvMoves.of(options)),
             look=lambda _: look(),
             trusts_request_templates=options.trusts_request_templates,
         )
@@ -210,6 +212,15 @@ class NativeBackend:
             asked = msgspec.structs.replace(asked, model=self._chosen(asked.model))
             query = msgspec.structs.replace(query, request=asked)
         return await self.engine.query_cache(query)
+
+    def connect_kv(self, connector: KvConnector) -> bool:
+        """Have KV moved by a cluster's connector; False where the engine runs in a process of its own, or may not."""
+        return isinstance(self.engine, LocalEngine) and self.engine.kv.use(connector)
+
+    def disconnect_kv(self, connector: KvConnector) -> None:
+        """Have KV moved no more: the cluster's node ends."""
+        if isinstance(self.engine, LocalEngine):
+            self.engine.kv.drop(connector)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -23,6 +23,8 @@ from pyagent.core.errors import BackendError, CapacityError, DeadlineError, Unsu
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
+from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
+from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
@@ -63,6 +65,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     process_id: int | None = None
     num_restarts: int = 0
     stats: dict[str, EngineStats] = {}
+    kv_moves: dict[str, KvMoveStats] = {}
     faults: dict[str, str] = {}
     num_waves: int = 0
     copies: list[EngineState] = []
@@ -128,8 +131,10 @@ class Piece(msgspec.Struct, frozen=True):
 class LocalEngine(Shared):
     """An engine in this process."""
 
-    def __init__(self, models: ModelPool) -> None:
+    def __init__(self, models: ModelPool, kv: KvMoves | None = None) -> None:
+        """`kv` moves KV from and to other engines."""
         self.models = models
+        self.kv = kv or KvMoves()
         self.life = LifeCycle()
         self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
         # apart from asyncio's threads: what takes long here must not hold up what the server asks of those
@@ -200,6 +205,7 @@ class LocalEngine(Shared):
                 await within(deadline, self.in_thread(model.remember, request, past), name)
             prepared = await within(deadline, self._prepare(model, request, tell, log, deadline), name)
             prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
+            await within(deadline, self.kv.load(request.model, model, request, prepared), name)
             model.engine.submit(prepared)
             of_prompt: PromptReport | None = None
             is_single = prepared.samples is None and prepared.search is None
@@ -207,6 +213,8 @@ class LocalEngine(Shared):
             try:
                 while True:
                     output = await within(deadline, outputs.get(), name)
+                    if prompt or output.is_last:
+                        self.kv.save(request.model, request, prepared)
                     delta = _delta(output, prepared, name)
                     if output.scores is not None:  # with the first output of each answer
                         of_prompt = of_prompt or await self.in_thread(PromptReport.of, prepared, output.scores)
@@ -251,6 +259,7 @@ class LocalEngine(Shared):
             runners={name: model.runner_name for name, model in self.models.loaded().items()},
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
+            kv_moves=self.kv.stats(),
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 
@@ -295,6 +304,7 @@ class LocalEngine(Shared):
         self.life.become(State.STOPPED)
         self._hints.shutdown(wait=False, cancel_futures=True)
         self._preparing.shutdown(wait=False, cancel_futures=True)
+        await self.kv.close()
         await asyncio.to_thread(self.models.close)
 
 

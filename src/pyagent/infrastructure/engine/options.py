@@ -10,6 +10,7 @@ from typing import Literal
 from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.grammars import GrammarBackendFactory
 from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
+from pyagent.core.runners.kv_connector import KvConnectorFactory
 from pyagent.core.settings import Engine
 from pyagent.core.tokenizers import NO_OPTIONS, TokenizerOptions
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
@@ -62,7 +63,8 @@ class EngineOptions:
     `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`; `thinking` bounds
     their reasoning. Of an answer the text of `stream_interval` tokens goes out together. `tokenizer` says how
     vocabularies and chat templates are found; `trusts_request_templates` lets requests bring their own.
-    `grammar_backends` compile structured output, `logits` says which logits processors there are.
+    `grammar_backends` compile structured output, `logits` says which logits processors there are. `kv_connector` moves
+    KV from and to other engines; without one, a node of a cluster may bring its own where `takes_kv_connector`.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -82,6 +84,8 @@ class EngineOptions:
     runners: RunnerChoice = field(default_factory=RunnerChoice)
     grammar_backends: Sequence[GrammarBackendFactory] = (GUIDANCE,)
     logits: LogitsOptions = field(default_factory=LogitsOptions)
+    kv_connector: KvConnectorFactory | None = None
+    takes_kv_connector: bool = True
 
     def of_model(self, name: str) -> EngineOptions:
         """Return the options of one model."""

@@ -20,6 +20,7 @@ from pyagent.core.settings import Settings
 
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
+    from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.settings import Engine as EngineSettings
     from pyagent.core.tokenizers import TokenizerFactory, TokenizerOptions
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
@@ -93,6 +94,7 @@ def _make_processes(settings: Settings, num_copies: int) -> ProcessEngine:
 def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
     """An engine in this process. Cheap: models load on first use."""
     from pyagent.infrastructure.engine.client import LocalEngine
+    from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
     from pyagent.infrastructure.engine.memory.ledger import Ledger
     from pyagent.infrastructure.engine.memory.process import resident_bytes
     from pyagent.infrastructure.engine.memory.system import total_for
@@ -101,7 +103,9 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
 
     locate = ModelStore(settings.paths.models).locate
     ledger = Ledger(total_for(settings.engine.memory))
-    return LocalEngine(ModelPool(locate, options_of(settings, parts), ledger, measure_process=resident_bytes))
+    options = options_of(settings, parts)
+    pool = ModelPool(locate, options, ledger, measure_process=resident_bytes)
+    return LocalEngine(pool, KvMoves.of(options))
 
 
 def options_of(settings: Settings, parts: Parts) -> EngineOptions:
@@ -146,7 +150,17 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         runners=pick_runners(engine.runner, parts.runners()),
         grammar_backends=pick_grammar_backends(engine.structured_outputs_backend, parts.grammar_backends()),
         logits=pick_logits(engine.logits_processors, parts.logits_processors(), engine.logits_processor_seconds),
+        kv_connector=_kv_connector(engine.kv_connector, parts),
+        takes_kv_connector=engine.kv_connector == "auto",
     )
+
+
+def _kv_connector(name: str, parts: Parts) -> KvConnectorFactory | None:
+    if name in {"auto", "none"}:
+        return None
+    brought = parts.kv_connectors()
+    _check_name("kv_connector", name, ["auto", "none", *brought])
+    return brought[name]
 
 
 def _tokenizers(engine: EngineSettings, brought: Mapping[str, TokenizerFactory]) -> TokenizerOptions:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from pyagent.infrastructure.engine.client import EngineState
+    from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
     from pyagent.infrastructure.engine.stats import EngineStats
 
 _Row = tuple[tuple[str, ...], float]
@@ -42,6 +43,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _requests(stats)
     yield from _steps(stats)
     yield from _pages(stats)
+    yield from _kv_moves({(model, copy): moved for copy, state in copies for model, moved in state.kv_moves.items()})
 
 
 def _requests(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
@@ -135,6 +137,21 @@ def _pages(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
         ("model", "engine"),
         ratios,
     )
+
+
+def _kv_moves(moved: Mapping[_Engine, KvMoveStats]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("kv_loads", "Prompts whose KV was loaded from another engine.", "num_loads"),
+        ("kv_loaded_tokens", "Prompt tokens whose KV was loaded from another engine.", "tokens"),
+        ("kv_loaded_bytes", "Bytes of KV loaded from other engines.", "bytes"),
+        ("kv_load_seconds", "Seconds that loading KV from other engines took.", "seconds"),
+        ("kv_loads_failed", "Loads of KV that failed, so that the prompt was computed.", "failed"),
+        ("kv_loads_refused", "Loads of KV refused because the other engine's is not alike.", "refused"),
+        ("kv_loads_declined", "Loads of KV left out because computing was expected to be quicker.", "declined"),
+        ("kv_sent_bytes", "Bytes of KV read for other engines.", "bytes_sent"),
+    ):
+        rows = [(key, getattr(one, field)) for key, one in moved.items()]
+        yield _counter(name, text, ("model", "engine"), rows)
 
 
 def _rows(named: Mapping[str, float], *first: str) -> list[_Row]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from pyagent import _rust
 from pyagent.core.messages import CacheReport, ChatRequest, Hint
+from pyagent.core.runners.kv_connector import MovableKv
 from pyagent.core.runners.runner import ModelRunner
 from pyagent.core.tokenizers import TokenizerOptions
 from pyagent.infrastructure.engine.engine import Engine
@@ -24,6 +27,7 @@ from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, Inpu
 from pyagent.infrastructure.engine.models.request_templates import tokenizer_for
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import PastTurn
+from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.sessions.prompt_cache import ModelPrompts
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt, normalize
 from pyagent.infrastructure.engine.sessions.sessions import Sessions
@@ -45,6 +49,10 @@ class LoadedModel:
         """
         self.runner = runner
         self.runner_name = runner_name
+        self.path = path
+        self.is_closed = False
+        self._ending = threading.Lock()
+        self._at_close: list[Callable[[], None]] = []
         self.tokenizer = self._load_tokenizer(path, memory.tokenizer, options.tokenizer)
         own_context = self.runner.context_length
         self.context_length = min(own_context, options.max_model_len or own_context, self.runner.kv_tokens)
@@ -130,8 +138,25 @@ class LoadedModel:
         """Take over a turn of the request's conversation that another engine computed."""
         self.processor_for(request).remember(request, past)
 
+    @property
+    def movable(self) -> MovableKv | None:
+        """The runner, where it lets KV be read and written from outside."""
+        return self.runner if isinstance(self.runner, PagedRunner) else None
+
+    def on_close(self, end: Callable[[], None]) -> bool:
+        """Have something ended before the runner is; False, and it is not, when the model is closed already."""
+        with self._ending:
+            if not self.is_closed:
+                self._at_close.append(end)
+            return not self.is_closed
+
     def close(self) -> None:
         """Abort what runs, stop the engine's thread and free the memory. Safe to call twice."""
+        with self._ending:
+            self.is_closed = True
+            ends, self._at_close = self._at_close, []
+        for end in ends:
+            end()
         self.engine.close()
         self.runner.close()
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
-from pyagent.core.runners.batch import Batch, Likelihood, StepOutput
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, Likelihood, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
+from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.swap import SwapSpace
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _DEFAULT_KV_BYTES = 1 << 30
 
@@ -39,6 +44,16 @@ class CpuRunner(PagedRunner):
             num_pages=about["num_pages"],
             page_bytes=about["page_bytes"],
             kv_groups=tuple(about["kv_groups"]),
+        )
+        self._kv_shape = KvShape(
+            kv_dtype=options.kv_dtype,
+            num_kv_heads=about["num_kv_heads"],
+            head_dim=about["head_dim"],
+            rope=about["rope"],
+            block_tokens=BLOCK_TOKENS,
+            groups=info.kv_groups,
+            layers_per_page=about["layers_per_page"],
+            layer_bytes=info.page_bytes // about["layers_per_page"],
         )
         super().__init__(info, options, kv)
         self._swap = SwapSpace(self.model, self.pool, info.page_bytes)
@@ -67,6 +82,19 @@ class CpuRunner(PagedRunner):
     def empty_pages(self, pages: Sequence[int]) -> None:
         """Give the memory of pages back to the system; they read as zeros until they are used again."""
         self.model.give_back(pages)
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """How KV is kept."""
+        return self._kv_shape
+
+    def read_layers(self, pages: Sequence[int], first_layer: int, num_layers: int) -> bytes:
+        """Return layers of pages, one page's after the other's."""
+        return self.model.read_layers(pages, first_layer, num_layers)
+
+    def write_layers(self, pages: Sequence[int], first_layer: int, num_layers: int, data: Buffer) -> None:
+        """Put layers into pages."""
+        self.model.write_layers(pages, first_layer, num_layers, data)
 
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes that steps up to the largest take beside weights and KV memory."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyagent import _rust
 from pyagent.core.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
+from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.memory.evictions import make_pool
 from pyagent.infrastructure.engine.memory.slabs import KvSlabs
@@ -29,8 +30,8 @@ class PagedRunner:
     """Derive from it, call `__init__` with the model's sizes, and define `execute`.
 
     `execute` computes a batch's tokens over the pages that `pool.tables` gives for their sequences, and ends with
-    `finish_step`. Where pages have content, define `copy_pages` too, and where their memory can be given back,
-    `empty_pages`.
+    `finish_step`. Where pages have content, define `copy_pages` too, where their memory can be given back,
+    `empty_pages`, and where KV can be moved to other engines, `kv_shape`, `read_layers` and `write_layers`.
     """
 
     num_lookahead_tokens = 0
@@ -51,6 +52,7 @@ class PagedRunner:
         self.pages_per_block = sum(pages for _, _, pages in info.kv_groups)
         self._is_policy_error_told = False
         self._swap: SwapSpace | None = None
+        self._free_moving: Callable[[], bool] = _nothing_moves
         has_slabs = kv is not None and info.page_bytes > 0
         self._slabs = KvSlabs(self.pool, info.page_bytes, self.empty_pages, kv) if kv and has_slabs else None
 
@@ -65,6 +67,19 @@ class PagedRunner:
 
     def empty_pages(self, pages: Sequence[int]) -> None:
         """Give the memory of pages back to the system; they are written before they are read again."""
+
+    @property
+    def kv_shape(self) -> KvShape | None:
+        """How KV is kept, for it to be moved from and to other engines; None where it is not."""
+        return None
+
+    def read_layers(self, pages: Sequence[int], first_layer: int, num_layers: int) -> bytes:
+        """Return layers of pages, one page's after the other's. Any thread may call."""
+        raise NotImplementedError
+
+    def write_layers(self, pages: Sequence[int], first_layer: int, num_layers: int, data: Buffer) -> None:
+        """Put layers into pages. Raises `ValueError`, and changes nothing, where the bytes do not fit. Any thread."""
+        raise NotImplementedError
 
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes that steps up to the largest take beside weights and KV memory."""
@@ -187,7 +202,13 @@ class PagedRunner:
         return self._take(most, lambda: self.pool.reserve(sequence_id, num_tokens))
 
     def _take(self, num_pages: int, take: Callable[[], None]) -> bool:
-        """Do what takes up to so many pages; False, and nothing changed, when there are not enough."""
+        """Do what takes up to so many pages; False, and nothing changed, when there are not enough.
+
+        KV that moves from or to other engines gives way.
+        """
+        return self._try_take(num_pages, take) or (self._free_moving() and self._try_take(num_pages, take))
+
+    def _try_take(self, num_pages: int, take: Callable[[], None]) -> bool:
         if self._slabs is not None:
             return self._slabs.take(num_pages, take)
         try:
@@ -222,6 +243,23 @@ class PagedRunner:
         """Start a swapped sequence where it was; False, and nothing changed, without memory. `OSError` if lost."""
         return self._swap is not None and self._swap.move_in(sequence_id, key, self._take)
 
+    def when_starved(self, free: Callable[[], bool]) -> None:
+        """Have `free` called where a request lacks pages: it frees those of what moves, and returns whether it did."""
+        self._free_moving = free
+
+    def restore(self, sequence_id: int, tokens: list[int], key: PrefixKey) -> tuple[int, list[int]] | None:
+        """Start a sequence whose KV comes from elsewhere, as `BlockPool.restore` does; None without memory."""
+        restored: list[tuple[int, list[int]]] = []
+
+        def restore() -> None:
+            restored.append(
+                self.pool.restore(
+                    sequence_id, tokens, adapter_id=key.adapter_id, media_hash=key.media_hash, tenant=key.tenant
+                )
+            )
+
+        return restored[0] if self._try_take(self.num_pages(len(tokens)), restore) else None
+
     def drop_swapped(self, sequence_id: int) -> None:
         """Forget what is kept of a swapped sequence."""
         if self._swap is not None:
@@ -234,3 +272,7 @@ class PagedRunner:
             self._is_policy_error_told = True
             logger.error("the eviction policy failed, cached KV goes by last use now: %s", stats.policy_error)
         return stats
+
+
+def _nothing_moves() -> bool:
+    return False

@@ -1,0 +1,173 @@
+"""KV that peers take from this node: only of prompts whose keys they name, and of models like theirs.
+
+Read beside the engine's loop, a few layers at a time, while a sequence of the block pool keeps it in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from pyagent.core.backends import Backend
+from pyagent.core.cluster.kv_index import KEY_BYTES, KvIndex, unpack
+from pyagent.core.cluster.tensors import Tensor
+from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.messages import ChatRequest, Origin, SamplingParams
+from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.kv_connector import HeldKv, KvCache, KvConnector, KvLayout
+from pyagent.infrastructure.cluster.kv_messages import (
+    MATCH,
+    PREFILL,
+    PROBE,
+    READ,
+    FoundKv,
+    KvPart,
+    ReadKv,
+    ask_codec,
+    found_codec,
+    part_codec,
+    prefill_codec,
+    read_codec,
+)
+from pyagent.infrastructure.cluster.protocol import closing
+from pyagent.infrastructure.cluster.transport import Reply, Transport
+
+MAX_EXPORTS = 4
+"""Moves that peers may have under way from this node: more of them share the same network and memory."""
+PROBE_BYTES = 1 << 20
+_PART_BYTES = 4 << 20
+_RETRY_SECONDS = 1.0
+
+
+@runtime_checkable
+class KvLink(Protocol):
+    """A link whose engine moves KV."""
+
+    def connect_kv(self, connector: KvConnector) -> bool:
+        """Have KV moved by a connector; whether it is."""
+        ...
+
+    def disconnect_kv(self, connector: KvConnector) -> None:
+        """Have it moved no more."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class OfferedKv:
+    """A model's KV, and which prompts it is of."""
+
+    cache: KvCache
+    index: KvIndex = field(default_factory=KvIndex)
+
+
+class KvExports:
+    """Answers peers that want KV. `offered` are this node's models by name."""
+
+    def __init__(self, offered: dict[str, OfferedKv], links: Sequence[Backend]) -> None:
+        """`links` compute the prompts that peers want computed here."""
+        self._offered = offered
+        self._links = links
+        self._num_running = 0
+
+    def register(self, transport: Transport) -> None:
+        """Have the transport hand peers' calls on."""
+        transport.handle(MATCH, self.match)
+        transport.handle(READ, self.read)
+        transport.handle(PROBE, self.probe)
+        transport.handle(PREFILL, self.prefill)
+
+    async def match(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
+        """Return how much of a prompt's KV there is."""
+        ask = ask_codec.decode(payload)
+        offered, refusal = self._like(ask.model, ask.layout)
+        if offered is None:
+            return Reply(found_codec.encode(FoundKv(refusal=refusal)))
+        tokens, key = offered.index.match(unpack(ask.keys))
+        num_tokens = await asyncio.to_thread(offered.cache.num_cached, tokens, key) if tokens else 0
+        return Reply(found_codec.encode(FoundKv(num_tokens, token_seconds=offered.cache.token_seconds)))
+
+    async def read(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
+        """Yield the layers of a prompt's KV."""
+        ask = read_codec.decode(payload)
+        offered, refusal = self._like(ask.model, ask.layout)
+        if offered is None:
+            raise RequestError(refusal or f"there is no KV of {ask.model!r} here", param="layout")
+        keys = unpack(ask.keys)
+        tokens, key = offered.index.match(keys)
+        with self._one_more():
+            held = offered.cache.hold(tokens, key)
+            try:
+                await asyncio.to_thread(held.open)
+                if not keys or held.num_tokens != len(keys) * BLOCK_TOKENS:
+                    text = (
+                        f"{held.num_tokens} tokens of this prompt are here, {len(keys) * BLOCK_TOKENS} were asked for"
+                    )
+                    raise RequestError(text, param="keys")
+                async for reply in self._parts(ask, held):
+                    yield reply
+            finally:
+                await asyncio.to_thread(held.close)
+
+    async def _parts(self, ask: ReadKv, held: HeldKv) -> AsyncGenerator[Reply, None]:
+        wanted = array("I", ask.wanted[: len(ask.wanted) // 4 * 4]).tolist()
+        if not wanted or held.num_pages != ask.num_pages or max(wanted) >= held.num_pages:
+            text = f"{len(wanted)} of {ask.num_pages} pages were asked for, there are {held.num_pages}"
+            raise RequestError(text, param="wanted")
+        shape = ask.layout.shape
+        step = max(1, _PART_BYTES // (len(wanted) * shape.layer_bytes))
+        for first in range(0, shape.layers_per_page, step):
+            num_layers = min(step, shape.layers_per_page - first)
+            data = await asyncio.to_thread(held.read, wanted, first, num_layers)
+            tensor = Tensor("kv", "uint8", (len(wanted), num_layers, shape.layer_bytes))
+            yield Reply(part_codec.encode(KvPart(ask.keys[-KEY_BYTES:], first, tensor)), [data])
+
+    async def probe(self, _peer_id: str, _payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
+        """Return bytes by which a peer measures how quickly they come."""
+        with self._one_more():
+            return Reply(b"", [bytes(PROBE_BYTES)])
+
+    async def prefill(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
+        """Compute a prompt, so that its KV can be read afterwards."""
+        ask = prefill_codec.decode(payload)
+        offered, refusal = self._like(ask.model, ask.layout)
+        if offered is None and refusal:
+            raise RequestError(refusal, param="layout")
+        request = ChatRequest(
+            model=ask.model,
+            prompt_token_ids=tuple(array("I", ask.tokens).tolist()),
+            sampling=SamplingParams(max_tokens=1, temperature=0),
+            origin=Origin(tenant=ask.tenant),
+        )
+        async with closing(self._computing(ask.model).chat(request)) as deltas:
+            async for _ in deltas:
+                pass
+        return Reply(b"")
+
+    def _computing(self, model: str) -> Backend:
+        if not self._links:
+            raise RequestError(f"this node does not compute {model[:200]!r}", param="model", code="model_not_found")
+        return self._links[0]
+
+    def _like(self, model: str, layout: KvLayout) -> tuple[OfferedKv | None, str]:
+        """Return the model with this layout, whatever it is called, or what is different in the one of its name."""
+        for offered in self._offered.values():
+            if not offered.cache.layout.difference(layout):
+                return offered, ""
+        if (named := self._offered.get(model)) is None:
+            return None, ""
+        return None, f"KV of {model[:200]!r} is not alike: {named.cache.layout.difference(layout)}"
+
+    @contextlib.contextmanager
+    def _one_more(self) -> Generator[None]:
+        if self._num_running >= MAX_EXPORTS:
+            text = f"{self._num_running} moves of KV from here are under way; compute the prompt, or try again later"
+            raise CapacityError(text, retry_after_seconds=_RETRY_SECONDS)
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1

@@ -1,0 +1,1 @@
+"""KV that comes from other engines, or goes to them, by a connector."""

@@ -1,0 +1,173 @@
+"""Loads a prompt's KV from elsewhere before its request is submitted, where that is sooner than to compute it.
+
+Never later than by computing: what is not there in the time that computing would have taken is computed. A connector's
+failure is no request's: it is counted, and named in the log once for each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from pyagent.core.errors import PyAgentError
+from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.kv_connector import (
+    KvConnector,
+    KvLayers,
+    KvLostError,
+    KvMatch,
+    KvPrompt,
+    KvRefusedError,
+    is_worth_loading,
+)
+from pyagent.infrastructure.engine.kv_moves.counts import KvMoveCounts, KvMoveStats
+from pyagent.infrastructure.engine.kv_moves.transfers import IncomingKv, KvTransfers
+
+if TYPE_CHECKING:
+    from pyagent.core.messages import ChatRequest
+    from pyagent.infrastructure.engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+_FEWEST_TOKENS = 4 * BLOCK_TOKENS
+"""Fewer than these are computed without a question: a step takes about as long with them as without."""
+_LEAST_SECONDS = 0.05
+_UNMEASURED_SECONDS = 2.0
+"""How long a question may take while nothing was computed here."""
+_FAILURES = (PyAgentError, KvLostError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError)
+"""What a connector may fail with, a plugin's too."""
+
+
+class KvLoader:
+    """Loads the KV of one model's prompts."""
+
+    def __init__(self, model: str, transfers: KvTransfers, connector: KvConnector) -> None:
+        self._model = model
+        self._transfers = transfers
+        self._connector = connector
+        self._loading: dict[tuple[object, ...], asyncio.Future[None]] = {}
+        self._told: set[str] = set()
+        self.counts = KvMoveCounts()
+
+    async def load(self, chat: ChatRequest, request: Request) -> None:
+        """Bring what is worth it of a request's prompt into the prefix cache. Raises nothing of its own."""
+        if not may_move(chat, request) or len(request.tokens) <= _FEWEST_TOKENS:
+            return
+        whole = (len(request.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        tokens = request.tokens[:whole]
+        try:
+            num_local = await asyncio.to_thread(self._transfers.num_cached, tokens, request.key)
+            if whole - num_local >= _FEWEST_TOKENS:
+                await self._load(chat, request, tokens, num_local)
+        except KvRefusedError as error:
+            self.counts.refused += 1
+            self._tell(error)
+        except (*_FAILURES, TimeoutError) as error:
+            self._note_failure(error)
+
+    async def _load(self, chat: ChatRequest, request: Request, tokens: Sequence[int], num_local: int) -> None:
+        token_seconds = self._transfers.token_seconds
+        seconds = None if token_seconds is None else token_seconds * (len(tokens) - num_local)
+        prompt = KvPrompt(self._model, tokens, request.key, chat, num_local, seconds)
+        async with asyncio.timeout(self._question_seconds(seconds)):
+            match = await self._connector.matched_tokens(prompt)
+        if match is None or match.num_tokens - num_local < _FEWEST_TOKENS or match.num_tokens > len(tokens):
+            return
+        token_seconds = token_seconds or match.token_seconds
+        if token_seconds is None or not is_worth_loading(match, num_local, token_seconds):
+            self.counts.declined += 1
+            return
+        async with asyncio.timeout((match.num_tokens - num_local) * token_seconds):
+            await self._load_once(prompt, match)
+
+    def _question_seconds(self, seconds: float | None) -> float:
+        patience = self._connector.patience
+        return max(_UNMEASURED_SECONDS if seconds is None else seconds, _LEAST_SECONDS / patience) * patience
+
+    async def _load_once(self, prompt: KvPrompt, match: KvMatch) -> None:
+        """Load, or wait for another request that loads the same: a burst of agents has one beginning."""
+        tokens = prompt.tokens[: match.num_tokens]
+        which = (asyncio.get_running_loop(), prompt.key, array("I", tokens).tobytes())
+        if (other := self._loading.get(which)) is not None:
+            await asyncio.shield(other)
+            return
+        self._loading[which] = done = asyncio.get_running_loop().create_future()
+        started = time.perf_counter()
+        try:
+            num_bytes = await self._receive(prompt, match, tokens)
+        finally:
+            del self._loading[which]
+            done.set_result(None)
+        if num_bytes:
+            self.counts.note_loaded(match.num_tokens - prompt.num_local, num_bytes, time.perf_counter() - started)
+
+    async def _receive(self, prompt: KvPrompt, match: KvMatch, tokens: Sequence[int]) -> int:
+        """Return the bytes that came; 0 where there was no memory for them, or nothing is missing any more."""
+        incoming = self._transfers.receive(tokens, prompt.key)
+        try:
+            if not await asyncio.to_thread(incoming.open) or not incoming.pages.wanted:
+                return 0
+            async with aclosing(self._connector.load(prompt, match, incoming.pages)) as layers:
+                num_bytes = await self._write(incoming, layers)
+            await asyncio.to_thread(incoming.finish)
+            return num_bytes
+        finally:
+            await asyncio.to_thread(incoming.close)  # it waits for a step, as all that touches pages
+
+    async def _write(self, incoming: IncomingKv, layers: AsyncGenerator[KvLayers, None]) -> int:
+        """Write all layers, each once and in order. Raises `ValueError` for others."""
+        shape = self._transfers.layout.shape
+        next_layer = num_bytes = 0
+        async for first_layer, num_layers, data in layers:
+            if first_layer != next_layer or not 0 < num_layers <= shape.layers_per_page - next_layer:
+                text = f"layers {first_layer} and {num_layers - 1} more came, expected from {next_layer} on"
+                raise ValueError(f"{text}, of {shape.layers_per_page}")
+            await asyncio.to_thread(incoming.write, first_layer, num_layers, data)
+            next_layer += num_layers
+            num_bytes += num_layers * shape.layer_bytes * len(incoming.pages.wanted)
+        if next_layer != shape.layers_per_page:
+            raise ValueError(f"{next_layer} layers came, expected {shape.layers_per_page}")
+        return num_bytes
+
+    def save(self, chat: ChatRequest, request: Request) -> None:
+        """Note that what a request has computed so far can be had here."""
+        if not may_move(chat, request):
+            return
+        whole = (len(request.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        try:
+            self._connector.save(KvPrompt(self._model, request.tokens[:whole], request.key, chat, whole))
+        except _FAILURES as error:
+            self._note_failure(error)
+
+    def stats(self) -> KvMoveStats:
+        """Return what was moved of the model's KV."""
+        return self.counts.snapshot(self._transfers.num_bytes_read)
+
+    def _note_failure(self, error: BaseException) -> None:
+        self.counts.failed += 1
+        self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        text = str(error) or type(error).__name__
+        kind = f"{type(error).__name__} {text[:80]}"
+        log = logger.debug if kind in self._told or len(self._told) >= _MAX_TOLD else logger.warning
+        self._told.add(kind)
+        log("KV of %s cannot be loaded, the prompt is computed: %s", self._model, text)
+
+
+_MAX_TOLD = 20
+"""Kinds of failure that are named in the log: a connector that fails each time must not fill it."""
+
+
+def may_move(chat: ChatRequest, request: Request) -> bool:
+    """Return whether a request's KV may come from elsewhere or go there.
+
+    That of private requests stays where it is; a prompt whose log probabilities are wanted is computed.
+    """
+    key = request.key
+    return not (chat.private or request.scores is not None or key.adapter_id or key.media_hash)

@@ -1,0 +1,254 @@
+"""KV that moves between nodes: answers are those of one node, whatever comes, fails or is refused on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.kv_nodes import KvNode, prompt, two_nodes
+from support.native import alone
+from support.tiny_model import write_tiny_model
+
+from pyagent.core.backends import collect
+from pyagent.core.cluster.tensors import Tensor
+from pyagent.infrastructure.cluster import kv_exports
+from pyagent.infrastructure.cluster.kv_messages import READ, part_codec
+from pyagent.infrastructure.cluster.transport import Reply
+
+Read = Callable[[str, bytes, Sequence[memoryview]], AsyncGenerator[Reply, None]]
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(work)
+
+
+def reading(node: KvNode) -> Read:
+    """What answers peers that want KV of a node."""
+    handler: Read = node.node._transport._rpc.handlers[READ]  # type: ignore[assignment]
+    return handler
+
+
+def read_instead(node: KvNode, handler: Read) -> None:
+    node.node._transport.handle(READ, handler)
+
+
+@pytest.fixture(autouse=True)
+def _a_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_exports, "_PART_BYTES", 1)
+
+
+@pytest.mark.parametrize("kind", ["tiny_model_path", pytest.param("tiny_gemma_path", marks=pytest.mark.cluster)])
+def test_prompt_computed_on_one_node_is_decoded_on_another(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Greedy and seeded answers over KV of another node are those of one node, and next to nothing is computed."""
+    path: Path = request.getfixturevalue(kind)
+    asked = [prompt(1), prompt(2, temperature=1.0, seed=5)]
+
+    async def work() -> None:
+        expected = await alone(path, asked)
+        async with two_nodes(tmp_path, path) as (a, b):
+            for number, one in enumerate(asked, 1):
+                assert (await a.answer(one)).text == expected[number - 1]
+                await b.knows(a, one)
+                answer = await b.answer(one)
+                assert answer.text == expected[number - 1]
+                assert b.moved.num_loads == number
+                assert answer.usage is not None
+                assert answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens <= 16
+            assert b.moved.tokens > 300
+            assert a.moved.bytes_sent == b.moved.bytes > 0
+            assert (b.moved.failed, b.moved.refused) == (0, 0)
+            await a.is_idle()
+            await b.is_idle()
+
+    run(work())
+
+
+def test_kv_goes_to_nobody_else(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Another tenant's KV is not found, nor that of private requests; what is computed sooner is not fetched."""
+
+    async def work() -> None:
+        async with two_nodes(tmp_path, tiny_model_path) as (a, b):
+            ours, theirs, secret = prompt(1, tenant="ours"), prompt(1, tenant="theirs"), prompt(2, private=True)
+            public = msgspec.structs.replace(secret, private=False)
+            await a.answer(ours)
+            await collect(a.link.chat(secret))
+            await b.knows(a, ours)
+            peer = b.node.router.get(a.node.keys.node_id)
+            assert peer is not None
+            assert not [held for held, _ in b.node.router.holders(public)]
+            for one in (theirs, public):  # even where a digest says so
+                peer.warm.add(b.node.router._keys(one))
+                await b.answer(one)
+                assert (b.moved.num_loads, b.moved.failed) == (0, 0)
+            await collect(b.link.chat(msgspec.structs.replace(ours, private=True)))
+            assert b.moved.num_loads == 0
+            b.model.drop_kv()
+            b.seem(1e-9)
+            other = prompt(3, tenant="ours")
+            await a.answer(other)
+            await b.knows(a, other)
+            await b.answer(other)
+            assert b.moved.num_loads == 0
+            b.seem(10.0)
+            await b.answer(ours)
+            assert b.moved.num_loads == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "field", ["kv_dtype", *(pytest.param(field, marks=pytest.mark.cluster) for field in ("rope", "weights"))]
+)
+def test_kv_that_is_not_alike_is_refused(
+    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture, field: str
+) -> None:
+    """KV of another data type, rope or model of the same name is refused by the field's name, and computed instead."""
+    other = {
+        "kv_dtype": tiny_model_path,
+        "rope": write_tiny_model(tmp_path / "rope.gguf", llama__rope__freq_base=20_000.0),
+        "weights": write_tiny_model(tmp_path / "seed.gguf", seed=8),
+    }[field]
+    kv_type = "f32" if field == "kv_dtype" else "bf16"
+
+    async def work() -> None:
+        (expected,) = await alone(other, [prompt(1)], kv_type=kv_type)
+        async with two_nodes(tmp_path, tiny_model_path, other, kv_types=("bf16", kv_type)) as (a, b):
+            await a.answer(prompt(1))
+            await b.knows(a, prompt(1))
+            with caplog.at_level(logging.WARNING):
+                assert (await b.answer(prompt(1))).text == expected
+            assert (b.moved.refused, b.moved.num_loads) == (1, 0)
+            assert f"KV of 'tiny' is not alike: {field} is " in caplog.text
+
+    run(work())
+
+
+def test_node_that_dies_while_it_is_read_costs_time_alone(tmp_path: Path, tiny_model_path: Path) -> None:
+    """When the other node ends between two layers, the prompt is computed: the answer is right, and no page is lost."""
+
+    async def work() -> None:
+        expected = await alone(tiny_model_path, [prompt(1), prompt(2)])
+        async with two_nodes(tmp_path, tiny_model_path) as (a, b):
+            original, is_begun = reading(a), asyncio.Event()
+
+            async def stuck(peer: str, payload: bytes, buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
+                async for reply in original(peer, payload, buffers):
+                    yield reply
+                    is_begun.set()
+                    await asyncio.Event().wait()
+
+            read_instead(a, stuck)
+            for one in (prompt(1), prompt(2)):
+                await a.answer(one)
+                await b.knows(a, one)
+            b.node._kv.patience = 10.0  # a busy machine is slow to say what it has
+            b.seem(0.003)  # late, not lost: after a second the prompt is computed
+            assert (await b.answer(prompt(1))).text == expected[0]
+            assert b.moved.failed == 1
+            await b.is_idle()
+            is_begun.clear()
+            b.seem(10.0)
+            answering = asyncio.create_task(b.answer(prompt(2)))
+            await is_begun.wait()
+            await a.node.stop()
+            assert (await answering).text == expected[1]
+            assert (b.moved.num_loads, b.moved.failed) == (0, 2)
+            await b.is_idle()
+            await a.is_idle()
+
+    run(work())
+
+
+def _changed(reply: Reply, **fields: object) -> Reply:
+    return Reply(part_codec.encode(msgspec.structs.replace(part_codec.decode(reply.payload), **fields)), reply.buffers)
+
+
+def _resized(reply: Reply) -> Reply:
+    part = part_codec.decode(reply.payload)
+    pages, layers, size = part.tensor.shape
+    shorter = Tensor("kv", "uint8", (pages, layers, size - 16))
+    return Reply(
+        part_codec.encode(msgspec.structs.replace(part, tensor=shorter)), [bytes(pages * layers * (size - 16))]
+    )
+
+
+HOSTILE: dict[str, Callable[[list[Reply]], list[Reply]]] = {
+    "a layer is missing": lambda parts: parts[:-1],
+    "a layer comes twice": lambda parts: [parts[0], *parts],
+    "layers come in another order": lambda parts: parts[::-1],
+    "bytes are missing": lambda parts: [Reply(parts[0].payload, [bytes(8)]), *parts[1:]],
+    "bytes are missing, and told": lambda parts: [_resized(parts[0]), *parts[1:]],
+    "no bytes at all": lambda parts: [Reply(parts[0].payload), *parts[1:]],
+    "another prompt's": lambda parts: [_changed(parts[0], key=bytes(16)), *parts[1:]],
+    "a layer far away": lambda parts: [_changed(parts[0], first_layer=1 << 31), *parts[1:]],
+    "no message": lambda parts: [Reply(b"\xc1 nonsense", parts[0].buffers), *parts[1:]],
+}
+
+
+def test_hostile_replies_are_refused(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Layers that are missing, doubled, of other lengths or another prompt's are dropped, and nothing is kept."""
+    asked = [prompt(number) for number in range(len(HOSTILE))]
+
+    async def work() -> None:
+        expected = await alone(tiny_model_path, asked)
+        async with two_nodes(tmp_path, tiny_model_path) as (a, b):
+            original = reading(a)
+            for number, (what, change) in enumerate(HOSTILE.items()):
+
+                async def hostile(
+                    peer: str, payload: bytes, buffers: Sequence[memoryview], change: object = change
+                ) -> AsyncGenerator[Reply, None]:
+                    parts = [reply async for reply in original(peer, payload, buffers)]
+                    for reply in change(parts):  # type: ignore[operator]
+                        yield reply
+
+                read_instead(a, hostile)
+                await a.answer(asked[number])
+                await b.knows(a, asked[number])
+                assert (await b.answer(asked[number])).text == expected[number], what
+                assert (b.moved.num_loads, b.moved.failed) == (0, number + 1), what
+                await b.is_idle()
+
+    run(work())
+
+
+def test_decode_node_has_prompts_computed_elsewhere(tmp_path: Path, tiny_model_path: Path) -> None:
+    """A `decode` node answers with KV that a `prefill` node computes for it; without that node it computes itself."""
+    asked = [prompt(1), prompt(2, temperature=1.0, seed=3), prompt(3)]
+
+    async def work() -> None:
+        expected = await alone(tiny_model_path, asked)
+        async with two_nodes(tmp_path, tiny_model_path, roles=("prefill", "decode")) as (a, b):
+            assert not any(peer.is_usable for peer in b.node.router)  # it answers no chats of peers
+            for number, one in enumerate(asked[:2]):
+                answer = await b.answer(one)
+                assert answer.text == expected[number]
+                assert b.moved.num_loads == number + 1
+                assert answer.usage is not None
+                assert answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens <= 16
+            await a.node.stop()
+            assert (await b.answer(asked[2])).text == expected[2]
+
+    run(work())
+
+
+def test_equal_prompts_at_once_are_fetched_once(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Of requests that begin alike and come together, one fetches; the others wait for it."""
+
+    async def work() -> None:
+        (expected,) = await alone(tiny_model_path, [prompt(1)])
+        async with two_nodes(tmp_path, tiny_model_path) as (a, b):
+            await a.answer(prompt(1))
+            await b.knows(a, prompt(1))
+            answers = await asyncio.gather(*(b.answer(prompt(1)) for _ in range(4)))
+            assert [answer.text for answer in answers] == [expected] * 4
+            assert b.moved.num_loads == 1
+            await b.is_idle()
+
+    run(work())
