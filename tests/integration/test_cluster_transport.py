@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 
 import pytest
+import zmq
 from support.cluster_transports import Node, nodes, until
 
 from pyagent.core.errors import CapacityError, ClusterError, DeadlineError, RequestError
@@ -344,3 +346,28 @@ def test_connections_come_and_go_without_a_leak() -> None:
 
 def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+
+
+def test_last_words_of_a_connection_are_taken_while_others_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that ends while its messages are being read: all of them count, and none begins a new connection."""
+
+    async def work() -> None:
+        async with nodes() as (one, two):
+            heard: list[bytes] = []
+
+            def hear(_peer_id: str, payload: bytes, _buffers: object) -> None:
+                heard.append(payload)
+                if len(heard) == 1:
+                    time.sleep(0.2)  # the others have arrived, and wait in the same queue
+                    for fd in list(two.transport._fd_to_route):
+                        two.transport._note_incoming(zmq.EVENT_DISCONNECTED, fd)
+
+            two.transport.handle("tell", hear)
+            routes = set(two.transport._routes)
+            for number in range(3):
+                assert one.transport.cast(two.id, "tell", b"%d" % number)
+            await until(lambda: len(heard) == 3)
+            await until(lambda: not routes & set(two.transport._routes))
+
+    run(work())
+    assert "no hello" not in caplog.text

@@ -7,7 +7,6 @@ from fault import Fault
 _CLUSTER = "src/pyagent/infrastructure/cluster"
 _PEERS = "src/pyagent/core/cluster/peers.py"
 _ROUTING = "tests/unit/test_cluster_routing.py"
-_NODES = "tests/integration/test_cluster_nodes.py"
 _AGENTS = "tests/integration/test_cluster_agents.py"
 
 FAULTS = (
@@ -40,11 +39,11 @@ FAULTS = (
         f"{_ROUTING} -k old_loads",
     ),
     Fault(
-        "draining-peer-is-asked",
+        "peer-without-the-model-is-asked",
         _PEERS,
-        "return self.is_up and not self.load.is_draining and bool",
-        "return self.is_up and bool",
-        f"{_ROUTING} -k come_and_go",
+        "if name in peers and peers[name].has(model)}",
+        "if name in peers and model}",
+        f"{_ROUTING} -k without_the_model",
     ),
     Fault(
         "private-prompts-are-told",
@@ -66,13 +65,6 @@ FAULTS = (
         "isinstance(link, EngineLink) or _is_own_server(link)]",
         "isinstance(link, EngineLink) or bool(link)]",
         "tests/unit/test_cluster_offers.py",
-    ),
-    Fault(
-        "revoked-node-is-met-again",
-        f"{_CLUSTER}/node.py",
-        "        if met.node_id in self.cluster.load().revoked:\n            return\n",
-        "",
-        f"{_NODES} -k revoked",
     ),
     Fault(
         "what-waits-for-a-dead-node-waits-on",

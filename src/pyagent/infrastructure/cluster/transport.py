@@ -55,6 +55,8 @@ _RECEIVE_QUEUE = 128
 _BULK_QUEUE = 8
 """Chunks that wait in ZMQ."""
 _LAST_WORDS_SECONDS = 0.2
+_LAST_WORDS_TRIES = 100
+"""So many batches of messages are read before a connection that has ended is taken as such."""
 _BULK_IDLE_SECONDS = 30.0
 _SHUT_OUT_SECONDS = 2.0
 _WATCHES_PER_PING = 8
@@ -345,10 +347,15 @@ class Transport:
             self._guests.enter(fd)
             return
         self._guests.leave(fd)
-        if fd in self._fd_to_route:
-            if self._router:
-                self._router.drain()  # the peer's last words
-            self._routes.pop(self._fd_to_route.pop(fd)).close("it hung up")
+        if (route := self._fd_to_route.pop(fd, None)) is not None:
+            self._end_route(route)
+
+    def _end_route(self, route: bytes, num_tries: int = _LAST_WORDS_TRIES) -> None:
+        """Take a connection as ended once the peer's last words are taken: also those in a queue that is being read."""
+        if self._router and not self._router.drain() and num_tries:
+            asyncio.get_running_loop().call_soon(self._end_route, route, num_tries - 1)
+        elif path := self._routes.pop(route, None):
+            path.close("it hung up")
 
     def _incoming_closed(self, path: Path, reason: str) -> None:
         path.peer.incoming.remove(path)
