@@ -22,9 +22,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 
@@ -68,8 +69,13 @@ class Outcome:
         return sorted(self.first_tokens)[int(0.95 * (len(self.first_tokens) - 1))]
 
 
-def start_nodes(folder: Path, policy: str, first_chain: str = "native") -> list[subprocess.Popen[bytes]]:
-    """Start the nodes of a new cluster; `first_chain` is what the first of them answers with itself."""
+def start_nodes(
+    folder: Path, policy: str, first_chain: str = "native", more: Mapping[str, str] = MappingProxyType({})
+) -> list[subprocess.Popen[bytes]]:
+    """Start the nodes of a new cluster; `first_chain` is what the first of them answers with itself.
+
+    `more` are lines of settings by table, `engine` or `cluster`.
+    """
     state = None
     processes: list[subprocess.Popen[bytes]] = []
     for number in range(NUM_NODES):
@@ -80,7 +86,9 @@ def start_nodes(folder: Path, policy: str, first_chain: str = "native") -> list[
         config = home / "pyagent.toml"
         config.write_text(
             f'[paths]\ndata = "{home}"\n[engine]\nthreads = 1\nmodels = ["{MODEL}"]\n'
+            f"{more.get('engine', '')}"
             f'[cluster]\nrouting = "{policy}"\nmulticast = false\nbind = ["127.0.0.1"]\nname = "n{number}"\n'
+            f"{more.get('cluster', '')}"
             f'port = {FIRST_PORT + 10 + number}\nseeds = ["127.0.0.1:{FIRST_PORT + 10}"]\n',
             encoding="utf-8",
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from support.server import Model, words
 from support.waiting import until
@@ -72,7 +73,9 @@ async def running_node(
 
 
 @asynccontextmanager
-async def cluster_of(folder: Path, **name_to_links: Sequence[Backend]) -> AsyncIterator[list[Node]]:
+async def cluster_of(
+    folder: Path, settings: Mapping[str, object] = MappingProxyType({}), **name_to_links: Sequence[Backend]
+) -> AsyncIterator[list[Node]]:
     """Start a node for each name and its links; all are connected with all."""
     first: Node | None = None
     async with AsyncExitStack() as stack:
@@ -81,7 +84,7 @@ async def cluster_of(folder: Path, **name_to_links: Sequence[Backend]) -> AsyncI
             own = folder / name
             join(own, first)
             seeds = [] if first is None else [f"127.0.0.1:{first.door_port}"]
-            nodes.append(await stack.enter_async_context(running_node(own, links, seeds=seeds)))
+            nodes.append(await stack.enter_async_context(running_node(own, links, seeds=seeds, **settings)))
             first = first or nodes[0]
         await until(lambda: all(is_connected(node, len(nodes) - 1) for node in nodes))
         yield nodes

@@ -149,9 +149,15 @@ def test_step_trend_tells_of_steps_that_get_slower() -> None:
     pool = CountingRunner(num_blocks=1).stats()
 
     def trend() -> float:
-        return counts.snapshot(
-            num_running=0, waiting={}, preemptions={}, prefill_tokens_per_second=0.0, pool=pool
-        ).step_trend
+        counted = counts.snapshot(
+            num_running=0,
+            max_num_running=1,
+            waiting={},
+            preemptions={},
+            prefill_tokens_per_second=0.0,
+            pool=pool,
+        )
+        return counted.step_trend
 
     assert trend() == 1.0
     for seconds, num_steps, expected in ((0.01, 900, 1.0), (0.02, 128, 2.0), (0.02, 1024, 1.0)):

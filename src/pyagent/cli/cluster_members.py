@@ -45,7 +45,7 @@ def status(url: Url = None, as_json: AsJson = False, config: Config = None) -> N
     sys.stdout.write(
         f"{told.name} ({told.id}) in cluster {told.cluster or '(unnamed)'}, epoch {told.epoch}{draining}\n"
         f"  door on port {told.door_port}; models {', '.join(told.models) or 'none'}; "
-        f"{told.num_answered_for_peers} requests answered for peers\n"
+        f"{told.num_answered_for_peers} requests answered for peers, {told.num_given_away} given to idle ones\n"
         f"{num_connected} of {num_there} peers connected\n"
     )
     _show_peers(told)

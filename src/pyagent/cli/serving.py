@@ -110,7 +110,7 @@ def serve(
             gc.freeze()
             gc.enable()
             with announced(settings.paths.data, *listening.getsockname()[:2]):
-                await serve_app(server, listening, settings.server)
+                await serve_app(server, listening, settings.server, node)
         finally:
             if node is not None:
                 await node.stop()

@@ -10,6 +10,7 @@
     ├── ModelError         the model's files: format, weights, checksum
     ├── CapacityError      the caller, later: says when to try again
     │   ├── AwayError      what has the model takes no requests now
+    │   ├── MovedError     it had not begun, and another node is to be asked
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
     ├── BackendError       a backend failed: names it and whether trying again can help
@@ -126,6 +127,14 @@ class CapacityError(PyAgentError):
 
 class AwayError(CapacityError):
     """The nodes that have the model take no requests now: they are gone, drain, or are not connected."""
+
+
+class MovedError(CapacityError):
+    """A request was given back before it began. `to` is the id of the node that has room for it; empty is any."""
+
+    def __init__(self, message: str, *, to: str = "", retry_after_seconds: float | None = None) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.to = to
 
 
 class BudgetError(CapacityError):

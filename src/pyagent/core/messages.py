@@ -113,13 +113,15 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a request comes from: queues can be fair between clients, runs or agents. The names are free text.
 
     `tenant` owns the text: nothing computed, cached or stored for one tenant is used for or shown to another. A server
-    sets it to the API key's name; it is never read from a request.
+    sets it to the API key's name; it is never read from a request. `node` is the id of the node of the cluster that
+    asked, empty for this one's own clients.
     """
 
     tenant: str = ""
     client: str = ""
     agent: str = ""
     run: str = ""
+    node: str = ""
 
 
 class BeamSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +157,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `answer_prefix` it begins, after that, with text generated elsewhere, as a part of the answer. Neither is repeated
     in the deltas, and only backends that can continue an answer (`capabilities.assistant_prefix`) get them. `whole`:
     the caller reads the answer when it is complete, so that a chain may validate it, and begin it anew with another
-    link; deltas before a `restart` are void.
+    link; deltas before a `restart` are void. `is_movable`: the chain that sends it can ask another node, so an engine
+    may give it back while it waits (`MovedError`).
     """
 
     model: str = ""
@@ -186,6 +189,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     assistant_prefix: str = ""
     answer_prefix: str = ""
     whole: bool = False
+    is_movable: bool = False
 
 
 def check_echo(request: ChatRequest) -> None:

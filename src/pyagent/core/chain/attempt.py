@@ -30,6 +30,7 @@ from pyagent.core.errors import (
     CapacityError,
     DeadlineError,
     ModelError,
+    MovedError,
     RequestError,
     UnsupportedError,
 )
@@ -220,6 +221,8 @@ class Attempt:
         if error is None:
             self.budget.succeed()
             link.stats.num_answers += 1
+        elif isinstance(error, MovedError):
+            pass  # it had not begun: nothing is said of the link
         elif isinstance(error, CapacityError):
             link.cool_down(error.retry_after_seconds)
             link.concurrency.overloaded(self.admission.slot)

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 CheckAnswers = Literal["whole", "always", "never"]
 _RANKS: dict[bool | None, int] = {True: 0, None: 1, False: 2}
 """Links known to have the requested model go first, those known to lack it last."""
+_NO_RETRY = RetryPolicy(num_retries=0)
+"""For what a peer asks: it has other nodes to ask at once, and tries again itself."""
 _READY_SECONDS = 0.9
 """Health checks usually allow a second."""
 _READY_STEP_SECONDS = 0.05
@@ -205,28 +207,45 @@ class Chain:
     def _failover(self, request: ChatRequest) -> Failover:
         request = self._bounded(request)
         deadline = Deadline.after(request.timeout_seconds, self.clock)
-        request, links = self._choose(request)
-        if request.model:
-            links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
-        links = self._weights.order(links, request.session or request.origin.run)
-        if self.router is not None:
-            links = self._order_by(self.router, request, links)
-            if not links:
-                raise self.missing_error(request.model) or no_model_error(request.model)
+        is_for_peer, is_named = bool(request.origin.node), self._named(request)[0] is not request
+        is_free = self.router is not None and not is_for_peer and not is_named
+        request, links = self._ordered(request)
+        if self.router is not None and not links:
+            raise self.missing_error(request.model) or no_model_error(request.model)
+        if is_free and not request.private:
+            request = msgspec.structs.replace(request, is_movable=True)
         return Failover(
             request,
             links,
             deadline,
-            self.retry_policy,
+            _NO_RETRY if is_for_peer else self.retry_policy,
             self.budget,
             self.hedges,
             DeliveredAnswer(request, "restart" if request.whole else self.after_first_token),
             self.draw,
             self.sleep,
             is_validated=self._is_validated(request),
-            asked=None if self.router is None else self.router.asked,
+            router=self.router,
+            reroute=(lambda node: self._rerouted(request, node)) if is_free else None,
             away_error=self.away_error(request.model),
         )
+
+    def _ordered(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
+        """Return the request as links get it, and the links in the order to ask them."""
+        request, links = self._choose(request)
+        if request.model:
+            links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
+        links = self._weights.order(links, request.session or request.origin.run)
+        return request, links if self.router is None else self._order_by(self.router, request, links)
+
+    def _rerouted(self, request: ChatRequest, node: str) -> list[Link]:
+        """Return the links in the order to ask them now, that of a node first where there is one."""
+        first = "" if self.router is None else self.router.taker(node)
+        try:
+            links = self._ordered(request)[1]
+        except RequestError:  # none is left that may see it
+            return []
+        return sorted(links, key=lambda link: link.name != first)
 
     def _order_by(self, router: Router, request: ChatRequest, links: Sequence[Link]) -> list[Link]:
         """Return the links that the router tries, in its order; those known to lack the model stay last."""

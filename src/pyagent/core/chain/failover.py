@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pyagent.core.backends import AGENT_PREFIX
 from pyagent.core.chain.attempt import Attempt
 from pyagent.core.chain.delivered_answer import DeliveredAnswer
@@ -29,11 +31,15 @@ from pyagent.core.chain.failures import (
 )
 from pyagent.core.chain.hedging import Race
 from pyagent.core.chain.link import Admission, Link, Refusal
+from pyagent.core.chain.router import Router
 from pyagent.core.chain.structured_output import check_answer
-from pyagent.core.errors import AwayError, BackendError, ContextOverflowError
+from pyagent.core.errors import AwayError, BackendError, ContextOverflowError, MovedError
 from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
+
+_MAX_LOOKS = 3
+"""A request that was given back or broken off so often stays where it is asked next."""
 
 
 @dataclass(slots=True)
@@ -41,8 +47,10 @@ class Failover:
     """`links` in the order to ask them, `delivered` what the caller has of the answer.
 
     With `is_validated`, structured output that does not match the request is a failure; what is streamed is held back
-    until that is known. `asked` is told the name of each link that is asked. `away_error` says that a link which has
-    the model is away, where that is so. `errors` are those of this round.
+    until that is known. A `router` is told which links are asked. `away_error` says that a link which has the model is
+    away, where that is so. `errors` are those of this round. A request that a link gives back before it began, or
+    breaks off, goes to the links that `reroute` returns then; without it, one that was given back is its sender's to
+    move.
     """
 
     request: ChatRequest
@@ -55,7 +63,8 @@ class Failover:
     draw: Callable[[float, float], float]
     sleep: Callable[[float], Awaitable[None]]
     is_validated: bool = False
-    asked: Callable[[str], None] | None = None
+    router: Router | None = None
+    reroute: Callable[[str], list[Link]] | None = None
     away_error: AwayError | None = None
     errors: list[Exception] = field(default_factory=list[Exception])
     _attempts: list[Attempt] = field(default_factory=list[Attempt])
@@ -69,6 +78,7 @@ class Failover:
     _round: int = 0
     _wait: float = 0.0
     _num_tokens: int = 0
+    _num_looks: int = 0
 
     async def start(self) -> Attempt | None:
         """Return the next attempt that has a first token; None when the answer is complete, or no attempt is left.
@@ -92,6 +102,7 @@ class Failover:
         except Exception as error:  # noqa: BLE001 - what can go on elsewhere is decided by what was delivered
             self.failed(attempt, error)
             self.delivered.break_off(attempt, error)
+            self._look_again(attempt.link)
         finally:
             await attempt.aclose()
 
@@ -218,8 +229,8 @@ class Failover:
         return None
 
     def _attempt(self, link: Link, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Attempt:
-        if self.asked is not None:
-            self.asked(link.name)
+        if self.router is not None:
+            self.router.asked(link.name)
         share = self._share(num_left)
         is_final = num_left == 1 and (len(self.links) == 1 or self._round >= self.policy.num_retries)
         num_after = 0 if self._has_effects else num_left - 1
@@ -244,6 +255,20 @@ class Failover:
         self.passed(attempt, error)
         if self.deadline.is_past or not is_passed_by(error):
             raise error
+        if isinstance(error, MovedError):
+            if self.reroute is None:
+                raise error
+            self._look_again(attempt.link, error.to)
+
+    def _look_again(self, link: Link, node: str = "") -> None:
+        """Have the links that there are now asked, the one that gave the request back or broke it off last."""
+        if self.reroute is None or self._has_effects or self._num_looks >= _MAX_LOOKS:
+            return
+        self._num_looks += 1
+        others = [other for other in self.reroute(node) if other is not link]
+        self.links, self._index, self._open = [*others, link], 0, []
+        if self._num_looks == _MAX_LOOKS:
+            self.request = self.delivered.request = msgspec.structs.replace(self.request, is_movable=False)
 
     def passed(self, attempt: Attempt, error: Exception) -> None:
         """Record a failed attempt, after which the next link is asked whatever the error."""

@@ -18,6 +18,7 @@ from pyagent.core.errors import (
     DeadlineError,
     InvalidOutputError,
     ModelError,
+    MovedError,
     PyAgentError,
     RequestError,
     UnsupportedError,
@@ -25,8 +26,8 @@ from pyagent.core.errors import (
 from pyagent.core.messages import ChatDelta, FailedAttempt
 
 Failure = Literal[
-    "open", "cooldown", "full", "rate", "money", "timeout", "context", "capacity", "model", "request", "unsupported",
-    "filtered", "empty", "invalid", "broken_off", "backend", "bug",
+    "open", "cooldown", "full", "rate", "money", "timeout", "context", "moved", "capacity", "model", "request",
+    "unsupported", "filtered", "empty", "invalid", "broken_off", "backend", "bug",
 ]  # fmt: skip
 """Why a link did not answer: it was not asked (the first five), or what it did instead."""
 
@@ -83,6 +84,7 @@ _KINDS: tuple[tuple[type[Exception], Failure], ...] = (
     (InvalidOutputError, "invalid"),
     (RequestError, "request"),
     (BudgetError, "money"),
+    (MovedError, "moved"),
     (CapacityError, "capacity"),
     (DeadlineError, "timeout"),
     (ModelError, "model"),

@@ -40,6 +40,10 @@ class Router(Protocol):
         """Return why a name that reads as one of its links names none, or several; empty for any other name."""
         ...
 
+    def taker(self, node: str) -> str:
+        """Return the name of the link that a request moves to, by the id of a node; empty when it is not known."""
+        ...
+
     def began(self, request: ChatRequest, name: str) -> None:
         """Note that a link gave the first token of an answer: it has computed the prompt."""
         ...

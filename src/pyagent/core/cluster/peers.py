@@ -128,7 +128,7 @@ class ClusterRouter:
 
     `own` is what is known of this node itself; `offered_names` are its links that peers may use. Links that are neither
     peers nor the engine keep their place: what the user put before the engine stays before it. A conversation or run
-    stays with the node that has it, while that node is there.
+    stays with the node that has it, while that node is there. A node that `is_leaving` asks all others first.
     """
 
     balancer: Balancer
@@ -137,6 +137,8 @@ class ClusterRouter:
     engine_names: Sequence[str] = ()
     offered_names: Sequence[str] = ()
     default_model: str = ""
+    own_id: str = ""
+    is_leaving: bool = False
     own: Standing = field(default_factory=Standing)
     new_prefixes: list[int] = field(default_factory=list[int])
     absentees: Absentees = field(default_factory=Absentees)
@@ -155,6 +157,18 @@ class ClusterRouter:
             self.own.num_sent += 1
         elif peer := self._named(name):
             peer.num_sent += 1
+
+    def taker(self, node: str) -> str:
+        """Return the link of a node that has room, as another one said, by its id; empty when it is not known.
+
+        That one has heard a newer load of it: should the last that came here say that it drains, it does no more.
+        """
+        if node == self.own_id:
+            return next(iter(self.engine_names), "")
+        if (peer := self._peers.get(node)) is None:
+            return ""
+        peer.load = msgspec.structs.replace(peer.load, is_draining=False)
+        return peer.backend.name
 
     def hinted(self, hint: Hint) -> Sequence[str]:
         """Return the peer that has the hint's conversation or run; none for a private one, or a peer's own hint."""
@@ -283,7 +297,7 @@ class ClusterRouter:
         if home in ranked:
             ranked.remove(home)
             ranked.insert(0, home)
-        return ranked
+        return sorted(ranked, key=lambda name: name == engine) if self.is_leaving else ranked
 
 
 def _address(peer: Peer) -> str:

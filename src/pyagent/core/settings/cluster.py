@@ -38,6 +38,9 @@ class Cluster(Section, frozen=True):
             "turns, or the lowest price.",
         ),
     ] = "prefix"
+    steal: Annotated[
+        bool, Setting(TRUTH, "Whether requests that wait in this node's engine are given to peers without a queue.")
+    ] = True
     offer: Annotated[
         list[str] | None,
         Setting(

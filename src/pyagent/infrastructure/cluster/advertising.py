@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
@@ -28,6 +28,7 @@ from pyagent.core.moving_average import moving_average
 from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.answering import Answering
 from pyagent.infrastructure.cluster.protocol import LOAD, WARM, load_codec, offer_codec
+from pyagent.infrastructure.cluster.stealing import Stealing, answer_seconds, requests_per_second
 from pyagent.infrastructure.cluster.transport import Transport
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Advertising:
         self._answering = answering
         self._transport = transport
         self._sequence = 0
+        self.engine_stats: Mapping[str, EngineStats] = {}
+        self.stealing = Stealing(chain, router, lambda: self.engine_stats)
 
     async def offer(self) -> Offer:
         """Return what the links have now; one that does not say in time has nothing."""
@@ -120,15 +123,19 @@ class Advertising:
 
     async def load(self) -> Load:
         """Return how busy the engines are, and which prompts they computed since it was asked last."""
-        stats: list[EngineStats] = []
+        by_model: dict[str, EngineStats] = {}
         for link in [link for link in self._chain.links if isinstance(link, EngineLink)]:
-            stats += (await link.engine_state()).stats.values()
+            by_model |= (await link.engine_state()).stats
+        self.engine_stats, stats = by_model, by_model.values()
         self._sequence += 1
         return Load(
             sequence=self._sequence,
             num_running=sum(one.num_running for one in stats) or self._answering.num_running,
             num_waiting=sum(sum(one.waiting.values()) for one in stats),
+            num_free=sum(max(0, one.max_num_running - one.num_running) for one in stats),
             prefill_tokens_per_second=max((one.prefill_tokens_per_second for one in stats), default=0.0),
+            requests_per_second=sum(map(requests_per_second, stats)),
+            answer_seconds=max(map(answer_seconds, stats), default=0.0),
             first_token_seconds=max((one.first_token_seconds.p50 for one in stats), default=0.0),
             free_kv_pages=sum(one.pool.free for one in stats),
             is_draining=self._answering.is_draining,
@@ -163,6 +170,7 @@ class Advertising:
         own = self._router.own
         before, load = own.load, await self.load()
         own.tell(load)
+        self.stealing.heard()
         is_new = msgspec.structs.replace(load, sequence=before.sequence) != before
         if is_new or load.sequence % _LOADS_A_SIGN == 0:
             told = load_codec.encode(load)
@@ -186,6 +194,7 @@ class Advertising:
     def _take_load(self, peer_id: str, payload: bytes, _buffers: object) -> None:
         if (peer := self._router.get(peer_id)) is not None:
             peer.take(load_codec.decode(payload))
+            self.stealing.heard()
 
 
 async def _models(link: Backend) -> list[ModelInfo]:

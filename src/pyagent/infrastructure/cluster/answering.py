@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pyagent.core.backends import AGENT_PREFIX, Backend, pass_hint
 from pyagent.core.chain import Chain
 from pyagent.core.cluster import prefixes
 from pyagent.core.cluster.peers import ClusterRouter, answer_for_peer
-from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.errors import BackendError, CapacityError, RequestError
 from pyagent.core.hops import HEADER, enter
 from pyagent.core.messages import ChatRequest
 from pyagent.core.trace_context import continue_trace
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.observability.answer_spans import AnswerTrace, PeerTracer
 
 _RETRY_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
 _LONG_BYTES = 1 << 20
 """Longer requests are decoded beside the event loop."""
 
@@ -61,6 +64,8 @@ class Answering:
         self.is_draining = False
         self.num_running = 0
         self.num_answered = 0
+        self._chats: dict[asyncio.Task[object], str] = {}
+        self._broken_off: set[asyncio.Task[object]] = set()
 
     def register(self, transport: Transport) -> None:
         """Have the transport hand peers' requests on."""
@@ -79,23 +84,51 @@ class Answering:
         continue_trace(ask.headers)
         check_request(ask.request)
         answer_for_peer()
-        self.num_running += 1
         self.num_answered += 1
-        try:
-            backend = await self._backend(ask.request.model)
+        request = _from_peer(ask.request, peer_id)
+        with self._counted(request.model):
+            backend = await self._backend(request.model)
             if backend is not self._chain:
                 await self._ask_leave(peer_id, ask.run)
-            with self._traced(ask.request, peer_id) as trace:
-                async with closing(backend.chat(ask.request)) as deltas:
+            with self._traced(request, peer_id) as trace:
+                async with closing(backend.chat(request)) as deltas:
                     async for delta in deltas:
                         if trace is not None:
                             trace.saw(delta)
                         yield Reply(delta_codec.encode(delta))
+
+    @contextmanager
+    def _counted(self, model: str) -> Generator[None]:
+        """Count an answer while it runs; being broken off is told as an error after which another node goes on."""
+        task = asyncio.current_task()
+        assert task is not None, "handlers run in tasks"
+        self._chats[task] = model
+        self.num_running += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._broken_off:
+                raise  # the peer left
+            task.uncancel()
+            raise BackendError("the node stops; another one goes on", backend=self._node_id) from None
         finally:
+            self._broken_off.discard(task)
+            del self._chats[task]
             self.num_running -= 1
 
     def _traced(self, request: ChatRequest, peer_id: str) -> AbstractContextManager[AnswerTrace | None]:
         return nullcontext() if self._tracer is None else self._tracer.answering(request, peer_id, self._node_id)
+
+    def break_off(self, *, with_agents: bool) -> int:
+        """End the answers that run; their nodes go on elsewhere from the text. Return how many there were.
+
+        An agent's run has effects, so that none goes on elsewhere: `with_agents` ends those too.
+        """
+        ended = [task for task, model in self._chats.items() if with_agents or not model.startswith(AGENT_PREFIX)]
+        for task in ended:
+            self._broken_off.add(task)
+            task.cancel()
+        return len(ended)
 
     async def embed(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Embed texts."""
@@ -122,6 +155,13 @@ class Answering:
         """Return the keys of all prompts computed lately."""
         return Reply(prefixes.pack(list(self._router.own.warm)[-prefixes.MAX_KEYS :]))
 
+    async def ended(self, until: float) -> bool:
+        """Wait until no answer runs, or until this moment of the loop's clock; return whether none does."""
+        clock = asyncio.get_running_loop().time
+        while self.num_running and clock() < until:  # noqa: ASYNC110 - seldom, and bounded
+            await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, until - clock())))
+        return not self.num_running
+
     def _admit(self) -> None:
         if self.is_draining:
             raise CapacityError("the node is draining; ask another", retry_after_seconds=_RETRY_SECONDS)
@@ -132,3 +172,8 @@ class Answering:
         if self._agents is None or all(model != agent.id for agent in await self._agents.models()):
             raise RequestError(f"this node has no {model[:200]!r}", param="model", code="model_not_found")
         return self._agents
+
+
+def _from_peer(request: ChatRequest, peer_id: str) -> ChatRequest:
+    """Return a request that says which node asked; what it said of that itself is not looked at."""
+    return msgspec.structs.replace(request, origin=msgspec.structs.replace(request.origin, node=peer_id))

@@ -62,6 +62,7 @@ from pyagent.infrastructure.cluster.join import Inviter
 from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of, take_new_keys
 from pyagent.infrastructure.cluster.kv_exchange import KvExchange
 from pyagent.infrastructure.cluster.kv_exports import KvLink
+from pyagent.infrastructure.cluster.leaving import hand_over
 from pyagent.infrastructure.cluster.peer_backend import PeerBackend
 from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked
 from pyagent.infrastructure.cluster.protocol import (
@@ -107,6 +108,7 @@ class Node:
             own_name=self.name,
             secret=state.cluster_id.encode(),
             engine_names=[link.name for link in chain.links if isinstance(link, EngineLink)],
+            own_id=self.keys.node_id,
         )
         self._transport = Transport(self.keys.node_id, self.keys.public, self.keys.secret)
         offered = agents if settings.offer is None or AGENTS in settings.offer else None
@@ -184,6 +186,8 @@ class Node:
         await self._discovery.start()
         self._tasks.begin(self._introductions.knock_where_found(self._discovery))
         self._tasks.begin(self._advertising.tell_loads())
+        if self._settings.steal:
+            self._tasks.begin(self._advertising.stealing.run())
         self._tasks.begin(self._advertising.tell_offers(lambda told: self._happen(Advertise(told)), self._look_around))
 
     def _make_discovery(self, door_port: int) -> Discovery:
@@ -199,7 +203,8 @@ class Node:
         )
 
     async def stop(self) -> None:
-        """Say goodbye, close what is open. Safe twice."""
+        """Break off what runs for peers, which go on elsewhere, say goodbye, close what is open. Safe twice."""
+        self._answering.is_draining = True
         changing, self._changing_keys = self._changing_keys, None
         if changing is not None:
             changing.cancel()
@@ -208,6 +213,7 @@ class Node:
 
     async def _stop(self) -> None:
         self.chain.router = None
+        self._answering.break_off(with_agents=True)
         membership, self._membership = self._membership, None
         if membership is not None:
             self._perform(membership.handle(time.monotonic(), Leave()))
@@ -228,13 +234,21 @@ class Node:
     # -- what an administrator asks -------------------------------------------------------------------------------
 
     async def drain(self, grace_seconds: float = 30.0) -> int:
-        """Take no more requests of peers, tell them so, and let the running ones finish; return how many did not."""
+        """Take no more requests of peers, and tell them so; return how many answers were not over in time.
+
+        What waits is given back at once. An answer that runs may finish in the time; then its node goes on elsewhere.
+        """
         self._answering.is_draining = True
         await self._advertising.tell_load()
-        until = time.monotonic() + grace_seconds
-        while self._answering.num_running and time.monotonic() < until:  # noqa: ASYNC110 - seldom, and bounded
-            await asyncio.sleep(0.05)
-        return self._answering.num_running
+        await hand_over(self.chain.links, self._answering, grace_seconds, of_peers=True)
+        return self._answering.break_off(with_agents=False)
+
+    async def leave(self, grace_seconds: float) -> None:
+        """Drain for good: what this node's own clients wait for goes to peers, too, where they have the model."""
+        self.router.is_leaving = self._answering.is_draining = True
+        await self._advertising.tell_load()
+        of_peers = not any(peer.is_usable for peer in self.router)
+        await hand_over(self.chain.links, self._answering, grace_seconds, of_peers=of_peers)
 
     async def resume(self) -> None:
         """Take requests of peers again."""
@@ -306,6 +320,7 @@ class Node:
             is_revoked=state.own_revocation is not None,
             models=tuple(model.id for model in self.router.own.offer.models),
             num_answered_for_peers=self._answering.num_answered,
+            num_given_away=self._advertising.stealing.num_given,
             peers=tuple(
                 status_of(view, self.router.get(view.member.id), stats.get(view.member.id), now) for view in others
             ),

@@ -57,6 +57,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_revoked: bool = False
     models: tuple[str, ...]
     num_answered_for_peers: int
+    num_given_away: int
     peers: tuple[PeerStatus, ...]
 
 

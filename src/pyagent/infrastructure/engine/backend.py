@@ -30,6 +30,7 @@ from pyagent.core.messages import (
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt
 from pyagent.core.runners.kv_connector import KvConnector
+from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.client import EngineClient, EngineState, LocalEngine
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
@@ -221,6 +222,10 @@ class NativeBackend:
         """Have KV moved no more: the cluster's node ends."""
         if isinstance(self.engine, LocalEngine):
             self.engine.kv.drop(connector)
+
+    async def withdraw(self, wanted: Withdrawal) -> int:
+        """Give requests back that have not begun, to a chain that can ask elsewhere; return how many."""
+        return await self.engine.withdraw(wanted)
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

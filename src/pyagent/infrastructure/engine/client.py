@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import msgspec
 
 from pyagent.core.cluster.coordinator import CopyLoad
-from pyagent.core.errors import BackendError, CapacityError, DeadlineError, UnsupportedError
+from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
+from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
@@ -101,6 +102,10 @@ class EngineClient(Protocol):
 
     async def query_cache(self, query: CacheQuery) -> CacheQueryResult:
         """Look into the prompt caches, or keep a prompt there."""
+        ...
+
+    async def withdraw(self, wanted: Withdrawal) -> int:
+        """Give requests back that have not begun: their streams raise `MovedError`. Returns how many."""
         ...
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
@@ -263,6 +268,15 @@ class LocalEngine(Shared):
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 
+    async def withdraw(self, wanted: Withdrawal) -> int:
+        """Give requests back that have not begun: their streams raise `MovedError`. Returns how many."""
+        num_given = 0
+        for name, model in self.models.loaded().items():
+            if wanted.model in {"", name}:
+                left = msgspec.structs.replace(wanted, at_most=wanted.at_most - num_given)
+                num_given += await asyncio.wrap_future(model.engine.withdraw(left))
+        return num_given
+
     def load_now(self, before: CopyLoad | None) -> CopyLoad:
         """How busy it is, all models together, as quick as it was `before`; without that its speed is measured anew."""
         engines = [model.engine for model in self.models.loaded().values()]
@@ -349,6 +363,8 @@ def _with_ids(delta: ChatDelta, output: Output, request: Request, *, is_first: b
 
 
 def _delta(output: Output, request: Request, name: str) -> ChatDelta:
+    if output.moved_to is not None:
+        raise MovedError(f"{name} gave the request back before it began; another node takes it", to=output.moved_to)
     if output.finish_reason in {"error", "abort"}:
         reason = output.error or "the engine stopped"
         if request.deadline is not None and request.deadline <= time.perf_counter():

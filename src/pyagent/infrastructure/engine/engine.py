@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from pyagent.core.errors import CapacityError
 from pyagent.core.moving_average import moving_average
 from pyagent.core.runners.batch import Likelihood, StepOutput
 from pyagent.core.runners.runner import Runner
+from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
 from pyagent.infrastructure.engine.logits.step_logits import StepLogits
 from pyagent.infrastructure.engine.request import Output, Request, Status
@@ -25,6 +27,7 @@ from pyagent.infrastructure.engine.sampling.beam_search import Search
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues
 from pyagent.infrastructure.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from pyagent.infrastructure.engine.scheduler.step_plan import Plan
+from pyagent.infrastructure.engine.scheduler.withdrawable import withdrawable
 from pyagent.infrastructure.engine.stats import Counts, EngineStats
 from pyagent.infrastructure.engine.step_executor import InFlightStep, StepThread, execute
 from pyagent.infrastructure.engine.step_masks import StepMasks
@@ -60,6 +63,7 @@ class Engine:
         self._masks = StepMasks(runner.vocab_size)
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
+        self._withdrawals: deque[tuple[Withdrawal, Future[int]]] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
         self._fault: str | None = None
@@ -102,6 +106,18 @@ class Engine:
             self._aborts.append(request)
             self._wake.notify()
 
+    def withdraw(self, wanted: Withdrawal) -> Future[int]:
+        """Give requests back that have not begun, from any thread; the future has how many. Their clients are told."""
+        future: Future[int] = Future()
+        with self._wake:
+            is_empty = not self._inbox and self.scheduler.queues.num_waiting == 0
+            if is_empty or self._thread is None or self._is_closing or self._fault is not None:
+                future.set_result(0)
+            else:
+                self._withdrawals.append((wanted, future))
+                self._wake.notify()
+        return future
+
     def close(self) -> None:
         """Abort everything and stop the loop. Safe to call twice."""
         with self._wake:
@@ -129,6 +145,7 @@ class Engine:
         scheduler = self.scheduler
         return self.counts.snapshot(
             num_running=scheduler.num_running,
+            max_num_running=scheduler.limits.most_running,
             waiting=scheduler.queues.depths(),
             preemptions=scheduler.num_preemptions,
             prefill_tokens_per_second=scheduler.costs.prefill_tokens_per_second,
@@ -140,6 +157,13 @@ class Engine:
         for answer in request.answers:
             if answer.status is not Status.FINISHED:
                 self._end(answer, answer.finish("abort"))
+
+    def _withdraw(self, wanted: Withdrawal) -> int:
+        taken = withdrawable(self.scheduler.queues, wanted, time.perf_counter())
+        for request in taken:
+            for answer in request.answers:
+                self._end(answer, replace(answer.finish("abort"), moved_to=wanted.to))
+        return len(taken)
 
     def step(self) -> bool:
         """Run one iteration: plan a batch, compute it, emit its outputs. Return False when there was no work.
@@ -403,6 +427,11 @@ class Engine:
                     self._emit(request, request.finish("error", error=f"the engine failed: {self._fault}"))
         finally:
             self._busy_since = None
+            with self._wake:
+                unanswered = list(self._withdrawals)
+                self._withdrawals.clear()
+            for _, future in unanswered:
+                future.set_result(0)
             if self._steps is not None:
                 self._steps.close()
             if self._logits is not None:
@@ -411,16 +440,20 @@ class Engine:
     def _turn(self) -> bool:
         """Take in arrivals and aborts, then run one step. False when the loop must end."""
         with self._wake:
-            while not (self._inbox or self._aborts or self._is_closing or self._has_work):
+            while not (self._inbox or self._aborts or self._withdrawals or self._is_closing or self._has_work):
                 self._busy_since = None
                 self._wake.wait()
             self._busy_since = time.monotonic()
             arrivals, aborts = list(self._inbox), list(self._aborts)
+            withdrawals = list(self._withdrawals)
             self._inbox.clear()
             self._aborts.clear()
+            self._withdrawals.clear()
             is_closing = self._is_closing
         for request in arrivals:
             self.scheduler.add(request)
+        for wanted, future in withdrawals:
+            future.set_result(self._withdraw(wanted))
         if is_closing:
             aborts = self.scheduler.requests()
         for request in aborts:

@@ -107,7 +107,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     `tokens` are the ids sampled since the last output, in order: with the prompt, a client's own token log. `index`
     says which of several answers it belongs to, `is_last` that no output of any of them follows. Of an answer that is
     parsed, `text` is the content; the last output has all of it as the model wrote it in `written`. `scores` are
-    those of the prompt, with an answer's first output where they were asked for.
+    those of the prompt, with an answer's first output where they were asked for. `moved_to` is set where the request
+    was withdrawn.
     """
 
     text: str = ""
@@ -121,6 +122,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCallDelta, ...] = ()
     written: str | None = None
     scores: PromptScores | None = None
+    moved_to: str | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -157,6 +159,7 @@ class Request:
     origin: Origin = NOBODY
     priority: int = 0
     request_class: str = "default"
+    is_movable: bool = False
     deadline: float | None = None
     key: PrefixKey = PLAIN_KEY
     index: int = 0

@@ -80,6 +80,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_running: int = 0
+    max_num_running: int = 0
     waiting: dict[str, int] = {}
     num_steps: int = 0
     generation_tokens: int = 0
@@ -182,10 +183,11 @@ class Counts:
     def _trend(self) -> float:
         return self.step_seconds.median(_RECENT) / (self.step_seconds.median() or 1.0) if self.num_steps else 1.0
 
-    def snapshot(
+    def snapshot(  # noqa: PLR0913 - each is a figure of its own
         self,
         *,
         num_running: int,
+        max_num_running: int,
         waiting: dict[str, int],
         preemptions: Mapping[str, int],
         prefill_tokens_per_second: float,
@@ -194,6 +196,7 @@ class Counts:
         """Return the counts with what the engine holds now."""
         return EngineStats(
             num_running=num_running,
+            max_num_running=max_num_running,
             waiting=waiting,
             num_steps=self.num_steps,
             generation_tokens=self.generation_tokens,

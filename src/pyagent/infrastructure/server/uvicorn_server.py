@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Generator
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -109,14 +110,26 @@ class Complaints:
             )
 
 
+class Leaver(Protocol):
+    """What ends besides the answers to HTTP requests: this server's part in a cluster."""
+
+    async def leave(self, grace_seconds: float) -> None:
+        """Give its work to others, or end it, in this time."""
+        ...
+
+
 class _Server(uvicorn.Server):
     """uvicorn, except that a signal drains first, and ends `serve` by returning, not by dying of it afterwards."""
 
-    def __init__(self, config: uvicorn.Config, draining: DrainMiddleware, drain_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, draining: DrainMiddleware, drain_seconds: float, leaver: Leaver | None
+    ) -> None:
         super().__init__(config)
         self._draining = draining
         self._drain_seconds = drain_seconds
         self._until = 0.0
+        self._leaver = leaver
+        self._leaving: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins to drain, the second cuts what runs."""
@@ -130,8 +143,25 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; true ends the server."""
         if self._draining.is_draining:
-            self.should_exit |= self._draining.num_running == 0 or time.monotonic() > self._until
+            is_over = self._has_left() and self._draining.num_running == 0
+            self.should_exit |= is_over or time.monotonic() > self._until
         return await super().on_tick(counter)
+
+    def _has_left(self) -> bool:
+        if self._leaver is None:
+            return True
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leaver.leave(max(0.0, self._until - time.monotonic())))
+        return self._leaving.done()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections; what has not left by now is cut with them."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            for error in await asyncio.gather(self._leaving, return_exceptions=True):
+                if isinstance(error, Exception):
+                    logger.warning("the node could not hand its work over: %s", error)
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; asyncio makes the queue of the system as short as what it takes at once, which is too short."""
@@ -150,8 +180,11 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-async def serve(app: ASGIApp, listening: socket.socket, settings: Server) -> None:
-    """Answer on the socket until a signal comes, then a while more. Call it from the main thread."""
+async def serve(app: ASGIApp, listening: socket.socket, settings: Server, leaver: Leaver | None = None) -> None:
+    """Answer on the socket until a signal comes, then a while more. Call it from the main thread.
+
+    The `leaver` gets the same time as running requests.
+    """
     from pyagent.infrastructure.server.header_timeout import bounded  # uvicorn reads h11 only now, too
 
     draining = DrainMiddleware(app)
@@ -168,4 +201,4 @@ async def serve(app: ASGIApp, listening: socket.socket, settings: Server) -> Non
         server_header=False,
         timeout_graceful_shutdown=_CUT_SECONDS,
     )
-    await _Server(config, draining, settings.drain_seconds).serve(sockets=[listening])
+    await _Server(config, draining, settings.drain_seconds, leaver).serve(sockets=[listening])

@@ -231,6 +231,7 @@ class InputProcessor:
             on_output=on_output,
             origin=request.origin,
             priority=request.priority,
+            is_movable=request.is_movable,
             request_class=common.request_class,
             deadline=common.deadline,
             key=common.key,

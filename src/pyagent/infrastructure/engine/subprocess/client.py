@@ -18,6 +18,7 @@ import msgspec
 from pyagent.core.errors import CapacityError, PyAgentError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, UnpinPrompt, ViewCache
+from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.client import EngineState, within
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.subprocess.copies import Copies
@@ -31,6 +32,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Start,
     Submit,
     TakeHint,
+    Withdraw,
     encode_for_caller,
 )
 from pyagent.infrastructure.wire.codec import Codec
@@ -135,6 +137,15 @@ class ProcessEngine(Shared):
         else:
             raw = await self.copies.call_all(QueryCache(query))
         return merged_cache([_query_codec.decode(one) for one in raw], query)
+
+    async def withdraw(self, wanted: Withdrawal) -> int:
+        """Give requests back that have not begun: their streams raise `MovedError`. Returns how many."""
+        num_given = 0
+        for copy in [] if self.is_closed else [one for one in self.copies.supervisors if one.is_started]:
+            left = msgspec.structs.replace(wanted, at_most=wanted.at_most - num_given)
+            raw = await asyncio.wrap_future(copy.call(Withdraw(left)))
+            num_given += msgspec.msgpack.decode(raw, type=int)
+        return num_given
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -50,6 +50,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Stop,
     Submit,
     TakeHint,
+    Withdraw,
     from_engine,
     hello_codec,
     start_codec,
@@ -150,6 +151,8 @@ class _EngineServer:
                 self.engine.hint(hint)
             case QueryCache(query):
                 return await self.engine.query_cache(query)
+            case Withdraw(wanted):
+                return await self.engine.withdraw(wanted)
         return None
 
     async def _send(self, message: FromEngine) -> None:

@@ -13,6 +13,7 @@ from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import RequestError, WireError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint
 from pyagent.core.prompt_cache import CacheQuery
+from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.request import PastTurn, TokenLog
 from pyagent.infrastructure.wire.codec import Codec
 from pyagent.infrastructure.wire.fault import Fault
@@ -77,7 +78,13 @@ class QueryCache(msgspec.Struct, frozen=True, tag=True):
     query: CacheQuery
 
 
-Command = LoadModel | GetState | FreeMemory | TakeHint | QueryCache
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    """Give requests back that have not begun; return how many."""
+
+    wanted: Withdrawal
+
+
+Command = LoadModel | GetState | FreeMemory | TakeHint | QueryCache | Withdraw
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,299 @@
+"""Work that has not begun moves between nodes: on drain, on stop, and from a full node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+
+import pytest
+from support.nodes import cluster_of, is_connected
+from support.queueing import Queueing
+from support.waiting import until
+
+from pyagent.core.backends import Answer, collect
+from pyagent.core.capabilities import Capabilities
+from pyagent.core.errors import CapacityError
+from pyagent.core.messages import ChatRequest, Message
+from pyagent.core.withdrawal import Withdrawal
+from pyagent.infrastructure.cluster.node import Node
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(work)
+
+
+def ask(node: Node, text: str = "hello", **more: object) -> asyncio.Task[Answer]:
+    request = ChatRequest(model="m", messages=[Message("user", text)], **more)  # type: ignore[arg-type]
+    return asyncio.create_task(collect(node.chain.chat(request)))
+
+
+def other() -> Queueing:
+    return Queueing("other", model="other")
+
+
+async def asked(node: Node, link: Queueing, number: int, **more: object) -> list[asyncio.Task[Answer]]:
+    """Ask so many, one after the other, until all are at the link."""
+    tasks: list[asyncio.Task[Answer]] = []
+    for index in range(number):
+        tasks.append(ask(node, f"question {index}", **more))
+        await until(lambda: link.num_running + len(link.waiting) == len(tasks))
+    return tasks
+
+
+def texts(answers: list[Answer]) -> list[str]:
+    return [answer.text for answer in answers]
+
+
+def test_draining_node_hands_over_what_has_not_begun(tmp_path: Path) -> None:
+    """Of three requests of a peer the two that wait go to another node at once; the one that runs ends where it is."""
+
+    async def work() -> None:
+        b_link, c_link = Queueing("b"), Queueing("c", 9, is_open=True)
+        async with cluster_of(tmp_path, a=[other()], b=[b_link], c=[c_link]) as (a, b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1))
+            tasks = await asked(a, b_link, 3)
+            await c.resume()
+            await until(lambda: is_connected(a, 2))
+            draining = asyncio.create_task(b.drain(60.0))
+            assert texts(await asyncio.gather(*tasks[1:])) == ["from c", "from c"]
+            assert not tasks[0].done()
+            b_link.gate.set()
+            assert (await tasks[0]).text == "from b"
+            assert await draining == 0
+            assert len(b_link.begun) == 1
+            moved = [one for answer in (await tasks[1]).deltas for one in answer.attempts]
+            assert [one.kind for one in moved] == ["moved"]
+
+    run(work())
+
+
+def test_answer_that_outlasts_the_drain_goes_on_elsewhere_from_its_text(tmp_path: Path) -> None:
+    """When the drain's time is over the node ends the answer, and another continues it; the caller reads one text."""
+
+    async def work() -> None:
+        slow, heir = Queueing("b"), Queueing("c", 9, is_open=True)
+        for link in (slow, heir):
+            link.capabilities = Capabilities(assistant_prefix="continued")
+        async with cluster_of(tmp_path, a=[other()], b=[slow], c=[heir]) as (a, b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1))
+            [task] = await asked(a, slow, 1)
+            await c.resume()
+            await until(lambda: is_connected(a, 2))
+            assert await b.drain(0.1) == 1
+            assert (await task).text == "from from c"
+            assert heir.begun[0].answer_prefix == "from "
+            await until(lambda: slow.num_running == 0)
+
+    run(work())
+
+
+def test_stopping_node_gives_its_own_clients_requests_to_peers(tmp_path: Path) -> None:
+    """Asked to stop, a node has its peers answer what waits in its queue; what runs there ends there."""
+
+    async def work() -> None:
+        own, far = Queueing("a"), Queueing("b", 9, is_open=True)
+        async with cluster_of(tmp_path, a=[own], b=[far]) as (a, b):
+            await b.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            tasks = await asked(a, own, 3)
+            await b.resume()
+            await until(lambda: is_connected(a, 1))
+            await a.leave(60.0)
+            assert texts(await asyncio.gather(*tasks[1:])) == ["from b", "from b"]
+            own.gate.set()
+            assert (await tasks[0]).text == "from a"
+
+    run(work())
+
+
+def test_stopping_node_without_peers_keeps_what_waits(tmp_path: Path) -> None:
+    """With nobody to take it, what waits is answered where it is, within the time that running requests have."""
+
+    async def work() -> None:
+        own = Queueing("a")
+        async with cluster_of(tmp_path, a=[own]) as (a,):
+            tasks = await asked(a, own, 2)
+            await a.leave(0.2)
+            own.gate.set()
+            assert texts(await asyncio.gather(*tasks)) == ["from a", "from a"]
+
+    run(work())
+
+
+def test_private_requests_and_those_for_one_link_are_not_moved(tmp_path: Path) -> None:
+    """A private request waits on its own node however long, and so does one that names a link."""
+
+    async def work() -> None:
+        own, far = Queueing("a"), Queueing("b", 9, is_open=True)
+        async with cluster_of(tmp_path, a=[own], b=[far]) as (a, _b):
+            a.chain.private = ["native:a"]
+            tasks = await asked(a, own, 2, private=True)
+            named = ChatRequest(model="native:a", messages=[Message("user", "named")])
+            tasks.append(asyncio.create_task(collect(a.chain.chat(named))))
+            await until(lambda: len(own.waiting) == 2)
+            await a.leave(0.2)
+            own.gate.set()
+            assert texts(await asyncio.gather(*tasks)) == ["from a"] * 3
+            assert not far.begun
+
+    run(work())
+
+
+def test_request_is_moved_three_times_at_most(tmp_path: Path) -> None:
+    """Nodes that all give a request back do not pass it round for ever: the fourth node asked may not move it."""
+
+    async def work() -> None:
+        links = [Queueing(name) for name in "bc"]
+        async with cluster_of(tmp_path, a=[other()], b=[links[0]], c=[links[1]]) as (a, b, c):
+            for link in links:
+                link.num_running = link.slots  # taken by others
+            task = ask(a)
+            for _ in range(3):
+                await until(lambda: any(link.waiting for link in links))
+                here, there = (links[0], c) if links[0].waiting else (links[1], b)
+                assert await here.withdraw(Withdrawal(at_most=9, to=there.keys.node_id)) == 1
+                await until(lambda here=here: not here.waiting)
+            await until(lambda: any(link.waiting for link in links))
+            assert await links[0].withdraw(Withdrawal(at_most=9)) + await links[1].withdraw(Withdrawal(at_most=9)) == 0
+            for link in links:
+                link.gate.set()
+                link.num_running = 0
+                if link.waiting:
+                    link.num_running += 1
+                    link.waiting.pop(0)[1].set_result(None)
+            assert (await task).text.startswith("from ")
+
+    run(work())
+
+
+def test_full_node_sheds_with_a_time_and_is_asked_again_after_it(tmp_path: Path) -> None:
+    """A peer without room says when to come back: the next node answers, no breaker opens, and then it is asked."""
+
+    async def work() -> None:
+        full, free = Queueing("b", num_waiting_max=0), Queueing("c", 99, is_open=True)
+        async with cluster_of(tmp_path, a=[other()], b=[full], c=[free]) as (a, _b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1))
+            [first] = await asked(a, full, 1)
+            await c.resume()
+            await until(lambda: is_connected(a, 2))
+            for _ in range(8):  # far more than a breaker bears
+                assert (await ask(a)).text == "from c"
+            states = {state.backend: state for state in a.chain.link_states()}
+            assert states["peer:b"].breaker == "closed"
+            assert states["peer:b"].failures.keys() <= {"capacity", "cooldown"}
+            full.gate.set()
+            assert (await first).text == "from b"
+            free.gate.clear()
+            await c.drain(0.0)
+            started = time.monotonic()
+            assert (await ask(a)).text == "from b"
+            assert time.monotonic() - started < 30
+
+    run(work())
+
+
+def test_node_answers_a_peer_that_it_is_full_at_once(tmp_path: Path) -> None:
+    """Its own chain does not wait and try again for a peer, which has others to ask: the refusal crosses as it is."""
+
+    async def work() -> None:
+        full = Queueing("b", 0, num_waiting_max=0)
+        async with cluster_of(tmp_path, a=[other()], b=[full]) as (a, _b):
+            with pytest.raises(CapacityError) as refusal:
+                await ask(a)
+            assert refusal.value.retry_after_seconds
+            assert len(full.requests) <= 1 + a.chain.retry_policy.num_retries
+
+    run(work())
+
+
+# -- stealing ----------------------------------------------------------------------------------------------------------
+
+
+def test_idle_nodes_take_what_waits_on_a_loaded_one(tmp_path: Path) -> None:
+    """Requests that came while a node was alone go to peers that join; each is begun once, and all are answered."""
+
+    async def work() -> None:
+        links = [Queueing("a"), Queueing("b", 2, is_open=True), Queueing("c", 2, is_open=True)]
+        async with cluster_of(tmp_path, a=[links[0]], b=[links[1]], c=[links[2]]) as (a, b, c):
+            for node in (b, c):
+                await node.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            tasks = await asked(a, links[0], 9)
+            for node in (b, c):
+                await node.resume()
+            answers = await asyncio.gather(*tasks[1:])
+            assert {answer.text for answer in answers} == {"from b", "from c"}
+            assert a.status().num_given_away == 8
+            assert not links[0].waiting
+            links[0].gate.set()
+            assert (await tasks[0]).text == "from a"
+            begun = [message.text for link in links for request in link.begun for message in request.messages]
+            assert sorted(begun) == sorted(f"question {number}" for number in range(9))
+
+    run(work())
+
+
+def test_what_a_peer_asked_goes_on_to_a_third_node(tmp_path: Path) -> None:
+    """A loaded node gives a peer's waiting requests away too: the peer asks the idle node itself."""
+
+    async def work() -> None:
+        loaded, idle = Queueing("b"), Queueing("c", 9, is_open=True)
+        async with cluster_of(tmp_path, a=[other()], b=[loaded], c=[idle]) as (a, b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1) and is_connected(b, 1))
+            tasks = await asked(a, loaded, 3)
+            await c.resume()
+            assert texts(await asyncio.gather(*tasks[1:])) == ["from c", "from c"]
+            assert b.status().num_given_away == 2
+            assert all(request.origin.node == a.keys.node_id for request in idle.begun)
+            loaded.gate.set()
+            await tasks[0]
+
+    run(work())
+
+
+def test_node_that_is_told_not_to_keeps_its_queue(tmp_path: Path) -> None:
+    """With `cluster.steal = false` requests wait where they are."""
+
+    async def work() -> None:
+        own, idle = Queueing("a"), Queueing("b", 9, is_open=True)
+        async with cluster_of(tmp_path, settings={"steal": False}, a=[own], b=[idle]) as (a, b):
+            await b.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            tasks = await asked(a, own, 3)
+            await b.resume()
+            await until(lambda: is_connected(a, 1))
+            before = a.router.own.load.sequence
+            await until(lambda: a.router.own.load.sequence > before + 3)
+            assert len(own.waiting) == 2
+            own.gate.set()
+            assert texts(await asyncio.gather(*tasks)) == ["from a"] * 3
+
+    run(work())
+
+
+def test_thief_that_refuses_leaves_the_request_where_it_was(tmp_path: Path) -> None:
+    """A node that turns out to be full is no loss: the request waits again where it came from, and is answered."""
+
+    async def work() -> None:
+        own, full = Queueing("a"), Queueing("b", 1, num_waiting_max=0)
+        async with cluster_of(tmp_path, a=[own], b=[full]) as (a, b):
+            await b.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            tasks = await asked(a, own, 3)
+            full.num_running = 1  # by another's request that its load does not tell yet
+            await b.resume()
+            wanted = Withdrawal(at_most=2, to=b.keys.node_id)
+            await until(lambda: is_connected(a, 1))
+            assert await own.withdraw(wanted) == 2
+            await until(lambda: len(own.waiting) == 2)
+            own.gate.set()
+            assert texts(await asyncio.gather(*tasks)) == ["from a"] * 3
+            assert not full.begun
+
+    run(work())

@@ -1,0 +1,127 @@
+"""Requests that are given back before they begin: which, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.native import assert_idle, chat, engine_of, options, run, running
+from support.waiting import until
+
+from pyagent.core.backends import Answer, collect
+from pyagent.core.errors import MovedError
+from pyagent.core.messages import ChatRequest, Origin
+from pyagent.core.withdrawal import Withdrawal
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
+
+
+def one_at_a_time() -> EngineOptions:
+    return replace(options(), limits=SchedulerLimits(max_num_seqs=1))
+
+
+def movable(text: str, num_tokens: int = 3, **more: object) -> ChatRequest:
+    request = chat(text, max_tokens=num_tokens, temperature=0, ignore_eos=True)
+    return msgspec.structs.replace(request, **{"is_movable": True, **more})
+
+
+def ask(backend: NativeBackend, request: ChatRequest) -> asyncio.Task[Answer]:
+    return asyncio.create_task(collect(backend.chat(request)))
+
+
+async def with_queue(backend: NativeBackend, requests: list[ChatRequest]) -> tuple[Engine, list[asyncio.Task[Answer]]]:
+    """Have one long request run and these wait behind it, in order."""
+    engine = (await backend.load()).engine  # type: ignore[attr-defined]
+    running_one = ask(backend, movable("the user", 400))
+    await until(lambda: engine.scheduler.num_running == 1)
+    waiting: list[asyncio.Task[Answer]] = []
+    for request in requests:
+        waiting.append(ask(backend, request))
+        await until(lambda: engine.scheduler.queues.num_waiting == len(waiting))
+    return engine, [running_one, *waiting]
+
+
+def test_withdraw_gives_back_what_waits_and_nothing_else(tiny_model_path: Path) -> None:
+    """Two of three waiting requests go, the first in line first; the one that runs and the last are answered whole."""
+
+    async def work() -> None:
+        async with running(tiny_model_path, one_at_a_time()) as backend:
+            alone = (await collect(backend.chat(movable("the system")))).text
+            _engine, tasks = await with_queue(backend, [movable(text) for text in ("a", "b", "the system")])
+            assert await backend.withdraw(Withdrawal(at_most=2, to="desk")) == 2
+            for task in tasks[1:3]:
+                with pytest.raises(MovedError) as moved:
+                    await task
+                assert moved.value.to == "desk"
+            assert (await tasks[3]).text == alone
+            assert len((await tasks[0]).deltas) > 1
+            await assert_idle(backend)
+            assert await backend.withdraw(Withdrawal(at_most=5)) == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_given"),
+    [
+        (Withdrawal(at_most=9), 2),
+        (Withdrawal(at_most=9, of_peers=True), 1),
+        (Withdrawal(at_most=9, waited_seconds=3600.0), 0),
+        (Withdrawal(at_most=9, model="other"), 0),
+        (Withdrawal(at_most=9, model="tiny"), 2),
+        (Withdrawal(at_most=0), 0),
+    ],
+)
+def test_withdraw_takes_only_what_is_asked_for(tiny_model_path: Path, wanted: Withdrawal, num_given: int) -> None:
+    """Of a peer, of a model, or after a wait; a request whose sender asked nobody else stays whatever is asked."""
+
+    async def work() -> None:
+        async with running(tiny_model_path, one_at_a_time()) as backend:
+            waiting = [movable("a"), movable("b", origin=Origin(node="n1")), movable("c", is_movable=False)]
+            _engine, tasks = await with_queue(backend, waiting)
+            assert await backend.withdraw(wanted) == num_given
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert sum(isinstance(end, MovedError) for end in ends) == num_given
+            assert sum(isinstance(end, Answer) for end in ends) == len(tasks) - num_given
+            await assert_idle(backend)
+
+    run(work())
+
+
+def test_withdraw_ends_all_samples_of_a_request(tiny_model_path: Path) -> None:
+    """A request for three answers goes as one, and leaves no memory behind."""
+
+    async def work() -> None:
+        async with running(tiny_model_path, one_at_a_time()) as backend:
+            _engine, tasks = await with_queue(backend, [movable("a", n=3)])
+            assert await backend.withdraw(Withdrawal(at_most=9)) == 1
+            with pytest.raises(MovedError):
+                await tasks[1]
+            await tasks[0]
+            await assert_idle(backend)
+
+    run(work())
+
+
+def test_withdraw_from_an_engine_in_its_own_process(tiny_model_path: Path) -> None:
+    """Over the process's socket too: what waits comes back as `MovedError` with its node, what runs goes on."""
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, **{"engine.max_num_seqs": 1}) as backend:
+            tasks = [ask(backend, movable("the user", num)) for num in (300, 3, 3)]
+            given = 0
+            while given < 2:  # the first is begun when the others wait
+                stats = (await backend.engine_state()).stats
+                if any(sum(one.waiting.values()) == 2 and one.num_running for one in stats.values()):
+                    given += await backend.withdraw(Withdrawal(at_most=9, to="box"))
+                await asyncio.sleep(0.01)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(end).__name__ for end in ends] == ["Answer", "MovedError", "MovedError"]
+            assert isinstance(ends[1], MovedError)
+            assert ends[1].to == "box"
+
+    run(work())
