@@ -22,7 +22,7 @@ from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain import Chain
 from pyagent.core.cluster.messages import Gossip, Revocation
 from pyagent.core.cluster.revoked_list import MAX_UNKNOWN_OF_ONE
-from pyagent.core.errors import BackendError, CapacityError, ClusterError, RequestError
+from pyagent.core.errors import AwayError, BackendError, CapacityError, ClusterError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint, Message, Origin
 from pyagent.core.response_format import ResponseFormat
 from pyagent.core.settings import Cluster
@@ -377,7 +377,7 @@ def test_node_that_left_is_gone_at_once_and_comes_back(tmp_path: Path) -> None:
             await b.stop()
             await until(lambda: is_connected(a, 0))
             assert a.status().peers[0].state == "left"
-            with pytest.raises((RequestError, BackendError)):
+            with pytest.raises(AwayError, match="peer:b takes no requests now"):
                 await collect(a.chain.chat(ask("peer:b")))
             seeds = [f"127.0.0.1:{a.door_port}"]
             async with running_node(tmp_path / "b", [Own("new")], seeds=seeds):
