@@ -22,6 +22,8 @@ COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()"]
 SOURCES = Path(__file__).parents[1]
 HTTP_PORT = 8321
 STOP_SECONDS = 30.0
+ENDED_WELL = (0, 128 + signal.SIGTERM)
+"""By SIGTERM: a server has drained, or was not yet one and has closed what it had opened."""
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|Task exception was never retrieved|never awaited")
 
 
@@ -111,7 +113,7 @@ class ChaosNode:
         end = time.monotonic() + STOP_SECONDS
         while self.process.poll() is None and time.monotonic() < end:  # noqa: ASYNC110 - a process
             await asyncio.sleep(0.05)
-        if (status := self.process.poll()) != 0:
+        if (status := self.process.poll()) not in ENDED_WELL:
             self.problems.append(f"{self.name} ended with {status} after SIGTERM, with {STOP_SECONDS:g} s to do so")
             self.kill()
         self.state = "down"
