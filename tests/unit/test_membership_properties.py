@@ -33,6 +33,7 @@ from pyagent.core.cluster.messages import (
     Digest,
     Entry,
     Gossip,
+    Left,
     Message,
     Ping,
     Pull,
@@ -233,6 +234,21 @@ def _check_sent(effects: list[Effect]) -> list[Message]:
     for message in sent:
         assert CODEC.decode(CODEC.encode(message)) == message
     return sent
+
+
+def test_message_with_news_of_its_own_takes_no_more_than_it_may() -> None:
+    """Where more updates wait than a message may have, one that has something to say besides still can be read."""
+    one = Membership(Member("a", "", "a", ()), rng=random.Random(1))
+    one.handle(0.0, Tick())
+    one.handle(0.0, Met(Member("b", "", "b", ())))
+    names = [f"{n}" for n in range(1_100)]
+    for start in range(0, 1_100, 550):
+        told = [Alive(Member(name, "", name, ())) for name in names[start : start + 550]]
+        one.handle(0.1, Received("b", Push(tuple(told))))
+        one.handle(0.1, Received("b", Gossip(tuple(Left(name, 0) for name in names[start : start + 550]))))
+    [sync] = _check_sent(one.handle(0.1, Reachable("b")))
+    assert isinstance(sync, Sync)
+    assert len(sync.updates) == 1_024
 
 
 def test_digest_of_a_liar_is_answered_within_bounds() -> None:
