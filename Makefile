@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers cluster soak chaos cluster-chaos hostile function-calls slow mutations check format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos hostile function-calls slow mutations check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
@@ -26,7 +26,8 @@ help:  ## Show this help
 	@$(UV_INSTALL) --reinstall-package pyagent-fleet --editable . && touch $@
 
 .venv/.dev: .venv/.installed $(wildcard plugins/*/pyproject.toml)
-	@$(UV_INSTALL) --group dev $(foreach plugin,$(wildcard plugins/*),--editable $(plugin)) && touch $@
+	@$(UV_INSTALL) --group dev $(foreach plugin,$(filter-out plugins/pyagent-ray,$(wildcard plugins/*)),--editable $(plugin))
+	@$(UV_INSTALL) --no-deps --editable plugins/pyagent-ray && touch $@  # without Ray, which `make ray` installs
 
 .venv/.docs: .venv/.dev
 	@$(UV_INSTALL) --group docs && touch $@
@@ -69,6 +70,15 @@ busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may
 
 peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, litellm, Portkey's, LM Studio's, Copilot's, Claude Code, Codex, Vercel's ai
 	@$(BIN)/python -m pytest -q -m peers tests/peers
+
+.ray/.installed: .venv/.dev
+	@echo "installing Ray for its tests (once, about 300 MB, into .ray)"
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .ray
+	@$(UV) pip install --quiet --python .ray/bin/python --constraint constraints.txt --group dev 'ray>=2.52' --editable . --editable plugins/pyagent-ray && touch $@
+
+# Python's own warnings are off: Ray leaves sockets and files to the collector.
+ray: .ray/.installed  ## Engines and agents on a Ray cluster of three nodes on this machine, killed in the middle
+	@.ray/bin/python -m pytest -q -W ignore -m ray plugins/pyagent-ray/tests
 
 cluster: .venv/.dev  ## Nodes in network namespaces, with real multicast, loss and partitions (takes root)
 	@$(BIN)/python -m pytest -q -m cluster
@@ -138,4 +148,4 @@ lock: .tools/bin/uv  ## Pin every dependency again (constraints.txt)
 	@$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --group docs --group oracle --group clients --no-emit-index-url --no-header --no-annotate --quiet --output-file constraints.txt
 
 clean:  ## Remove everything make made
-	rm -rf .venv .oracle .clients .peers .tools dist site target
+	rm -rf .venv .oracle .clients .peers .ray .tools dist site target

@@ -63,7 +63,11 @@ from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
 
 if TYPE_CHECKING:
+    from pyagent.assembly import make_backend, make_host
     from pyagent.core.abilities import ABILITIES, FURTHER_SAMPLING, TOKEN_FIELDS, Abilities
+    from pyagent.core.chain.chain import Chain
+    from pyagent.core.cluster.prefixes import WarmPrefixes, num_warm_tokens, prefix_keys
+    from pyagent.core.cluster.routing import Balancer, Node, Policy
     from pyagent.core.config import Settings, read_headers
     from pyagent.core.dialects.dialect import Dialect, OutputParser, TagDialect
     from pyagent.core.dialects.json_calls import JsonCalls
@@ -75,9 +79,13 @@ if TYPE_CHECKING:
     from pyagent.core.emulation.cutting import estimated_usage
     from pyagent.core.emulation.fulfil import fulfil
     from pyagent.core.eviction import EvictionPolicy, EvictionPolicyFactory
-    from pyagent.core.fleet.agent import Agent, Task
+    from pyagent.core.fleet.agent import Agent, Task, is_pure
     from pyagent.core.fleet.context import Context
+    from pyagent.core.fleet.executor import Executor, ExecutorFactory
     from pyagent.core.fleet.file_access import readable_path
+    from pyagent.core.fleet.remote.calls import RunCalls
+    from pyagent.core.fleet.remote.context import run_remote
+    from pyagent.core.fleet.remote.messages import AgentCall, AgentView
     from pyagent.core.fleet.scores import Score
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
@@ -100,6 +108,7 @@ if TYPE_CHECKING:
         Vocabulary,
     )
     from pyagent.core.messages import CacheReport
+    from pyagent.core.plugin_options import plugin_options
     from pyagent.core.prompt_cache import (
         CachedPrompt,
         CachePages,
@@ -129,18 +138,23 @@ if TYPE_CHECKING:
     from pyagent.core.sampling_params import LogitsProcessorSpec
     from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
-    from pyagent.core.token_estimate import estimated_tokens
+    from pyagent.core.token_estimate import estimated_request_tokens, estimated_tokens
     from pyagent.core.tokenizers import Tokenizer, TokenizerFactory
     from pyagent.http_pool import HttpPool, error_body
     from pyagent.infrastructure.engine.runners.paged import PagedRunner
     from pyagent.infrastructure.models.describe import describe_model
+    from pyagent.infrastructure.wire.codec import Codec
+    from pyagent.infrastructure.wire.fault import Fault
 
 _LATER = {
     "ABILITIES": "pyagent.core.abilities",
     "Abilities": "pyagent.core.abilities",
     "AddedRow": "pyagent.core.logits_processors",
     "Agent": "pyagent.core.fleet.agent",
+    "AgentCall": "pyagent.core.fleet.remote.messages",
+    "AgentView": "pyagent.core.fleet.remote.messages",
     "BLOCK_TOKENS": "pyagent.core.runners.batch",
+    "Balancer": "pyagent.core.cluster.routing",
     "Batch": "pyagent.core.runners.batch",
     "BatchLogitsProcessor": "pyagent.core.logits_processors",
     "BatchLogitsProcessorFactory": "pyagent.core.logits_processors",
@@ -150,12 +164,17 @@ _LATER = {
     "CacheQueryResult": "pyagent.core.prompt_cache",
     "CacheReport": "pyagent.core.messages",
     "CachedPrompt": "pyagent.core.prompt_cache",
+    "Chain": "pyagent.core.chain.chain",
+    "Codec": "pyagent.infrastructure.wire.codec",
     "Context": "pyagent.core.fleet.context",
     "Dialect": "pyagent.core.dialects.dialect",
     "EvictionPolicy": "pyagent.core.eviction",
     "EvictionPolicyFactory": "pyagent.core.eviction",
+    "Executor": "pyagent.core.fleet.executor",
+    "ExecutorFactory": "pyagent.core.fleet.executor",
     "ExplainPrompt": "pyagent.core.prompt_cache",
     "FURTHER_SAMPLING": "pyagent.core.abilities",
+    "Fault": "pyagent.infrastructure.wire.fault",
     "FleetTool": "pyagent.core.fleet.tools",
     "GrammarBackend": "pyagent.core.grammars",
     "GrammarBackendFactory": "pyagent.core.grammars",
@@ -185,12 +204,14 @@ _LATER = {
     "ModelNeeds": "pyagent.core.runners.factory",
     "ModelRunner": "pyagent.core.runners.runner",
     "NamedCalls": "pyagent.core.dialects.named_calls",
+    "Node": "pyagent.core.cluster.routing",
     "OutputParser": "pyagent.core.dialects.dialect",
     "PagedRunner": "pyagent.infrastructure.engine.runners.paged",
     "Parsed": "pyagent.core.dialects.output",
     "Parts": "pyagent.core.hooks",
     "PenaltySchedule": "pyagent.core.sampling_schedules",
     "PinPrompt": "pyagent.core.prompt_cache",
+    "Policy": "pyagent.core.cluster.routing",
     "PreemptingPolicy": "pyagent.core.scheduling",
     "PrefixKey": "pyagent.core.runners.batch",
     "PythonCalls": "pyagent.core.dialects.python_calls",
@@ -199,6 +220,7 @@ _LATER = {
     "Queued": "pyagent.core.scheduling",
     "Reasoning": "pyagent.core.dialects.text",
     "RequestLogitsProcessor": "pyagent.core.logits_processors",
+    "RunCalls": "pyagent.core.fleet.remote.calls",
     "RunnerFactory": "pyagent.core.runners.factory",
     "RunnerInfo": "pyagent.core.runners.runner",
     "RunnerOptions": "pyagent.core.runners.factory",
@@ -215,14 +237,23 @@ _LATER = {
     "UnpinPrompt": "pyagent.core.prompt_cache",
     "ViewCache": "pyagent.core.prompt_cache",
     "Vocabulary": "pyagent.core.logits_processors",
+    "WarmPrefixes": "pyagent.core.cluster.prefixes",
     "XmlCalls": "pyagent.core.dialects.xml_calls",
     "describe_model": "pyagent.infrastructure.models.describe",
     "error_body": "pyagent.http_pool",
+    "estimated_request_tokens": "pyagent.core.token_estimate",
     "estimated_tokens": "pyagent.core.token_estimate",
     "estimated_usage": "pyagent.core.emulation.cutting",
     "fulfil": "pyagent.core.emulation.fulfil",
+    "is_pure": "pyagent.core.fleet.agent",
+    "make_backend": "pyagent.assembly",
+    "make_host": "pyagent.assembly",
+    "num_warm_tokens": "pyagent.core.cluster.prefixes",
+    "plugin_options": "pyagent.core.plugin_options",
+    "prefix_keys": "pyagent.core.cluster.prefixes",
     "read_headers": "pyagent.core.config",
     "readable_path": "pyagent.core.fleet.file_access",
+    "run_remote": "pyagent.core.fleet.remote.context",
 }
 
 __all__ = [
@@ -233,12 +264,15 @@ __all__ = [
     "Abilities",
     "AddedRow",
     "Agent",
+    "AgentCall",
     "AgentError",
+    "AgentView",
     "Answer",
     "AwayError",
     "Backend",
     "BackendError",
     "BackendFactory",
+    "Balancer",
     "Batch",
     "BatchLogitsProcessor",
     "BatchLogitsProcessorFactory",
@@ -251,9 +285,11 @@ __all__ = [
     "CachedPrompt",
     "Capabilities",
     "CapacityError",
+    "Chain",
     "ChatDelta",
     "ChatRequest",
     "ClusterError",
+    "Codec",
     "ConfigError",
     "Context",
     "ContextOverflowError",
@@ -265,8 +301,11 @@ __all__ = [
     "EmbedResult",
     "EvictionPolicy",
     "EvictionPolicyFactory",
+    "Executor",
+    "ExecutorFactory",
     "ExplainPrompt",
     "FailedAttempt",
+    "Fault",
     "FinishReason",
     "FleetTool",
     "FunctionCall",
@@ -308,6 +347,7 @@ __all__ = [
     "ModelNeeds",
     "ModelRunner",
     "NamedCalls",
+    "Node",
     "Origin",
     "OutputParser",
     "PagedRunner",
@@ -316,6 +356,7 @@ __all__ = [
     "PenaltySchedule",
     "PinPrompt",
     "PluginError",
+    "Policy",
     "PreemptingPolicy",
     "PrefixKey",
     "PromptTokensDetails",
@@ -330,6 +371,7 @@ __all__ = [
     "RequestLogitsProcessor",
     "ResponseFormat",
     "Role",
+    "RunCalls",
     "RunnerFactory",
     "RunnerInfo",
     "RunnerOptions",
@@ -355,17 +397,26 @@ __all__ = [
     "Usage",
     "ViewCache",
     "Vocabulary",
+    "WarmPrefixes",
     "WireError",
     "XmlCalls",
     "collect",
     "describe_model",
     "error_body",
+    "estimated_request_tokens",
     "estimated_tokens",
     "estimated_usage",
     "fulfil",
     "hookimpl",
+    "is_pure",
+    "make_backend",
+    "make_host",
+    "num_warm_tokens",
+    "plugin_options",
+    "prefix_keys",
     "read_headers",
     "readable_path",
+    "run_remote",
     "trace_headers",
 ]
 

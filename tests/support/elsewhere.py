@@ -11,7 +11,7 @@ from pyagent.core.fleet.agent import Agent, Task, is_pure
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.remote.calls import RunCalls
 from pyagent.core.fleet.remote.context import run_remote
-from pyagent.core.fleet.remote.messages import Call
+from pyagent.core.fleet.remote.messages import AgentCall
 
 
 class Elsewhere:
@@ -44,7 +44,7 @@ class Elsewhere:
         finally:
             await calls.close()
 
-    async def _ask(self, calls: RunCalls, call: Call, died: asyncio.Future[None]) -> object:
+    async def _ask(self, calls: RunCalls, call: AgentCall, died: asyncio.Future[None]) -> object:
         self.num_calls += 1
         is_last = self.num_calls in self.deaths
         for _ in range(self._rng.randrange(4)):

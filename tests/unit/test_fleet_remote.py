@@ -24,7 +24,7 @@ from pyagent.core.fleet.journal import MemoryJournal
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
 from pyagent.core.fleet.remote.calls import RunCalls
 from pyagent.core.fleet.remote.context import RemoteContext
-from pyagent.core.fleet.remote.messages import Call
+from pyagent.core.fleet.remote.messages import AgentCall
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatRequest
@@ -188,7 +188,7 @@ async def test_worker_that_was_given_up_is_refused() -> None:
     refused: list[str] = []
 
     class Doubling(Elsewhere):
-        async def _ask(self, calls: RunCalls, call: Call, died: asyncio.Future[None]) -> object:
+        async def _ask(self, calls: RunCalls, call: AgentCall, died: asyncio.Future[None]) -> object:
             if call.attempt == 2:
                 with pytest.raises(AgentError, match="begun again elsewhere") as info:
                     await calls.make(msgspec.structs.replace(call, attempt=1))
@@ -204,9 +204,9 @@ async def test_calls_out_of_turn_are_refused() -> None:
     found: list[str] = []
 
     class Odd(Elsewhere):
-        async def _ask(self, calls: RunCalls, call: Call, died: asyncio.Future[None]) -> object:
+        async def _ask(self, calls: RunCalls, call: AgentCall, died: asyncio.Future[None]) -> object:
             done = await super()._ask(calls, call, died)
-            for odd in (call, Call(call.attempt, call.index + 1, "_made")):
+            for odd in (call, AgentCall(call.attempt, call.index + 1, "_made")):
                 with pytest.raises(AgentError, match="out of turn") as info:
                     await calls.make(odd)
                 found.append(str(info.value))

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyagent.core.cluster.prefixes import PIECE_CHARS, WarmPrefixes, num_matching
+from pyagent.core.cluster.prefixes import WarmPrefixes, num_warm_tokens
 from pyagent.core.cluster.routing import Balancer, Node
 
-_CHARS_A_TOKEN = 4
 _MAX_SESSIONS = 10_000
 
 
@@ -54,7 +53,7 @@ class _Copy:
     def as_node(self, name: str, prompt: Prompt, speed: CopyLoad, *, is_home: bool) -> Node:
         """Return the copy as the ranking sees it. Without KV memory, a request waits for each that runs."""
         running = min(self.load.num_running, self.num_requests) if self.load.free_kv_pages else 0
-        warm = num_matching(prompt.keys, self.warm) * PIECE_CHARS // _CHARS_A_TOKEN
+        warm = num_warm_tokens(prompt.keys, self.warm)
         return Node(
             id=name,
             num_running=running,

@@ -17,13 +17,12 @@ from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.cluster.absentees import Absentees
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
 from pyagent.core.cluster.names import SCHEME, resolve, unique_names
-from pyagent.core.cluster.prefixes import PIECE_CHARS, WarmPrefixes, num_matching, prefix_keys, unpack
+from pyagent.core.cluster.prefixes import WarmPrefixes, num_matching, num_warm_tokens, prefix_keys, unpack
 from pyagent.core.cluster.routing import Balancer, Node
 from pyagent.core.errors import ClusterError
 from pyagent.core.messages import ChatRequest, Hint
 from pyagent.core.token_estimate import estimated_request_tokens
 
-_CHARS_A_TOKEN = 4
 _is_for_peer: ContextVar[bool] = ContextVar("answering a peer", default=False)
 _MAX_STICKY = 10_000
 
@@ -68,7 +67,7 @@ class Standing:
             num_running=self.load.num_running,
             num_waiting=self.load.num_waiting,
             num_sent=self.num_sent,
-            num_warm_tokens=num_matching(keys, self.warm) * PIECE_CHARS // _CHARS_A_TOKEN,
+            num_warm_tokens=num_warm_tokens(keys, self.warm),
             prefill_tokens_per_second=self.load.prefill_tokens_per_second,
             first_token_seconds=self.load.first_token_seconds,
             round_trip_seconds=self.round_trip_seconds,

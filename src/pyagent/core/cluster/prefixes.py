@@ -20,6 +20,7 @@ MAX_KEYS = 16_384
 """Keys that a node keeps of itself and of each peer: prompts of four million characters, 128 KiB on the wire."""
 _MAX_CHARS = PIECE_CHARS * MAX_PIECES
 _KEY_BYTES = 8
+_CHARS_A_TOKEN = 4
 
 
 def prefix_keys(request: ChatRequest, secret: bytes = b"") -> list[int]:
@@ -66,6 +67,11 @@ def num_matching(keys: Sequence[int], warm: Collection[int]) -> int:
         if key not in warm:
             return number
     return len(keys)
+
+
+def num_warm_tokens(keys: Sequence[int], warm: Collection[int]) -> int:
+    """Return about how many tokens of a prompt a node has computed."""
+    return num_matching(keys, warm) * PIECE_CHARS // _CHARS_A_TOKEN
 
 
 def pack(keys: Iterable[int]) -> bytes:

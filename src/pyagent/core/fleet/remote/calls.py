@@ -17,7 +17,7 @@ from pyagent.core.errors import AgentError
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.file_access import current_access
 from pyagent.core.fleet.model_call import TextStream
-from pyagent.core.fleet.remote.messages import Call, ToolView, View
+from pyagent.core.fleet.remote.messages import AgentCall, AgentView, ToolView
 
 _MAX_LATE_CALLS = 4_096
 """Calls that may wait for an earlier one: the way keeps no order, but it loses none for long."""
@@ -48,7 +48,7 @@ class RunCalls:
             "close_stream": self._close_stream,
         }
 
-    def begin(self) -> View:
+    def begin(self) -> AgentView:
         """Return what the agent is told; what a beginning before asked and did not get is forgotten."""
         context, run = self._context, self._context.run
         self._attempt += 1
@@ -58,7 +58,7 @@ class RunCalls:
             waiting.set_result(None)  # to find that its beginning is over
         self._early.clear()
         definitions = {name: tool.definition().function for name, tool in run.tools.items()}
-        return View(
+        return AgentView(
             run=run.id,
             agent=context.agent,
             step=context.step,
@@ -76,7 +76,7 @@ class RunCalls:
             file_access=current_access(),
         )
 
-    async def make(self, call: Call) -> object:
+    async def make(self, call: AgentCall) -> object:
         """Return what comes of a call; raises what the context raises."""
         self._check(call)
         await self._turn(call.index)
@@ -99,7 +99,7 @@ class RunCalls:
 
     # -- in order, and once --------------------------------------------------------------------------------------------
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: AgentCall) -> None:
         name = self._context.agent
         if call.attempt != self._attempt:
             raise AgentError(f"{name} has ended, or was begun again elsewhere", agent=name)
@@ -117,7 +117,7 @@ class RunCalls:
         if (waiting := self._early.pop(self._next, None)) is not None:
             waiting.set_result(None)
 
-    def _task_of(self, call: Call) -> asyncio.Task[object]:
+    def _task_of(self, call: AgentCall) -> asyncio.Task[object]:
         """Return the task that makes the call, or that made it for a beginning before."""
         key = call.key() if self._is_repeatable else b""
         recorded = self._recorded[key] if self._is_repeatable else []
@@ -136,7 +136,7 @@ class RunCalls:
         if not task.cancelled():
             task.exception()  # the agent may be gone and never hear of it
 
-    async def _made(self, call: Call) -> object:
+    async def _made(self, call: AgentCall) -> object:
         return await self._makers[call.name](*call.args, *call.unlike)
 
     # -- what is done -------------------------------------------------------------------------------------------------

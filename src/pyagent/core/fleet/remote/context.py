@@ -20,7 +20,7 @@ from pyagent.core.fleet.agent import Agent, Task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.file_access import grant
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, Prompt, Question, Questions, as_messages, side_by_side
-from pyagent.core.fleet.remote.messages import Call, View
+from pyagent.core.fleet.remote.messages import AgentCall, AgentView
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.resilience.deadline import Deadline
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 _PAUSE_SECONDS = 0.05
-Ask = Callable[[Call], Awaitable[object]]
+Ask = Callable[[AgentCall], Awaitable[object]]
 """Carries a call to the run and returns what came of it, or raises it."""
 
 
-async def run_remote(agent: Agent, task: Task, view: View, ask: Ask) -> object:
+async def run_remote(agent: Agent, task: Task, view: AgentView, ask: Ask) -> object:
     """Return what an agent returns for a task of a run that is elsewhere; what it said until then has arrived."""
     grant(view.file_access)
     continue_trace(view.trace)
@@ -92,7 +92,7 @@ class RemoteStream:
 class RemoteContext(Questions):
     """One agent's view of a run that is elsewhere."""
 
-    view: View
+    view: AgentView
     ask: Ask
     agent: str = field(init=False)
     step: str = field(init=False)
@@ -228,9 +228,9 @@ class RemoteContext(Questions):
         told = asyncio.ensure_future(self.ask(self._numbered(name, args, unlike)))
         self._told.add(told)
 
-    def _numbered(self, name: str, args: tuple[object, ...], unlike: tuple[object, ...] = ()) -> Call:
+    def _numbered(self, name: str, args: tuple[object, ...], unlike: tuple[object, ...] = ()) -> AgentCall:
         self._num_calls += 1
-        return Call(self.view.attempt, self._num_calls - 1, name, args, unlike)
+        return AgentCall(self.view.attempt, self._num_calls - 1, name, args, unlike)
 
     def drop(self) -> None:
         """Give up what was told and has not arrived: no one waits for it any more."""

@@ -19,7 +19,7 @@ class ToolView(msgspec.Struct, frozen=True):
     parameters: JsonObject
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent is told of its place in the run when it begins, for the `attempt`th time."""
 
     run: str
@@ -37,7 +37,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     file_access: FileAccess
 
 
-class Call(msgspec.Struct, frozen=True):
+class AgentCall(msgspec.Struct, frozen=True):
     """The `index`th thing, from 0, that an agent elsewhere asks of its run or tells it, by the name of what is done."""
 
     attempt: int
