@@ -51,7 +51,7 @@ def test_draining_node_hands_over_what_has_not_begun(tmp_path: Path) -> None:
 
     async def work() -> None:
         b_link, c_link = Queueing("b"), Queueing("c", 9, is_open=True)
-        async with cluster_of(tmp_path, a=[other()], b=[b_link], c=[c_link]) as (a, b, c):
+        async with cluster_of(tmp_path, {"steal": False}, a=[other()], b=[b_link], c=[c_link]) as (a, b, c):
             await c.drain(0.0)
             await until(lambda: is_connected(a, 1))
             tasks = await asked(a, b_link, 3)
@@ -96,7 +96,7 @@ def test_stopping_node_gives_its_own_clients_requests_to_peers(tmp_path: Path) -
 
     async def work() -> None:
         own, far = Queueing("a"), Queueing("b", 9, is_open=True)
-        async with cluster_of(tmp_path, a=[own], b=[far]) as (a, b):
+        async with cluster_of(tmp_path, {"steal": False}, a=[own], b=[far]) as (a, b):
             await b.drain(0.0)
             await until(lambda: is_connected(a, 0))
             tasks = await asked(a, own, 3)

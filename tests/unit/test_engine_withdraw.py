@@ -92,6 +92,21 @@ def test_withdraw_takes_only_what_is_asked_for(tiny_model_path: Path, wanted: Wi
     run(work())
 
 
+def test_request_that_has_begun_once_is_not_given_back(tiny_model_path: Path) -> None:
+    """One that was preempted waits again, but some of it was computed and told: it stays."""
+
+    async def work() -> None:
+        async with running(tiny_model_path, one_at_a_time()) as backend:
+            engine, tasks = await with_queue(backend, [movable("a"), movable("b")])
+            preempted = next(iter(engine.scheduler.queues.waiting))
+            preempted.scheduled = preempted.arrived
+            assert await backend.withdraw(Withdrawal(at_most=9)) == 1
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(end).__name__ for end in ends] == ["Answer", "Answer", "MovedError"]
+
+    run(work())
+
+
 def test_withdraw_ends_all_samples_of_a_request(tiny_model_path: Path) -> None:
     """A request for three answers goes as one, and leaves no memory behind."""
 
