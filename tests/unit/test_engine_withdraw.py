@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.waiting import until
 from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import MovedError
 from pyagent.core.messages import ChatRequest, Origin
+from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.engine import Engine
@@ -138,5 +140,31 @@ def test_withdraw_from_an_engine_in_its_own_process(tiny_model_path: Path) -> No
             assert [type(end).__name__ for end in ends] == ["Answer", "MovedError", "MovedError"]
             assert isinstance(ends[1], MovedError)
             assert ends[1].to == "box"
+
+    run(work())
+
+
+def test_engine_outlives_a_withdrawal_that_nobody_waits_for_any_more(tiny_model_path: Path) -> None:
+    """Who asks while a step takes long may stop waiting: nothing is given back, and every request is answered."""
+
+    async def work() -> None:
+        async with running(tiny_model_path, one_at_a_time()) as backend:
+            engine, tasks = await with_queue(backend, [movable("a")])
+            go_on, execute = threading.Event(), engine.runner.execute
+            stands = threading.Event()
+
+            def slow(batch: Batch) -> StepOutput:
+                stands.set()
+                go_on.wait(60)
+                return execute(batch)
+
+            engine.runner.execute = slow  # type: ignore[method-assign]
+            await asyncio.to_thread(stands.wait, 60)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(backend.withdraw(Withdrawal(at_most=9)), 0.1)
+            go_on.set()
+            assert [len((await task).deltas) > 1 for task in tasks] == [True, True]
+            assert engine.fault is None
+            await assert_idle(backend)
 
     run(work())

@@ -431,7 +431,8 @@ class Engine:
                 unanswered = list(self._withdrawals)
                 self._withdrawals.clear()
             for _, future in unanswered:
-                future.set_result(0)
+                if future.set_running_or_notify_cancel():
+                    future.set_result(0)
             if self._steps is not None:
                 self._steps.close()
             if self._logits is not None:
@@ -453,7 +454,8 @@ class Engine:
         for request in arrivals:
             self.scheduler.add(request)
         for wanted, future in withdrawals:
-            future.set_result(self._withdraw(wanted))
+            if future.set_running_or_notify_cancel():  # else who asked waits no more, as a step took long
+                future.set_result(self._withdraw(wanted))
         if is_closing:
             aborts = self.scheduler.requests()
         for request in aborts:

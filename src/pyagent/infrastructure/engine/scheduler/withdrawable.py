@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def withdrawable(queues: RequestQueues, wanted: Withdrawal, now: float) -> list[Request]:
     """Return the waiting requests to give back, in the order in which they would begin."""
     found = (request for request in queues.ordered(now) if _may_go(request, wanted, now))
-    return list(islice(found, max(0, wanted.at_most)))
+    return list(dict.fromkeys(islice(found, max(0, wanted.at_most))))  # some come twice where a policy fails midway
 
 
 def _may_go(request: Request, wanted: Withdrawal, now: float) -> bool:
