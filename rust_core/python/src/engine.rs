@@ -390,10 +390,10 @@ impl CpuModel {
         }
         let mut model = self.lock_attached(py)?;
         let layers = first_layer..first_layer.saturating_add(num_layers);
-        // SAFETY: the buffer is contiguous, of bytes, and stays exported until `data` is dropped; the GIL is held, so
-        // that no Python code writes to it meanwhile. An empty one has no address.
         let bytes = match data.len_bytes() {
-            0 => &[],
+            0 => &[], // it has no address
+            // SAFETY: the buffer is contiguous, of bytes, and stays exported until `data` is dropped; the GIL is held, so
+            // that no Python code writes to it meanwhile.
             num_bytes => unsafe { std::slice::from_raw_parts(data.buf_ptr().cast::<u8>(), num_bytes) },
         };
         let written = model.kv_mut().write_layers(&pages, &layers, bytes);

@@ -180,7 +180,7 @@ impl KvMemory {
         self.memory[first..last].fill(0);
     }
 
-    fn page(&self, page: u32) -> &[u8] {
+    pub(super) fn page(&self, page: u32) -> &[u8] {
         let size = self.pages.page_bytes();
         &self.memory[page as usize * size..(page as usize + 1) * size]
     }
