@@ -5,6 +5,7 @@ Logic is theirs alone: here calls are handed to an event loop in a thread. Safe 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
@@ -31,6 +32,7 @@ class SyncChain:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._loop = LoopThread("pyagent-sync")
+        self._closing = threading.Lock()
 
     def chat(self, asked: Asked, sampling: SamplingParams | None = None) -> Answer:
         """Return a whole answer."""
@@ -86,10 +88,13 @@ class SyncChain:
         return self._loop.run(self._chain.embed(texts, model))
 
     def close(self) -> None:
-        """Close the chain and end its event loop. Safe to call twice."""
-        if self._loop.is_open:
-            self._loop.run(self._chain.close())
-            self._loop.close()
+        """Close the chain and end its event loop; what other threads wait for fails. Safe to call twice."""
+        with self._closing:
+            if self._loop.is_open:
+                try:
+                    self._loop.run(self._chain.close())
+                finally:
+                    self._loop.close()
 
 
 class SyncEngine(SyncChain):

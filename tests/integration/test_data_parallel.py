@@ -198,6 +198,27 @@ def test_drain_and_sleep_wait_until_the_processes_say_so(tiny_model_path: Path) 
     run(work())
 
 
+def test_requests_left_before_a_process_began_them_end_the_wave(tiny_model_path: Path) -> None:
+    """A request and its abort that a busy process reads at once are ended too: a drain has nothing to wait for."""
+
+    async def work() -> None:
+        async with copies_of(tiny_model_path) as backend:
+            for copy in (0, 1):
+                os.kill(process_id(backend, copy), signal.SIGSTOP)
+            readers = [asyncio.create_task(collect(backend.chat(ask(f"{number}")))) for number in range(6)]
+            copies = remote(backend).copies
+            await until(lambda: copies.wait_for_wave(0) == 6)
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+            await until(lambda: not copies.num_requests)
+            for copy in (0, 1):
+                os.kill(process_id(backend, copy), signal.SIGCONT)
+            await until(lambda: copies.wait_for_wave(0) == 0)
+
+    run(work())
+
+
 @pytest.mark.slow
 def test_request_that_kills_ends_two_processes_among_others_at_most(
     tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

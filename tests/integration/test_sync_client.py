@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from pyagent import ChatRequest, Engine, InvalidOutputError, RequestError, SamplingParams
+from pyagent import CapacityError, ChatRequest, Engine, InvalidOutputError, PyAgentError, RequestError, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -71,3 +71,32 @@ def test_stream_that_is_left_aborts_its_request(tiny_model_path: Path) -> None:
         engine.close()
         engine.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "pyagent-sync"]
+
+
+def test_close_ends_answers_of_other_threads_and_works_in_a_running_loop(tiny_model_path: Path) -> None:
+    """Threads that wait for answers get an end when the engine is closed; the program that closes may have a loop."""
+
+    async def program() -> list[object]:
+        ends: list[object] = []
+        with Engine(tiny_model_path, threads=1) as engine:
+            sampling = SamplingParams(max_tokens=100_000, ignore_eos=True, temperature=0)
+            begun = threading.Event()
+
+            def read() -> None:
+                try:
+                    for _ in engine.stream("the user", sampling):
+                        begun.set()
+                    ends.append("complete")
+                except PyAgentError as error:
+                    ends.append(error)
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            assert begun.wait(60)
+        thread.join(60)
+        assert not thread.is_alive()
+        with pytest.raises(CapacityError, match="closed"):
+            engine.chat("a")
+        return ends
+
+    assert len(asyncio.run(program())) == 1

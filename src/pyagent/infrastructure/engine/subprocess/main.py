@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -87,7 +88,7 @@ class _EngineServer:
                     self._running[message.id] = task
                     if self._tells_load and (self._telling is None or self._telling.done()):
                         self._telling = self._begin(self._tell_load())
-                    task.add_done_callback(lambda _, wire_id=message.id: self._running.pop(wire_id))
+                    task.add_done_callback(partial(self._ended, message.id))
                 case Abort(wire_id):
                     if wire_id in self._running:
                         self._running[wire_id].cancel()
@@ -107,6 +108,11 @@ class _EngineServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _ended(self, wire_id: int, task: asyncio.Task[None]) -> None:
+        del self._running[wire_id]
+        if task.cancelled():  # before it began: it could not say so itself
+            self._begin(self._send(Aborted(wire_id)))
 
     async def _generate(self, submitted: Submit) -> None:
         try:
