@@ -58,7 +58,9 @@ async def post(node: Node, settings: Server, model: str) -> httpx.Response:
         return await http.post("/v1/chat/completions", json=body, headers=headers)
 
 
-async def asked(folder: Path, settings: Server, links: list[Any], agents: Any, *models: str) -> list[httpx.Response]:
+async def asked(
+    folder: Path, settings: Server, links: list[Any], agents: Any, *models: str, meets_twin: bool = False
+) -> list[httpx.Response]:
     """Ask the first of two nodes for models of the second, which tells its part to the same collector."""
     assert settings.otlp_endpoint
     async with AsyncExitStack() as stack:
@@ -69,8 +71,12 @@ async def asked(folder: Path, settings: Server, links: list[Any], agents: Any, *
         stack.callback(tracer.close)
         seeds = [f"127.0.0.1:{a.door_port}"]
         given = {"offer": ["native", "agents", "test"], "tracer": tracer, "agents": agents}
-        await stack.enter_async_context(running_node(folder / "b", links, seeds=seeds, **given))
+        b = await stack.enter_async_context(running_node(folder / "b", links, seeds=seeds, **given))
         await until(lambda: is_connected(a, 1))
+        if meets_twin:
+            cloned = b.keys.node_id
+            b._met_twin(is_to_change=True)  # as its door does, of a clone of its disk
+            await until(lambda: b.keys.node_id != cloned and (peer := a.router.get(b.keys.node_id)) and peer.is_usable)
         return [await post(a, settings, model) for model in models]
 
 
@@ -143,3 +149,18 @@ def test_failure_on_a_peer_is_told_by_kind(tmp_path: Path, monkeypatch: pytest.M
     peers = [span for span in collector.spans if span.name == "peer chat"]
     assert {attributes(span).get("error.type") for span in peers} == {"BackendError"}
     assert "secret" not in str([span for span in peers if not span.events])
+
+
+def test_node_that_took_new_keys_goes_on_tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that met its clone, and is another node of the cluster now, tells its part of traces as before."""
+
+    async def work(settings: Server) -> None:
+        far = Model(lambda _: words(), ["far"])
+        far.name = "test:far"
+        answers = await asked(tmp_path, settings, [far], None, "far", meets_twin=True)
+        assert [answer.status_code for answer in answers] == [200]
+
+    with collecting(monkeypatch) as (collector, settings):
+        asyncio.run(work(settings))
+        request, peer = collector.named("POST /v1/chat/completions", "peer chat")
+    assert peer.parent_span_id == request.span_id

@@ -96,7 +96,7 @@ class Node:
         tracer: PeerTracer | None = None,
     ) -> None:
         """`folder` has the keys and the cluster's file; `agents` are this node's, offered as the settings say."""
-        self._make_again = lambda: Node.__init__(self, folder, settings, chain, agents=agents)
+        self._make_again = lambda: Node.__init__(self, folder, settings, chain, agents=agents, tracer=tracer)
         self.cluster = ClusterFile(folder)
         self._settings = settings
         self.chain = chain
