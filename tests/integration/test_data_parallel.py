@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -35,6 +35,28 @@ async def copies_of(path: Path, num_copies: int = 2, **more: object) -> AsyncIte
         yield backend
 
 
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop that the copies live in."""
+    with asyncio.Runner() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def copies(runner: asyncio.Runner, tiny_model_path: Path) -> Iterator[NativeBackend]:
+    """Two copies for all tests of this file, as starting their processes takes longest; each test leaves both up."""
+    opened = copies_of(tiny_model_path, **{"engine.memory": "1GB"})
+    yield runner.run(opened.__aenter__())
+    runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def backend(runner: asyncio.Runner, copies: NativeBackend) -> NativeBackend:
+    """The two copies, both with the model."""
+    runner.run(copies.load())
+    return copies
+
+
 async def state_of(backend: NativeBackend) -> EngineState:
     """The state once every copy says its own: on a busy machine one may take too long."""
     async with asyncio.timeout(60):
@@ -48,33 +70,32 @@ async def asked_of_all(backend: NativeBackend, requests: list[ChatRequest]) -> l
     return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
 
 
-def test_copies_answer_as_one_engine(tiny_model_path: Path) -> None:
+def test_copies_answer_as_one_engine(runner: asyncio.Runner, backend: NativeBackend, tiny_model_path: Path) -> None:
     """Greedy and seeded answers of every copy are those of one engine; what is told is of all of them, and of each."""
 
     async def work() -> None:
         requests = mixed_requests(24)
         expected = [told(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
-        async with copies_of(tiny_model_path, **{"engine.memory": "1GB"}) as backend:
-            assert [told(answer) for answer in await asked_of_all(backend, requests)] == expected
-            state = await state_of(backend)
-            tokens = [copy.stats[str(tiny_model_path)].generation_tokens for copy in state.copies]
-            assert all(tokens), "every copy answered"
-            assert state.stats[str(tiny_model_path)].generation_tokens == sum(tokens)
-            assert len({copy.process_id for copy in state.copies} - {None, os.getpid()}) == 2
-            assert [copy.memory_bytes for copy in state.copies] == [500_000_000] * 2
-            assert state.memory_bytes == 1_000_000_000
-            assert (await backend.health()).detail == "loaded; 2 of 2 copies are ready"
-            metrics = {metric.name: metric for metric in collect_engines([state])}
-            rows = metrics["pyagent_engine_generation_tokens"].samples
-            assert [(row.labels["engine"], row.value) for row in rows] == [("0", tokens[0]), ("1", tokens[1])]
-            assert metrics["pyagent_engine_waves"].samples[0].value >= 1
-            for copy in (0, 1):  # each by itself, too
-                other = remote(backend).copies
-                other._coordinator.died(1 - copy)
-                assert [told(answer) for answer in await asked_of_all(backend, requests[:6])] == expected[:6]
-                other._coordinator.is_back(1 - copy)
+        assert [told(answer) for answer in await asked_of_all(backend, requests)] == expected
+        state = await state_of(backend)
+        tokens = [copy.stats[str(tiny_model_path)].generation_tokens for copy in state.copies]
+        assert all(tokens), "every copy answered"
+        assert state.stats[str(tiny_model_path)].generation_tokens == sum(tokens)
+        assert len({copy.process_id for copy in state.copies} - {None, os.getpid()}) == 2
+        assert [copy.memory_bytes for copy in state.copies] == [500_000_000] * 2
+        assert state.memory_bytes == 1_000_000_000
+        assert (await backend.health()).detail == "loaded; 2 of 2 copies are ready"
+        metrics = {metric.name: metric for metric in collect_engines([state])}
+        rows = metrics["pyagent_engine_generation_tokens"].samples
+        assert [(row.labels["engine"], row.value) for row in rows] == [("0", tokens[0]), ("1", tokens[1])]
+        assert metrics["pyagent_engine_waves"].samples[0].value >= 1
+        for copy in (0, 1):  # each by itself, too
+            other = remote(backend).copies
+            other._coordinator.died(1 - copy)
+            assert [told(answer) for answer in await asked_of_all(backend, requests[:6])] == expected[:6]
+            other._coordinator.is_back(1 - copy)
 
-    run(work())
+    runner.run(work())
 
 
 async def killed_when(backend: NativeBackend, requests: list[ChatRequest], num_pieces: int, copy: int) -> list[Answer]:
@@ -97,29 +118,31 @@ async def killed_when(backend: NativeBackend, requests: list[ChatRequest], num_p
     return answers
 
 
-def test_streams_of_a_killed_copy_go_on_at_the_other(tiny_model_path: Path) -> None:
+def test_streams_of_a_killed_copy_go_on_at_the_other(
+    runner: asyncio.Runner, backend: NativeBackend, tiny_model_path: Path
+) -> None:
     """Kill -9 of one of two copies under forty streams: each ends with the same text, none waited for the restart."""
 
     async def work() -> None:
         schedule = {"temperature": 0, "max_tokens": 120}
+        restarts = [one.status.num_restarts for one in remote(backend).copies.supervisors]
         requests = [
             ask(f"the user {number}", **(schedule if number % 2 else schedule | {"temperature": 1.0, "seed": number}))
             for number in range(40)
         ]
         expected = [told(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
-        async with copies_of(tiny_model_path) as backend:
-            answers = await killed_when(backend, requests, 20, copy=1)
-            assert [told(answer) for answer in answers] == expected
-            assert all(remote(backend).copies.num_requests_of(copy) == 0 for copy in (0, 1))
-            await until(lambda: remote(backend).copies.supervisors[1].status.num_restarts == 1)
-            assert remote(backend).copies.supervisors[0].status.num_restarts == 0
-            await until(lambda: not remote(backend).copies._coordinator._copies[1].is_down)
-            assert (await asked_of_all(backend, requests[:4]))[3].text == expected[3][0]
+        answers = await killed_when(backend, requests, 20, copy=1)
+        assert [told(answer) for answer in answers] == expected
+        assert all(remote(backend).copies.num_requests_of(copy) == 0 for copy in (0, 1))
+        await until(lambda: remote(backend).copies.supervisors[1].status.num_restarts == restarts[1] + 1)
+        assert remote(backend).copies.supervisors[0].status.num_restarts == restarts[0]
+        await until(lambda: not remote(backend).copies._coordinator._copies[1].is_down)
+        assert (await asked_of_all(backend, requests[:4]))[3].text == expected[3][0]
 
-    run(work())
+    runner.run(work())
 
 
-def test_conversations_go_on_at_any_copy(tiny_model_path: Path) -> None:
+def test_conversations_go_on_at_any_copy(runner: asyncio.Runner, backend: NativeBackend, tiny_model_path: Path) -> None:
     """Each turn at another copy than the last: the texts and token counts are those of one engine."""
 
     async def talk(backend: NativeBackend, *, moves: bool) -> list[tuple[str, int]]:
@@ -136,66 +159,71 @@ def test_conversations_go_on_at_any_copy(tiny_model_path: Path) -> None:
         return said
 
     async def work() -> None:
-        async with engine_of(tiny_model_path, process=False) as backend:
-            expected = await talk(backend, moves=False)
-        async with copies_of(tiny_model_path) as backend:
-            assert await talk(backend, moves=True) == expected
+        async with engine_of(tiny_model_path, process=False) as alone:
+            expected = await talk(alone, moves=False)
+        assert await talk(backend, moves=True) == expected
+        remote(backend).copies._coordinator.is_back(1)
 
-    run(work())
+    runner.run(work())
 
 
-def test_prompts_are_asked_where_they_are_warm_and_pinned_in_all(tiny_model_path: Path) -> None:
+def test_prompts_are_asked_where_they_are_warm_and_pinned_in_all(
+    runner: asyncio.Runner, backend: NativeBackend, tiny_model_path: Path
+) -> None:
     """Requests with one long beginning go to one copy; pins are in every copy, and views tell of all."""
 
+    async def prompt_tokens() -> list[int]:
+        return [copy.stats[str(tiny_model_path)].prompt_tokens for copy in (await state_of(backend)).copies]
+
     async def work() -> None:
-        async with copies_of(tiny_model_path) as backend:
-            asked = [Message("system", LONG), Message("user", "hi")]
-            sampling = SamplingParams(temperature=0, max_tokens=2)
-            for number in range(6):
-                messages = [*asked[:1], Message("user", f"{number}")]
-                await collect(backend.chat(ChatRequest(messages=messages, sampling=sampling)))
-            state = await state_of(backend)
-            prompts = [copy.stats[str(tiny_model_path)].prompt_tokens for copy in state.copies]
-            assert 0 in prompts, "all six at the copy that has the beginning"
-            request = ChatRequest(messages=asked)
-            assert (await backend.query_cache(ExplainPrompt(request))).report is not None
-            pinned = (await backend.query_cache(PinPrompt("p", request))).num_tokens
-            assert pinned > 0
-            [seen] = (await backend.query_cache(ViewCache())).models
-            assert seen.pins == {"p": pinned}
-            assert seen.pages is not None
-            assert seen.pages.pinned_pages == 2 * -(-pinned // 16)
-            assert (await backend.query_cache(UnpinPrompt("p"))).num_tokens == pinned
+        asked = [Message("system", LONG), Message("user", "hi")]
+        sampling = SamplingParams(temperature=0, max_tokens=2)
+        before = await prompt_tokens()
+        for number in range(6):
+            messages = [*asked[:1], Message("user", f"{number}")]
+            await collect(backend.chat(ChatRequest(messages=messages, sampling=sampling)))
+        asked_of = [after - earlier for after, earlier in zip(await prompt_tokens(), before, strict=True)]
+        assert 0 in asked_of, "all six at the copy that has the beginning"
+        request = ChatRequest(messages=asked)
+        assert (await backend.query_cache(ExplainPrompt(request))).report is not None
+        pinned = (await backend.query_cache(PinPrompt("p", request))).num_tokens
+        assert pinned > 0
+        [seen] = (await backend.query_cache(ViewCache())).models
+        assert seen.pins == {"p": pinned}
+        assert seen.pages is not None
+        assert seen.pages.pinned_pages == 2 * -(-pinned // 16)
+        assert (await backend.query_cache(UnpinPrompt("p"))).num_tokens == pinned
 
-    run(work())
+    runner.run(work())
 
 
-def test_drain_and_sleep_wait_until_the_processes_say_so(tiny_model_path: Path) -> None:
+def test_drain_and_sleep_wait_until_the_processes_say_so(
+    runner: asyncio.Runner, backend: NativeBackend, tiny_model_path: Path
+) -> None:
     """A request whose reader left keeps the wave going until its process has ended it; then models are unloaded."""
 
     async def work() -> None:
-        async with copies_of(tiny_model_path) as backend:
-            streams = [backend.chat(ask(max_tokens=450)) for _ in range(6)]
-            for stream in streams:
-                await anext(stream)
-            for stream in streams:
-                await stream.aclose()  # type: ignore[attr-defined]
-            await backend.sleep(2)
-            state = await state_of(backend)
-            assert state.state == "deep asleep"
-            assert not any(account.startswith(("weights", "kv")) for account in state.memory), state.memory
-            assert not any(copy.num_running for copy in state.copies)
-            assert (await collect(backend.chat(ask(max_tokens=3)))).usage.completion_tokens == 3
-            running = asyncio.create_task(collect(backend.chat(ask(max_tokens=300))))
-            await until(lambda: remote(backend).life.num_running == 1)
-            assert await backend.drain(60) == 0
-            assert (await running).usage.completion_tokens == 300
-            with pytest.raises(CapacityError, match="draining"):
-                await collect(backend.chat(ask()))
-            await backend.wake()
-            assert (await collect(backend.chat(ask(max_tokens=3)))).usage.completion_tokens == 3
+        streams = [backend.chat(ask(max_tokens=450)) for _ in range(6)]
+        for stream in streams:
+            await anext(stream)
+        for stream in streams:
+            await stream.aclose()  # type: ignore[attr-defined]
+        await backend.sleep(2)
+        state = await state_of(backend)
+        assert state.state == "deep asleep"
+        assert not any(account.startswith(("weights", "kv")) for account in state.memory), state.memory
+        assert not any(copy.num_running for copy in state.copies)
+        assert (await collect(backend.chat(ask(max_tokens=3)))).usage.completion_tokens == 3
+        running = asyncio.create_task(collect(backend.chat(ask(max_tokens=300))))
+        await until(lambda: remote(backend).life.num_running == 1)
+        assert await backend.drain(60) == 0
+        assert (await running).usage.completion_tokens == 300
+        with pytest.raises(CapacityError, match="draining"):
+            await collect(backend.chat(ask()))
+        await backend.wake()
+        assert (await collect(backend.chat(ask(max_tokens=3)))).usage.completion_tokens == 3
 
-    run(work())
+    runner.run(work())
 
 
 def test_requests_left_before_a_process_began_them_end_the_wave(tiny_model_path: Path) -> None:

@@ -19,7 +19,7 @@ from support.networks import Machine
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 
 HTTP_PORT, DOOR_PORT = 8321, 8322
-_LIMIT_SECONDS = 90.0
+_LIMIT_SECONDS = 240.0
 _URL = f"http://127.0.0.1:{HTTP_PORT}"
 _COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()"]
 

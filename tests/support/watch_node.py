@@ -8,6 +8,9 @@ import sys
 import time
 from urllib.parse import urlsplit
 
+_PAUSE_SECONDS = 0.1
+"""Each look takes a few ms of the node it looks at; states last for seconds."""
+
 
 def look(connection: http.client.HTTPConnection) -> dict[str, str]:
     """Return each peer's state, `connected` where requests can go there."""
@@ -30,7 +33,7 @@ def main(url: str) -> None:
         if now != seen:
             print(json.dumps({"at": time.monotonic(), "peers": now}), flush=True)
             seen = now
-        time.sleep(0.02)
+        time.sleep(_PAUSE_SECONDS)
 
 
 if __name__ == "__main__":
