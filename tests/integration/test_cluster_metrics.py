@@ -78,6 +78,7 @@ def test_labels_are_bounded_and_distinct() -> None:
         is_draining=False,
         models=(),
         num_answered_for_peers=0,
+        num_given_away=0,
         peers=peers,
     )
     [connected] = [family for family in collect_cluster(status) if family.name == "pyagent_peer_connected"]

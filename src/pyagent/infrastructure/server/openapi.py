@@ -15,7 +15,7 @@ from pyagent import __version__
 from pyagent.core.messages import JsonObject
 from pyagent.infrastructure.server.admin_routes import DrainBody, EngineRoutes, NameBody, PinBody, SleepBody
 from pyagent.infrastructure.server.anthropic.requests import CountBody, MessagesBody
-from pyagent.infrastructure.server.cluster_routes import ClusterDrainBody, ClusterRoutes, RevokeBody
+from pyagent.infrastructure.server.cluster_routes import ClusterDrainBody, ClusterRoutes, NodeBody
 from pyagent.infrastructure.server.ollama.requests import ChatBody as OllamaChatBody
 from pyagent.infrastructure.server.ollama.requests import EmbedBody, EmbeddingsBody, GenerateBody, ModelBody
 from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as OpenAiEmbeddingsBody
@@ -43,7 +43,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pyagent/engine/sleep": SleepBody,
     "/pyagent/engine/drain": DrainBody,
     "/pyagent/cluster/drain": ClusterDrainBody,
-    "/pyagent/cluster/revoke": RevokeBody,
+    "/pyagent/cluster/revoke": NodeBody,
+    "/pyagent/cluster/forget": NodeBody,
 }
 """What is sent to each path that takes something."""
 _OWN = {
