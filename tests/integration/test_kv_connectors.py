@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,8 +21,10 @@ from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError
 from pyagent.core.runners.batch import PLAIN_KEY
-from pyagent.core.runners.kv_connector import KvLayout, KvLostError
+from pyagent.core.runners.kv_connector import KvCache, KvLayers, KvLayout, KvLostError, KvMatch, KvPages, KvPrompt
 from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.kv_moves import loader, moves
 from pyagent.infrastructure.engine.kv_moves.fingerprint import hash_weights
 from pyagent.infrastructure.engine.kv_moves.transfers import KvTransfers
 from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
@@ -193,6 +198,132 @@ def test_connector_of_a_plugin_keeps_kv_beyond_the_engine(
         assert await answered(1) == (expected, 1)
 
     asyncio.run(work())
+
+
+class OddError(Exception):
+    """Of a plugin's own, derived from nothing that is known."""
+
+
+class FailingConnector:
+    """Has every prompt, and fails at one place."""
+
+    name = "failing"
+    patience = 10.0
+
+    def __init__(self, place: str, token_seconds: float | None = None) -> None:
+        self.place = place
+        self.token_seconds = token_seconds
+        self.is_loading = asyncio.Event()
+
+    def open(self) -> FailingConnector:
+        return self
+
+    def _pass(self, place: str) -> None:
+        if place == self.place:
+            raise OddError
+
+    def register(self, model: str, cache: KvCache) -> None:
+        self._pass("register")
+
+    def forget(self, model: str) -> None:
+        self._pass("forget")
+
+    async def matched_tokens(self, prompt: KvPrompt) -> KvMatch | None:
+        self._pass("matched_tokens")
+        if self.place == "cancelled":
+            raise asyncio.CancelledError
+        return KvMatch(len(prompt.tokens), 0.0, self.token_seconds)
+
+    async def load(self, prompt: KvPrompt, match: KvMatch, pages: KvPages) -> AsyncGenerator[KvLayers, None]:
+        self.is_loading.set()
+        if self.place == "hangs":
+            await asyncio.Event().wait()
+        self._pass("load")
+        yield KvLayers(1, 1, b"")
+
+    def save(self, prompt: KvPrompt) -> None:
+        self._pass("save")
+
+    async def close(self) -> None:
+        if self.place == "never closes":
+            await asyncio.Event().wait()
+        self._pass("close")
+
+
+@asynccontextmanager
+async def moving_by(path: Path, connector: FailingConnector) -> AsyncIterator[tuple[NativeBackend, LoadedModel]]:
+    """An engine whose connector was told of its model, and that has measured nothing."""
+    async with running(path, dataclasses.replace(options(), kv_connector=connector)) as backend:
+        assert isinstance(backend.engine, LocalEngine)
+        await collect(backend.chat(chat("hello", max_tokens=2)))
+        await until(lambda: not backend.engine.kv._preparing)  # type: ignore[attr-defined]
+        model = await backend.load()
+        assert isinstance(model, LoadedModel)
+        model.engine.scheduler.costs.prompt_token_seconds = None if connector.token_seconds else 1.0
+        yield backend, model
+
+
+@pytest.mark.parametrize(
+    "place", ["register", "matched_tokens", "cancelled", "load", "save", "forget", "close", "never closes"]
+)
+def test_connector_that_fails_costs_time_alone(
+    tiny_model_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a connector raises, and wherever: answers are right, no page is held, and the model is unloaded."""
+    monkeypatch.setattr(moves, "_CLOSE_SECONDS", 0.05)
+
+    async def work() -> None:
+        ask = chat(TEXT, temperature=0, max_tokens=9, ignore_eos=True)
+        (expected,) = await alone(tiny_model_path, [ask])
+        async with moving_by(tiny_model_path, FailingConnector(place)) as (backend, model):
+            assert (await collect(backend.chat(ask))).text == expected
+            await assert_idle(backend)
+        assert model.is_closed
+        assert not any(thread.name.startswith("pyagent-engine") for thread in threading.enumerate())
+
+    run(work())
+
+
+def test_load_that_hangs_ends_though_its_source_says_that_computing_takes_long(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing was measured here, the word of a source holds no request for as long as it likes."""
+    monkeypatch.setattr(loader, "_UNMEASURED_LOAD_SECONDS", 0.05)
+
+    async def work() -> None:
+        ask = chat(TEXT, temperature=0, max_tokens=9, ignore_eos=True)
+        (expected,) = await alone(tiny_model_path, [ask])
+        connector = FailingConnector("hangs", token_seconds=1e6)
+        async with moving_by(tiny_model_path, connector) as (backend, _), asyncio.timeout(60):
+            assert (await collect(backend.chat(ask))).text == expected
+            assert connector.is_loading.is_set()
+            await assert_idle(backend)
+
+    run(work())
+
+
+def test_request_that_is_cancelled_twice_leaves_no_page(tiny_model_path: Path) -> None:
+    """A client that goes while its server ends, and all threads are busy: what was reserved for KV is free again."""
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        connector, go_on = FailingConnector("hangs"), threading.Event()
+        async with moving_by(tiny_model_path, connector) as (backend, model):
+            asking = asyncio.create_task(collect(backend.chat(chat(TEXT))))
+            await connector.is_loading.wait()
+            assert model.runner.pool.stats().active
+            busy = asyncio.get_running_loop().run_in_executor(None, go_on.wait)
+            for _ in range(2):
+                asking.cancel()
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            assert asking.done()
+            go_on.set()
+            await busy
+            await until(lambda: not model.runner.pool.stats().active)
+            await assert_idle(backend)
+
+    run(work())
 
 
 def test_connector_that_nobody_brings_is_refused(tiny_model_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from support.tiny_model import write_tiny_model
 
 from pyagent.core.backends import collect
 from pyagent.core.cluster.tensors import Tensor
+from pyagent.core.errors import RequestError
+from pyagent.core.runners.kv_connector import KvLostError
 from pyagent.infrastructure.cluster import kv_exports
-from pyagent.infrastructure.cluster.kv_messages import READ, part_codec
+from pyagent.infrastructure.cluster.kv_messages import READ, part_codec, read_codec
 from pyagent.infrastructure.cluster.transport import Reply
 
 Read = Callable[[str, bytes, Sequence[memoryview]], AsyncGenerator[Reply, None]]
@@ -214,6 +217,44 @@ def test_hostile_replies_are_refused(tmp_path: Path, tiny_model_path: Path) -> N
                 assert (await b.answer(asked[number])).text == expected[number], what
                 assert (b.moved.num_loads, b.moved.failed) == (0, number + 1), what
                 await b.is_idle()
+
+    run(work())
+
+
+def test_peer_that_reads_too_much_or_never_ends_is_stopped(
+    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page is read once at most; a move that is not taken ends, and leaves its memory and its place."""
+
+    async def work() -> None:
+        async with two_nodes(tmp_path, tiny_model_path) as (a, b):
+            original, payloads = reading(a), list[bytes]()
+
+            async def noting(peer: str, payload: bytes, buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
+                payloads.append(payload)
+                async for reply in original(peer, payload, buffers):
+                    yield reply
+
+            read_instead(a, noting)
+            await a.answer(prompt(1))
+            await b.knows(a, prompt(1))
+            await b.answer(prompt(1))
+            ask = read_codec.decode(payloads[0])
+            twice = read_codec.encode(msgspec.structs.replace(ask, wanted=2 * ask.wanted))
+            with pytest.raises(RequestError, match="rising order"):
+                await anext(b.node._transport.stream(a.node.keys.node_id, READ, twice))
+            await a.is_idle()
+            monkeypatch.setattr(kv_exports, "_LONGEST_SECONDS", 0.01)
+            stuck = [original("b", payloads[0], []) for _ in range(kv_exports.MAX_EXPORTS)]
+            for one in stuck:
+                with contextlib.suppress(KvLostError):
+                    await anext(one)
+            await a.is_idle()
+            monkeypatch.undo()
+            assert [reply async for reply in original("b", payloads[0], [])]
+            for one in stuck:
+                await one.aclose()
+            await a.is_idle()
 
     run(work())
 

@@ -10,6 +10,7 @@ import contextlib
 from array import array
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from pyagent.core.backends import Backend
@@ -39,6 +40,8 @@ from pyagent.infrastructure.cluster.transport import Reply, Transport
 MAX_EXPORTS = 4
 """Moves that peers may have under way from this node: more of them share the same network and memory."""
 PROBE_BYTES = 1 << 20
+_LONGEST_SECONDS = 60.0
+"""A move that takes longer ends: a peer that does not read holds memory, and the place of another."""
 _PART_BYTES = 4 << 20
 _RETRY_SECONDS = 1.0
 
@@ -71,7 +74,7 @@ class KvExports:
         """`links` compute the prompts that peers want computed here."""
         self._offered = offered
         self._links = links
-        self._num_running = 0
+        self._running: set[object] = set()
 
     def register(self, transport: Transport) -> None:
         """Have the transport hand peers' calls on."""
@@ -98,8 +101,9 @@ class KvExports:
             raise RequestError(refusal or f"there is no KV of {ask.model!r} here", param="layout")
         keys = unpack(ask.keys)
         tokens, key = offered.index.match(keys)
-        with self._one_more():
-            held = offered.cache.hold(tokens, key)
+        held = offered.cache.hold(tokens, key)
+        with self._one_more() as move:
+            late = asyncio.get_running_loop().call_later(_LONGEST_SECONDS, self._end, move, held)
             try:
                 await asyncio.to_thread(held.open)
                 if not keys or held.num_tokens != len(keys) * BLOCK_TOKENS:
@@ -110,12 +114,18 @@ class KvExports:
                 async for reply in self._parts(ask, held):
                     yield reply
             finally:
-                await asyncio.to_thread(held.close)
+                late.cancel()
+                await asyncio.shield(asyncio.to_thread(held.close))  # cancelled, it would stay held
+
+    def _end(self, move: object, held: HeldKv) -> None:
+        self._running.discard(move)
+        asyncio.get_running_loop().run_in_executor(None, held.close)
 
     async def _parts(self, ask: ReadKv, held: HeldKv) -> AsyncGenerator[Reply, None]:
         wanted = array("I", ask.wanted[: len(ask.wanted) // 4 * 4]).tolist()
-        if not wanted or held.num_pages != ask.num_pages or max(wanted) >= held.num_pages:
-            text = f"{len(wanted)} of {ask.num_pages} pages were asked for, there are {held.num_pages}"
+        is_rising = all(one < later for one, later in pairwise(wanted))  # a page asked for often would fill the memory
+        if not wanted or not is_rising or held.num_pages != ask.num_pages or wanted[-1] >= held.num_pages:
+            text = f"{len(wanted)} of {ask.num_pages} pages were asked for, there are {held.num_pages}, in rising order"
             raise RequestError(text, param="wanted")
         shape = ask.layout.shape
         step = max(1, _PART_BYTES // (len(wanted) * shape.layer_bytes))
@@ -154,20 +164,22 @@ class KvExports:
 
     def _like(self, model: str, layout: KvLayout) -> tuple[OfferedKv | None, str]:
         """Return the model with this layout, whatever it is called, or what is different in the one of its name."""
-        for offered in self._offered.values():
+        named = self._offered.get(model)
+        for offered in (named, *self._offered.values()) if named else self._offered.values():
             if not offered.cache.layout.difference(layout):
                 return offered, ""
-        if (named := self._offered.get(model)) is None:
+        if named is None:
             return None, ""
         return None, f"KV of {model[:200]!r} is not alike: {named.cache.layout.difference(layout)}"
 
     @contextlib.contextmanager
-    def _one_more(self) -> Generator[None]:
-        if self._num_running >= MAX_EXPORTS:
-            text = f"{self._num_running} moves of KV from here are under way; compute the prompt, or try again later"
+    def _one_more(self) -> Generator[object]:
+        if len(self._running) >= MAX_EXPORTS:
+            text = f"{len(self._running)} moves of KV from here are under way; compute the prompt, or try again later"
             raise CapacityError(text, retry_after_seconds=_RETRY_SECONDS)
-        self._num_running += 1
+        move = object()
+        self._running.add(move)
         try:
-            yield
+            yield move
         finally:
-            self._num_running -= 1
+            self._running.discard(move)

@@ -1,25 +1,25 @@
 """Loads a prompt's KV from elsewhere before its request is submitted, where that is sooner than to compute it.
 
 Never later than by computing: what is not there in the time that computing would have taken is computed. A connector's
-failure is no request's: it is counted, and named in the log once for each kind.
+failure, whatever it is, is no request's: it is counted, and named in the log once for each kind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import PyAgentError
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.kv_connector import (
     KvConnector,
     KvLayers,
-    KvLostError,
     KvMatch,
     KvPrompt,
     KvRefusedError,
@@ -39,8 +39,8 @@ _FEWEST_TOKENS = 4 * BLOCK_TOKENS
 _LEAST_SECONDS = 0.05
 _UNMEASURED_SECONDS = 2.0
 """How long a question may take while nothing was computed here."""
-_FAILURES = (PyAgentError, KvLostError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError)
-"""What a connector may fail with, a plugin's too."""
+_UNMEASURED_LOAD_SECONDS = 30.0
+"""How long a load may take while only the source says what computing takes: it may say anything."""
 
 
 class KvLoader:
@@ -67,7 +67,12 @@ class KvLoader:
         except KvRefusedError as error:
             self.counts.refused += 1
             self._tell(error)
-        except (*_FAILURES, TimeoutError) as error:
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._note_failure(error)  # something of the connector's was cancelled, not the request
+        except Exception as error:  # noqa: BLE001 - a plugin's may be any
             self._note_failure(error)
 
     async def _load(self, chat: ChatRequest, request: Request, tokens: Sequence[int], num_local: int) -> None:
@@ -76,13 +81,17 @@ class KvLoader:
         prompt = KvPrompt(self._model, tokens, request.key, chat, num_local, seconds)
         async with asyncio.timeout(self._question_seconds(seconds)):
             match = await self._connector.matched_tokens(prompt)
-        if match is None or match.num_tokens - num_local < _FEWEST_TOKENS or match.num_tokens > len(tokens):
+        if match is None or match.num_tokens > len(tokens):
             return
+        match = replace(match, num_tokens=match.num_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+        if match.num_tokens - num_local < _FEWEST_TOKENS:
+            return
+        most_seconds = math.inf if token_seconds else _UNMEASURED_LOAD_SECONDS
         token_seconds = token_seconds or match.token_seconds
         if token_seconds is None or not is_worth_loading(match, num_local, token_seconds):
             self.counts.declined += 1
             return
-        async with asyncio.timeout((match.num_tokens - num_local) * token_seconds):
+        async with asyncio.timeout(min(most_seconds, (match.num_tokens - num_local) * token_seconds)):
             await self._load_once(prompt, match)
 
     def _question_seconds(self, seconds: float | None) -> float:
@@ -117,7 +126,9 @@ class KvLoader:
             await asyncio.to_thread(incoming.finish)
             return num_bytes
         finally:
-            await asyncio.to_thread(incoming.close)  # it waits for a step, as all that touches pages
+            # In a thread: it waits for a step, as all that touches pages. Shielded: a request that is cancelled while
+            # it waits for a thread would leave its pages without an owner.
+            await asyncio.shield(asyncio.to_thread(incoming.close))
 
     async def _write(self, incoming: IncomingKv, layers: AsyncGenerator[KvLayers, None]) -> int:
         """Write all layers, each once and in order. Raises `ValueError` for others."""
@@ -141,7 +152,7 @@ class KvLoader:
         whole = (len(request.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         try:
             self._connector.save(KvPrompt(self._model, request.tokens[:whole], request.key, chat, whole))
-        except _FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - a plugin's may be any
             self._note_failure(error)
 
     def stats(self) -> KvMoveStats:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 5.0
+"""How long a connector may take to close: models are unloaded after it."""
+
 
 class KvMoves:
     """What moves of an engine's KV. `connector` is the settings' own, or None until a node of a cluster brings one."""
@@ -34,6 +37,7 @@ class KvMoves:
         self._is_open = is_open and connector is None
         self._loaders: dict[str, KvLoader] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._staying: set[str] = set()
 
     @classmethod
     def of(cls, options: EngineOptions) -> KvMoves:
@@ -64,7 +68,7 @@ class KvMoves:
             return
         if (loader := self._loaders.get(name)) is not None:
             await loader.load(chat, request)
-        elif name not in self._preparing:
+        elif name not in self._preparing and name not in self._staying:
             task = asyncio.get_running_loop().create_task(self.prepare(name, model))
             self._preparing[name] = task
             task.add_done_callback(lambda _: self._preparing.pop(name, None))
@@ -77,15 +81,20 @@ class KvMoves:
         try:
             weights = await asyncio.to_thread(hash_weights, model.path, lambda: model.is_closed)
         except OSError as error:
-            logger.warning("the weights of %s cannot be read again, so its KV stays here: %s", name, error)
+            self._stay(name, f"its weights cannot be read again: {error}")
             return
         if model.is_closed or self._connector is not connector or name in self._loaders:
             return
         costs = model.engine.scheduler.costs
         transfers = KvTransfers(runner, KvLayout(weights=weights, shape=shape), lambda: costs.prompt_token_seconds)
-        self._loaders[name] = loader = KvLoader(name, transfers, connector)
-        connector.register(name, transfers)
         runner.when_starved(transfers.give_up)
+        try:
+            connector.register(name, transfers)
+        except Exception as error:  # noqa: BLE001 - a plugin's may be any
+            transfers.close()
+            self._stay(name, f"its connector does not take it: {str(error) or type(error).__name__}")
+            return
+        self._loaders[name] = loader = KvLoader(name, transfers, connector)
 
         def end() -> None:
             transfers.close()
@@ -94,11 +103,18 @@ class KvMoves:
         if not model.on_close(end):
             end()
 
+    def _stay(self, name: str, why: str) -> None:
+        self._staying.add(name)  # its weights are not read again at each request
+        logger.warning("KV of %s does not move: %s", name, why)
+
     def _forget(self, name: str, loader: KvLoader) -> None:
         if self._loaders.get(name) is loader:
             del self._loaders[name]
             if self._connector is not None:
-                self._connector.forget(name)
+                try:
+                    self._connector.forget(name)
+                except Exception as error:  # noqa: BLE001 - a plugin's may be any, and the model is to be unloaded
+                    logger.warning("the KV connector does not forget %s: %s", name, error)
 
     def save(self, name: str, chat: ChatRequest, request: Request) -> None:
         """Note that what a request has computed so far can be had here."""
@@ -113,4 +129,8 @@ class KvMoves:
         """Close the settings' own connector."""
         connector, self._connector = self._connector, None
         if connector is not None and not self._is_open:
-            await connector.close()
+            try:
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await connector.close()
+            except Exception as error:  # noqa: BLE001 - a plugin's may be any, and the models are to be unloaded
+                logger.warning("the KV connector does not close: %s", str(error) or type(error).__name__)
