@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from support.server import keys
 from typer.testing import CliRunner
 
 from pyagent.cli.cache import app
+from pyagent.cli.running_servers import announced
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.runners.factory import RunnerOptions
@@ -92,6 +94,22 @@ def test_without_a_server_the_reader_is_told_how_to_start_one(command: list[str]
     """No server, no traceback: the address that was tried, and what to do."""
     with pytest.raises(BackendError, match=r"no server answers at http://127\.0\.0\.1:9: .*pyagent serve"):
         said(*command, "--url", "http://127.0.0.1:9")
+
+
+def test_only_server_that_runs_is_asked_at_its_own_port(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server started with `--port` is found without --url; of two servers, that of the settings is asked."""
+    monkeypatch.setenv("PYAGENT_PATHS__DATA", str(tmp_path))
+    monkeypatch.setenv("PYAGENT_SERVER__PORT", "9")
+    with announced(tmp_path, "0.0.0.0", int(url.rpartition(":")[2])):
+        assert "no model is loaded yet" in said("show")
+        with (tmp_path / "servers" / "other.json").open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)  # as a second server holds it
+            other.write(json.dumps({"process_id": 1, "host": "127.0.0.1", "port": 10}))
+            other.flush()
+            with pytest.raises(BackendError, match=r"no server answers at http://127\.0\.0\.1:9: "):
+                said("show")
 
 
 def test_server_of_other_backends_says_that_it_keeps_nothing(tmp_path: Path) -> None:

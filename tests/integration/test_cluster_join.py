@@ -253,6 +253,30 @@ async def test_join_that_hides_a_revoked_key_is_refused(tmp_path: Path, monkeypa
         assert one.invitations.outcome() == "open"
 
 
+async def test_join_at_the_port_for_clients_says_which_port_is_meant() -> None:
+    """Whoever names the HTTP port instead of the door's is told so, not of a message of 1,213,486,160 bytes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    me = Newcomer(NodeKeys.make().public, "laptop")
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ClusterError, match=r"it answers HTTP: that port is for clients; .* at 8322"):
+            await ask_to_join("127.0.0.1", port, "K7QF924XNM", me, timeout=60)
+
+
+async def test_join_where_nothing_listens_says_so_in_the_systems_words() -> None:
+    """A refused connection is called that, without its address a second time."""
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+    me = Newcomer(NodeKeys.make().public, "laptop")
+    with pytest.raises(ClusterError, match=rf"^127\.0\.0\.1:{port} cannot be reached: Connection refused$"):
+        await ask_to_join("127.0.0.1", port, "K7QF924XNM", me, timeout=60)
+
+
 async def test_join_with_a_text_that_is_no_key_is_refused(tmp_path: Path) -> None:
     """Whoever has the code cannot leave a member in the file whose key no transport takes."""
     async with inviting(tmp_path) as (one, _, code):

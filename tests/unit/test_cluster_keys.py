@@ -170,7 +170,7 @@ def test_cluster_file_keeps_a_cluster(tmp_path: Path) -> None:
     assert state.epoch == 1
     assert repr(state.current.secret) not in repr(state)
     with pytest.raises(
-        ClusterError, match=r"in a cluster already.*remove \S+cluster\.json first.*pyagent cluster join"
+        ClusterError, match=r"in a cluster already \(\S+cluster\.json\); `pyagent cluster leave`.*cluster join"
     ):
         cluster.init("again")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     add_completion=False, help="Look into a running server's prefix cache and response cache.", no_args_is_help=True
 )
-Url = Annotated[str | None, typer.Option("--url", help="The server's URL; without it that of the settings.")]
+Url = Annotated[str | None, typer.Option("--url", help="The server's URL; without it the one that runs here.")]
 Shared = Annotated[bool, typer.Option("--shared", help="Pin for all API keys; needs an administrator's key.")]
 PromptFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A chat request or its messages as JSON, else a system text; - reads it.")

@@ -154,7 +154,7 @@ def _tell_outcome(outcome: Outcome, invitation: Invitation | None) -> None:
 
 
 async def _join(settings: Settings, code: str, at: str | None) -> None:
-    from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+    from pyagent.infrastructure.cluster.cluster_file import LEAVE_ADVICE, ClusterFile, cluster_folder
     from pyagent.infrastructure.cluster.join import Newcomer
     from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of
     from pyagent.infrastructure.cluster.known_peers import KnownPeers
@@ -162,7 +162,7 @@ async def _join(settings: Settings, code: str, at: str | None) -> None:
     folder = cluster_folder(settings.paths.data)
     cluster = ClusterFile(folder)
     if cluster.exists():
-        raise ClusterError(f"this machine is in a cluster already; remove {cluster.file} to leave it")
+        raise ClusterError(f"this node is in a cluster already ({cluster.file}); {LEAVE_ADVICE}")
     keys = load_or_make_keys(folder)
     found = await _find(settings, code, Newcomer(keys.public, _name_of(settings)), at)
     handover = found.handover

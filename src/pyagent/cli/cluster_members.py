@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyagent.core.messages import JsonObject
     from pyagent.infrastructure.cluster.status import ClusterStatus, PeerStatus
 
-Url = Annotated[str | None, typer.Option("--url", help="The node's URL; without it that of the settings.")]
+Url = Annotated[str | None, typer.Option("--url", help="The node's URL; without it the one that runs here.")]
 
 
 def add_commands(app: typer.Typer) -> None:

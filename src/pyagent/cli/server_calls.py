@@ -10,7 +10,7 @@ from pyagent.core.errors import BackendError, RequestError
 
 if TYPE_CHECKING:
     from pyagent.core.messages import JsonObject
-    from pyagent.core.settings import Server
+    from pyagent.core.settings import Server, Settings
 
 
 def call_server(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
@@ -18,8 +18,9 @@ def call_server(method: str, path: str, url: str | None, config: Path | None, bo
     import httpx
     import msgspec
 
-    server = read_settings(config).server
-    base = (url or f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}").rstrip("/")
+    settings = read_settings(config)
+    server = settings.server
+    base = (url or _own_url(settings)).rstrip("/")
     headers = _authorization(server) | {"content-type": "application/json"}
     content = None if body is None else msgspec.json.encode(body)
     try:
@@ -36,6 +37,18 @@ def call_server(method: str, path: str, url: str | None, config: Path | None, bo
     except (msgspec.DecodeError, KeyError):
         told = f"it answers with status {answer.status_code}; is it a PyAgent server of this version?"
     raise RequestError(f"{base}: {told}")
+
+
+def _own_url(settings: Settings) -> str:
+    """Return where this user's server is: as the settings have it, unless the only one that runs has another port."""
+    from pyagent.cli.running_servers import running_servers
+
+    host, port = settings.server.host, settings.server.port
+    running = running_servers(settings.paths.data)
+    if len(running) == 1:
+        host, port = running[0].host, running[0].port
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - all interfaces are no address to ask
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _authorization(server: Server) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked, read_
 _FILE = "cluster.json"
 _ID_BYTES = 10
 _FILES_OF_A_NODE = ("cluster.json", "node.json", "known-peers.json", "invitation.json")
+LEAVE_ADVICE = "`pyagent cluster leave` leaves it, then `pyagent cluster join` or `init` makes this machine a new node"
 REKEY_ADVICE = "to join again as a new node, run `pyagent cluster leave`, then `pyagent cluster join` with a new code"
 
 
@@ -60,8 +61,7 @@ class ClusterFile:
         """Keep a cluster that this node was let into. Raises `ClusterError` where it is in one."""
         with locked(self.folder):
             if self.exists():
-                advice = f"remove {self.file} first, then run `pyagent cluster join` or `init` again"
-                raise ClusterError(f"this node is in a cluster already; to leave it, or to join it again, {advice}")
+                raise ClusterError(f"this node is in a cluster already ({self.file}); {LEAVE_ADVICE}")
             write_private(self.file, state)
 
     def add_member(self, node_id: str, public: str, name: str) -> ClusterState:

@@ -17,7 +17,7 @@ from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret, clean_
 from pyagent.core.cluster.names import shown
 from pyagent.core.errors import ClusterError, WireError
 from pyagent.infrastructure.cluster.cluster_file import REKEY_ADVICE, ClusterFile
-from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream
+from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream, unreachable
 from pyagent.infrastructure.cluster.handshake import (
     ANSWERS,
     HELLO,
@@ -168,7 +168,7 @@ class Door:
         except TimeoutError as error:
             raise ClusterError(f"{place} did not answer within {timeout:g} s", peer=place) from error
         except OSError as error:
-            raise ClusterError(f"{place} cannot be reached: {error.strerror or error}", peer=place) from error
+            raise unreachable(place, error) from error
         except WireError as error:
             raise ClusterError(f"{place} is no door that this node understands: {error}", peer=place) from error
 

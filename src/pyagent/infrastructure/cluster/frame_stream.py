@@ -10,15 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import struct
 from typing import TypeVar, cast
 
-from pyagent.core.errors import WireError
+from pyagent.core.errors import ClusterError, WireError
 from pyagent.infrastructure.wire.codec import Codec, with_length
 
 MAX_FRAME_BYTES = 4 << 10
 _LENGTH = struct.Struct("!I")
+_HTTP_TOLD = "it answers HTTP: that port is for clients; other nodes knock at 8322, or where `pyagent node` says"
 M = TypeVar("M")
+
+
+def unreachable(place: str, error: OSError) -> ClusterError:
+    """Return the error that says why no connection with a place came about, in the system's own words."""
+    reason = error.strerror or str(error)
+    if error.errno is not None and error.errno > 0:
+        reason = os.strerror(error.errno)  # asyncio's own text repeats the address in its place
+    return ClusterError(f"{place} cannot be reached: {reason}", peer=place)
 
 
 class FrameStream:
@@ -47,7 +57,10 @@ class FrameStream:
     async def receive(self, codec: Codec[M]) -> M:
         """Return the next message. Raises `WireError` for anything else than one within the codec's bound."""
         try:
-            (num_bytes,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            length = await self._reader.readexactly(_LENGTH.size)
+            if length == b"HTTP":
+                raise WireError(_HTTP_TOLD, peer=self.peer)
+            (num_bytes,) = _LENGTH.unpack(length)
             if num_bytes > codec.max_bytes:
                 told = f"{self.peer} announced a message of {num_bytes} bytes, the most is {codec.max_bytes}"
                 raise WireError(told, peer=self.peer)

@@ -27,7 +27,7 @@ from pyagent.core.cluster.join_code import hint_of
 from pyagent.core.cluster.messages import MAX_REVOKED, Revocation
 from pyagent.core.errors import ClusterError, WireError
 from pyagent.infrastructure.cluster.cluster_file import REKEY_ADVICE, ClusterFile
-from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream
+from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream, unreachable
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS, PROOFS, Proof, Refused
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
@@ -185,7 +185,7 @@ async def ask_to_join(
     except TimeoutError as error:
         raise ClusterError(f"{place} did not answer within {timeout:g} s", peer=place) from error
     except OSError as error:
-        raise ClusterError(f"{place} cannot be reached: {error.strerror or error}", peer=place) from error
+        raise unreachable(place, error) from error
     except WireError as error:
         raise ClusterError(f"{place} ended the exchange: {error}", peer=place) from error
 
