@@ -247,6 +247,27 @@ def test_requests_left_before_a_process_began_them_end_the_wave(tiny_model_path:
     run(work())
 
 
+def test_answer_that_cannot_move_because_the_engine_closes_ends(tiny_model_path: Path) -> None:
+    """A copy that dies while the other one is being closed fails its requests: no reader waits for ever."""
+
+    async def work() -> None:
+        async with copies_of(tiny_model_path) as backend:
+            copies, dying = remote(backend).copies, process_id(backend, 0)
+            os.kill(dying, signal.SIGSTOP)
+            copies._coordinator.died(1)
+            answering = asyncio.create_task(collect(backend.chat(ask())))
+            await until(lambda: copies.wait_for_wave(0) == 1)
+            copies._coordinator.is_back(1)
+            await asyncio.to_thread(copies.supervisors[1].close)
+            os.kill(dying, signal.SIGKILL)
+            await until(answering.done)
+            with pytest.raises(BackendError, match="the engine stopped"):
+                answering.result()
+            await until(lambda: copies.supervisors[0].status.num_restarts == 1)
+
+    run(work())
+
+
 @pytest.mark.slow
 def test_request_that_kills_ends_two_processes_among_others_at_most(
     tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -110,6 +111,21 @@ def test_copy_without_kv_memory_counts_what_runs_as_waiting() -> None:
         for _ in range(3):
             coordinator.began(copy, Prompt())
     assert coordinator.choose(Prompt(num_tokens=10)) == 1
+
+
+@pytest.mark.parametrize(
+    "forget", [lambda coordinator: coordinator.died(0), lambda coordinator: coordinator.forget_prompts()]
+)
+def test_sessions_are_not_warm_where_memory_is_gone(forget: Callable[[Coordinator], None]) -> None:
+    """A conversation's copy that died, or gave its memory back, is chosen for it no sooner than another."""
+    coordinator, prompt = coordinator_of(2), Prompt(num_tokens=1000, session=("tenant", "s"))
+    coordinator.began(0, prompt)
+    coordinator.ended(0)
+    assert {coordinator.choose(prompt) for _ in range(20)} == {0}
+    forget(coordinator)
+    coordinator.is_back(0)
+    coordinator.began(0, Prompt())
+    assert coordinator.choose(prompt) == 1
 
 
 @given(st.data(), st.integers(1, 6))

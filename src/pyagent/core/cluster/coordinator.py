@@ -124,6 +124,7 @@ class Coordinator:
         one = self._copies[copy]
         one.is_down, one.load = True, _UNKNOWN
         one.warm.clear()
+        self._homes = OrderedDict((session, home) for session, home in self._homes.items() if home != copy)
 
     def is_back(self, copy: int) -> None:
         """Note that a copy answers again."""
@@ -131,5 +132,6 @@ class Coordinator:
 
     def forget_prompts(self) -> None:
         """Note that all copies gave their KV memory back."""
+        self._homes.clear()
         for one in self._copies:
             one.warm.clear()

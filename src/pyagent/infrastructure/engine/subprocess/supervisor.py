@@ -392,8 +392,11 @@ class Supervisor:
                 why = f"{self._name} ended {request.num_deaths} times while it worked on this request"
             self._emit(request, _stopped(f"{why} ({reason}); it is not tried again"))
         for request in self._requests.take_movable():
-            if not self._owner.move(request):
-                self._requests.put_back(request)
+            try:
+                if not self._owner.move(request):
+                    self._requests.put_back(request)
+            except PyAgentError as error:  # the other one is being closed
+                self._emit(request, error)
         self._fail_calls(f"{self._name} ended ({reason})")
 
     def _fail_all(self, reason: str) -> None:
