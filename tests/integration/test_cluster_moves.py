@@ -91,6 +91,26 @@ def test_answer_that_outlasts_the_drain_goes_on_elsewhere_from_its_text(tmp_path
     run(work())
 
 
+def test_drain_that_is_taken_back_ends_no_answer(tmp_path: Path) -> None:
+    """A node that takes requests again while it drains goes on with those it has, after the drain's time as well."""
+
+    async def work() -> None:
+        link = Queueing("b")
+        async with cluster_of(tmp_path, a=[other()], b=[link]) as (a, b):
+            [first] = await asked(a, link, 1)
+            draining = asyncio.create_task(b.drain(0.5))
+            await until(lambda: b.status().is_draining)
+            await b.resume()
+            assert await draining == 0
+            assert not first.done()
+            second = ask(a)
+            link.gate.set()
+            assert texts(await asyncio.gather(first, second)) == ["from b", "from b"]
+            assert len(link.begun) == 2
+
+    run(work())
+
+
 def test_stopping_node_gives_its_own_clients_requests_to_peers(tmp_path: Path) -> None:
     """Asked to stop, a node has its peers answer what waits in its queue; what runs there ends there."""
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Coroutine
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -293,6 +293,30 @@ def test_node_that_was_away_while_the_secret_changed_is_given_the_new_one(tmp_pa
     run(work())
 
 
+def test_node_that_was_away_learns_who_is_out_though_the_revoker_is_forgotten(tmp_path: Path) -> None:
+    """The word of a node that joined, revoked another, left and was forgotten counts for one that was away."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("one")], m=[Own("two")], c=[Own("three")]) as (a, m, c):
+            await c.stop()
+            await until(lambda: is_connected(a, 1))
+            join(tmp_path / "r", a)
+            async with running_node(tmp_path / "r", [Own("four")], seeds=[f"127.0.0.1:{a.door_port}"]) as revoker:
+                await until(lambda: is_connected(a, 2))
+                await revoker.revoke(m.keys.node_id)
+                await until(lambda: a.cluster.load().current == revoker.cluster.load().current)
+                await until(lambda: m.keys.node_id in a.cluster.load().revoked)
+            await until(lambda: is_connected(a, 0))
+            await a.forget("r")
+            async with running_node(tmp_path / "c", [Own("three")], seeds=[f"127.0.0.1:{a.door_port}"]) as back:
+                await until(lambda: is_connected(a, 1) and is_connected(back, 1))
+                await until(lambda: back.cluster.load().current == a.cluster.load().current)
+                await until(lambda: m.keys.node_id in back.cluster.load().revoked)
+                assert m.keys.node_id not in back.cluster.load().members
+
+    run(work())
+
+
 def test_nodes_that_revoked_apart_agree_on_a_secret_that_neither_told(tmp_path: Path) -> None:
     """Two nodes that each put out another one while apart know both when they meet, and begin an epoch together."""
 
@@ -416,18 +440,33 @@ def test_cloned_disk_gets_keys_of_its_own(tmp_path: Path) -> None:
             with socket.create_server(("127.0.0.2", 0)) as found:
                 port = found.getsockname()[1]  # the settings of a clone are those of the other, its address is not
             seeds = [f"127.0.0.1:{a.door_port}"]
-            async with running_node(first, [Own("two")], seeds=seeds, bind=["127.0.0.2"], port=port) as b:
+            tracer = _Tracer()
+            here = {"bind": ["127.0.0.2"], "port": port, "tracer": tracer}
+            async with running_node(first, [Own("two")], seeds=seeds, **here) as b:  # type: ignore[arg-type]
                 await until(lambda: is_connected(a, 1))
                 places = [f"127.0.0.2:{port}"]
-                async with running_node(clone, [Own("three")], seeds=places, bind=["127.0.0.3"], port=port) as c:
+                here = {**here, "bind": ["127.0.0.3"]}
+                async with running_node(clone, [Own("three")], seeds=places, **here) as c:  # type: ignore[arg-type]
                     assert b.keys == NodeKeys(c.keys.node_id, c.keys.public, c.keys.secret)
                     await until(lambda: b.keys.node_id != c.keys.node_id)
                     await until(lambda: is_connected(a, 2) and is_connected(b, 2) and is_connected(c, 2))
                     for node in (a, b, c):
                         for model in ("one", "two", "three"):
                             assert (await answer(node, ask(model))).text == f"from {model}"
+                    assert tracer.node_ids == {b.keys.node_id, c.keys.node_id}  # traced after as before
 
     run(work())
+
+
+class _Tracer:
+    """Notes which nodes answer peers."""
+
+    def __init__(self) -> None:
+        self.node_ids = set[str]()
+
+    def answering(self, _request: object, _peer_id: str, node_id: str) -> AbstractContextManager[None]:
+        self.node_ids.add(node_id)
+        return nullcontext()
 
 
 def _cloned(folder: Path, clone: Path) -> Path:

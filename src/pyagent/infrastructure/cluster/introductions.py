@@ -176,7 +176,8 @@ class Introductions:
         """Take over what a member told; each word that is new here must be that of a member. Works beside the loop."""
         state = self._cluster.load()
         new = [one for one in told.revoked if one.id not in state.revoked]
-        self._cluster.merge(told.secrets, [one for one in new if is_valid(one, state, (self._own_id,))])
+        then = state.with_secrets(told.secrets)
+        self._cluster.merge(told.secrets, [one for one in new if is_valid(one, then, (self._own_id,))])
 
     async def renew_secret(self) -> None:
         """Begin a new epoch where a revoked node may know the current secret.

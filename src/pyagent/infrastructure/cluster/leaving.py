@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from pyagent.core.backends import Backend
@@ -43,14 +43,21 @@ async def withdraw(links: Sequence[Backend], wanted: Withdrawal) -> int:
     return num_given
 
 
-async def hand_over(links: Sequence[Backend], answering: Answering, seconds: float, *, of_peers: bool) -> None:
-    """Give back what waits, again and again, until no peer's answer runs or the time is over.
+async def hand_over(
+    links: Sequence[Backend],
+    answering: Answering,
+    seconds: float,
+    *,
+    of_peers: bool,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> None:
+    """Give back what waits, again and again, until no peer's answer runs, the time is over, or it is wanted no more.
 
     With `of_peers`, what this node's own clients wait for stays.
     """
     clock = asyncio.get_running_loop().time
     until = clock() + seconds
-    while True:
+    while is_wanted():
         await withdraw(links, Withdrawal(at_most=_ALL, of_peers=of_peers))
         if await answering.ended(min(until, clock() + _AGAIN_SECONDS)) or clock() >= until:
             return

@@ -136,6 +136,7 @@ class Node:
         self._membership: Membership | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._changing_keys: asyncio.Task[None] | None = None
+        self._num_resumed = 0
 
     @property
     def door_port(self) -> int:
@@ -237,11 +238,17 @@ class Node:
         """Take no more requests of peers, and tell them so; return how many answers were not over in time.
 
         What waits is given back at once. An answer that runs may finish in the time; then its node goes on elsewhere.
+        `resume` ends it: what runs or waits by then stays.
         """
         self._answering.is_draining = True
+        num_resumed = self._num_resumed
+
+        def is_wanted() -> bool:
+            return self._num_resumed == num_resumed
+
         await self._advertising.tell_load()
-        await hand_over(self.chain.links, self._answering, grace_seconds, of_peers=True)
-        return self._answering.break_off(with_agents=False)
+        await hand_over(self.chain.links, self._answering, grace_seconds, of_peers=True, is_wanted=is_wanted)
+        return self._answering.break_off(with_agents=False) if is_wanted() else 0
 
     async def leave(self, grace_seconds: float) -> None:
         """Drain for good: what this node's own clients wait for goes to peers, too, where they have the model."""
@@ -253,6 +260,7 @@ class Node:
     async def resume(self) -> None:
         """Take requests of peers again."""
         self._answering.is_draining = False
+        self._num_resumed += 1
         await self._advertising.tell_load()
 
     async def forget(self, name: str) -> str:
@@ -348,7 +356,9 @@ class Node:
         self._membership = None
         await self._stop()
         await asyncio.to_thread(take_new_keys, self.cluster.folder)
+        is_draining = self._answering.is_draining
         self._make_again()  # each part knows the keys
+        self._answering.is_draining = is_draining
         self._changing_keys = asyncio.current_task()
         try:
             await self._start()

@@ -16,9 +16,13 @@ def revocation_by(keys: NodeKeys, cluster_id: str, node_id: str) -> Revocation:
 
 
 def is_valid(told: Revocation, state: ClusterState, others: Container[str] = ()) -> bool:
-    """Whether a revocation counts: its revoker is or was a member, or one of `others`, and said it of this cluster."""
+    """Whether a revocation counts: its revoker is or was a member, or one of `others`, and said it of this cluster.
+
+    A node that was away may never have heard of a revoker that is gone and forgotten: there the current secret speaks
+    for the word, as it names whom it was made to keep out.
+    """
     by = node_id_of(told.by)
-    is_known = by in state.members or by in state.revoked or by in others
+    is_known = by in state.members or by in state.revoked or by in others or told.id in state.current.excludes
     return is_known and is_signed(told.by, _said(state.cluster_id, told.id), told.signature)
 
 
