@@ -10,6 +10,7 @@ import msgspec
 
 from pyagent.core.prompt_cache import CachePages, CacheQuery, CacheQueryResult, ModelCache, ViewCache
 from pyagent.infrastructure.engine.client import EngineState
+from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
 from pyagent.infrastructure.engine.stats import EngineStats, Percentiles, PoolCounts, SlowStep
 
 _S = TypeVar("_S", bound=msgspec.Struct)
@@ -28,6 +29,9 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         swap_bytes=_added(state.swap_bytes for state in states),
         num_restarts=sum(state.num_restarts for state in states),
         stats={name: _merged(each) for name, each in _by_name(state.stats for state in states).items()},
+        kv_moves={
+            name: _sums(KvMoveStats, each) for name, each in _by_name(state.kv_moves for state in states).items()
+        },
         faults={name: fault for state in states for name, fault in state.faults.items()},
         copies=list(states),
     )
@@ -103,8 +107,8 @@ def _added(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(counts)
 
 
-def _by_name(tables: Iterable[Mapping[str, EngineStats]]) -> dict[str, list[EngineStats]]:
-    found: dict[str, list[EngineStats]] = {}
+def _by_name(tables: Iterable[Mapping[str, _S]]) -> dict[str, list[_S]]:
+    found: dict[str, list[_S]] = {}
     for table in tables:
         for name, stats in table.items():
             found.setdefault(name, []).append(stats)
