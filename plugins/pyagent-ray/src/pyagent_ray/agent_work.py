@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -62,7 +64,18 @@ class Outcome(msgspec.Struct, frozen=True):
 def work(source: Source, desk: Any, number: int, task: Task, view: AgentView) -> Outcome:
     """Run a pure agent: the function of a Ray task."""
     ray = module()
-    return asyncio.run(_worked(lambda: source.agent(ray), desk, number, task, view))
+    try:
+        return asyncio.run(_ended_by_ray(_worked(lambda: source.agent(ray), desk, number, task, view)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # what Ray knows as the end of a cancelled task
+
+
+async def _ended_by_ray(working: Awaitable[Outcome]) -> Outcome:
+    """Cancel the agent when Ray does: by an interrupt, of which a loop that waits hears only through a handler."""
+    current = asyncio.current_task()
+    assert current is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, current.cancel)
+    return await working
 
 
 class AgentHost:
