@@ -454,6 +454,22 @@ asyncio.run(main())
 """
 
 
+def test_engine_outlives_a_time_in_which_no_process_can_be_started(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without room for a process's folder requests fail with the reason; with room again, the next one is answered."""
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            with monkeypatch.context() as patched:
+                patched.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+                with pytest.raises(BackendError, match=r"could not be started: .*missing"):
+                    await collect(backend.chat(ask()))
+            assert (await collect(backend.chat(ask()))).usage.completion_tokens == 12
+
+    run(work())
+
+
 def test_process_ends_with_the_one_that_started_it(tiny_model_path: Path) -> None:
     """When its parent is killed, the engine's process is gone at once."""
     with subprocess.Popen([sys.executable, "-c", PARENT, str(tiny_model_path)], stdout=subprocess.PIPE) as parent:

@@ -62,7 +62,9 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _QUICK_SECONDS = 10.0
 """A process that lived longer than this did not die of its start."""
 _MAX_QUICK_DEATHS = 5
-"""After this many in a row, with no request left, the next process starts with the next request."""
+"""After this many in a row, with no request left, the next process starts with the next request, or where others
+answer meanwhile after `_RETRY_SECONDS`."""
+_RETRY_SECONDS = 60.0
 _MAX_FAILED_STARTS = 3
 """Processes in a row that may end before their hello; then the requests are failed."""
 _POLL_SECONDS = 0.2
@@ -124,6 +126,7 @@ class Supervisor:
         """
         self.status = ProcessStatus()
         self._copy = copy
+        self._is_alone = is_alone
         self._name = "the engine's process" if is_alone else f"the process of engine {copy}"
         self._start = start
         self._owner = owner
@@ -232,7 +235,12 @@ class Supervisor:
     def _run_process(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Start one process, serve until its end, and pause before the next."""
         started = time.monotonic()
-        process = ChildProcess(context, self._start)
+        try:
+            process = ChildProcess(context, self._start)
+        except OSError as error:  # no memory, descriptors or room for its folder are left
+            self._num_failed_starts += 1
+            self._ended(f"it could not be started: {error}", started)
+            return
         reason = f"no hello within {_START_SECONDS:.0f} s"
         try:
             self._num_failed_starts += 1
@@ -246,11 +254,14 @@ class Supervisor:
             self.status.process_id = None
             code = process.end(is_orderly=self._is_closing)
         if not self._is_closing:
-            reason = describe_exit(code) if is_dead else reason
-            logger.warning("%s ended (%s); another is started", self._name, reason)
-            self._owner.died(self._copy)
-            self._process_died(reason)
-            self._pause_after(reason, time.monotonic() - started)
+            self._ended(describe_exit(code) if is_dead else reason, started)
+
+    def _ended(self, reason: str, started: float) -> None:
+        """Let others go on with what the process had, and pause before the next."""
+        logger.warning("%s ended (%s); another is started", self._name, reason)
+        self._owner.died(self._copy)
+        self._process_died(reason)
+        self._pause_after(reason, time.monotonic() - started)
 
     def _pause_after(self, reason: str, lived_seconds: float) -> None:
         """Pause before the next process, the longer the more of them ended soon."""
@@ -258,7 +269,7 @@ class Supervisor:
         if self._num_failed_starts >= _MAX_FAILED_STARTS:
             self._fail_all(f"{self._name} does not start ({reason}); its messages on standard error say why")
         if self._num_quick_deaths >= _MAX_QUICK_DEATHS and not len(self._requests):
-            self._wait(None)
+            self._wait(None if self._is_alone else _RETRY_SECONDS)
         elif self._num_quick_deaths:
             self._pause(_FIRST_PAUSE_SECONDS * 2 ** min(self._num_quick_deaths - 1, 10))
 
