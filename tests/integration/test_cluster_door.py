@@ -363,6 +363,22 @@ async def test_door_hangs_up_on_the_slow(tmp_path: Path) -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_door_that_stops_drops_whom_it_just_accepted(tmp_path: Path, turns: int) -> None:
+    """A connection that comes while the door stops is closed, whatever part of it the event loop had done."""
+    node = Node(tmp_path / "one", "desk")
+    node.cluster.init("home")
+    await node.start()
+    with socket.create_connection(("127.0.0.1", node.door.port)) as knocking:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await node.door.stop()
+        knocking.setblocking(False)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                assert not await asyncio.get_running_loop().sock_recv(knocking, 1)
+
+
 async def test_door_is_open_beside_idle_connections(tmp_path: Path) -> None:
     """Two hundred connections that say nothing keep no node out, and the door holds a few of them only."""
     limits = DoorLimits(seconds=60, num_open=32, num_open_per_address=16, per_second=1000)
