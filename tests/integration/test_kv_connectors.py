@@ -278,7 +278,9 @@ def test_connector_that_fails_costs_time_alone(
         async with moving_by(tiny_model_path, FailingConnector(place)) as (backend, model):
             assert (await collect(backend.chat(ask))).text == expected
             await assert_idle(backend)
+            assert (place == "register") == (not backend.engine.kv.stats())  # type: ignore[attr-defined]
         assert model.is_closed
+        assert model.runner._swap is None  # type: ignore[attr-defined]
         assert not any(thread.name.startswith("pyagent-engine") for thread in threading.enumerate())
 
     run(work())

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from support.kv_nodes import KvNode, prompt, two_nodes
 from support.native import alone
+from support.nodes import join, running_node
 from support.tiny_model import write_tiny_model
 
 from pyagent.core.backends import collect
@@ -275,6 +276,18 @@ def test_decode_node_has_prompts_computed_elsewhere(tmp_path: Path, tiny_model_p
                 assert answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens <= 16
             await a.node.stop()
             assert (await b.answer(asked[2])).text == expected[2]
+
+    run(work())
+
+
+def test_node_whose_role_needs_what_it_has_not_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A `prefill` node without an engine that moves KV computes for no peer: the log names what is missing."""
+
+    async def work() -> None:
+        join(tmp_path / "a", None)
+        with caplog.at_level(logging.WARNING):
+            async with running_node(tmp_path / "a", [], role="prefill"):
+                assert 'cluster.role is "prefill", but no engine here moves KV' in caplog.text
 
     run(work())
 

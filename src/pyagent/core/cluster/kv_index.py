@@ -59,7 +59,9 @@ class KvIndex:
     def note(self, keys: Sequence[bytes], tokens: Sequence[int], key: PrefixKey) -> None:
         """Note that these blocks of a prompt are computed."""
         data, size = array("I", tokens).tobytes(), BLOCK_TOKENS * _TOKEN
-        for number, block_key in enumerate(keys):
+        for number, block_key in reversed(
+            list(enumerate(keys))
+        ):  # a prompt is forgotten from its end: the rest is whole
             self._blocks[block_key] = (key.tenant, data[number * size : (number + 1) * size])
             self._blocks.move_to_end(block_key)
         while len(self._blocks) > self._max_blocks:

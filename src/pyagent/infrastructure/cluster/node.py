@@ -82,6 +82,11 @@ if TYPE_CHECKING:
 _FAREWELL_SECONDS = 0.3
 logger = logging.getLogger(__name__)
 
+_NOTHING_MOVES = (
+    'cluster.role is "%s", but no engine here moves KV: that takes a native link, engine.process = false, and '
+    'engine.kv_connector = "auto"'
+)
+
 
 class Node:
     """One node. `start` opens the door and joins whom it finds; `stop` says goodbye."""
@@ -169,7 +174,10 @@ class Node:
         transport.handle(FORGET, self._take_forget)
         self._advertising.register()
         self._introductions.register()
-        self._kv.start([link for link in self.chain.links if isinstance(link, KvLink) and link.connect_kv(self._kv)])
+        movers = [link for link in self.chain.links if isinstance(link, KvLink) and link.connect_kv(self._kv)]
+        self._kv.start(movers)
+        if self._settings.role != "both" and not movers:
+            logger.warning(_NOTHING_MOVES, self._settings.role)
         transport.on_link(self._note_link)
         self._bound = await transport.start(bind_endpoints(self._settings.bind))
         self._endpoints = reachable_endpoints(self._bound)
