@@ -45,7 +45,8 @@ def status(url: Url = None, as_json: AsJson = False, config: Config = None) -> N
     sys.stdout.write(
         f"{told.name} ({told.id}) in cluster {told.cluster or '(unnamed)'}, epoch {told.epoch}{draining}\n"
         f"  door on port {told.door_port}; models {', '.join(told.models) or 'none'}; "
-        f"{told.num_answered_for_peers} requests answered for peers, {told.num_given_away} given to idle ones\n"
+        f"{_counted(told.num_answered_for_peers, 'request')} answered for peers, "
+        f"{told.num_given_away} given to idle ones\n"
         f"{num_connected} of {num_there} peers connected\n"
     )
     _show_peers(told)
@@ -79,7 +80,10 @@ def drain(
 
     call = _ask("POST", "/pyagent/cluster/drain", url, config, {"grace_seconds": seconds, "resume": resume})
     left = msgspec.json.decode(call, type=dict[str, int])["num_running"]
-    done = "takes requests of peers again" if resume else "drained" if not left else f"{left} answers still run"
+    done = "takes requests of peers again" if resume else "drained"
+    if left:
+        done += f"; {_counted(left, 'answer')} not over in time: "
+        done += "the nodes that asked go on elsewhere from the text they have"
     sys.stdout.write(f"{done}\n")
 
 
@@ -137,6 +141,10 @@ def _show_peers(told: ClusterStatus) -> None:
             f"  {_shown(peer)}  {_state(peer)}  {peer.round_trip_seconds * 1000:.1f} ms  {models}{agents}\n"
             f"    {load}; {peer.num_answered} answered for this node; {peer.num_warm_prefixes} warm prefixes\n"
         )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _is_gone(peer: PeerStatus) -> bool:
