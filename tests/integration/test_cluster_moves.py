@@ -7,6 +7,7 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.nodes import cluster_of, is_connected
 from support.queueing import Queueing
@@ -18,6 +19,7 @@ from pyagent.core.errors import CapacityError
 from pyagent.core.messages import ChatRequest, Message
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.cluster.node import Node
+from pyagent.infrastructure.cluster.stealing import Stealing
 
 
 def run(work: Coroutine[None, None, None]) -> None:
@@ -273,6 +275,31 @@ def test_what_a_peer_asked_goes_on_to_a_third_node(tmp_path: Path) -> None:
             assert all(request.origin.node == a.keys.node_id for request in idle.begun)
             loaded.gate.set()
             await tasks[0]
+
+    run(work())
+
+
+def test_peer_is_given_no_more_than_its_last_load_has_room_for(tmp_path: Path) -> None:
+    """What was given since a peer's last load counts, also where another node asks it: looking twice gives once."""
+
+    async def work() -> None:
+        loaded, idle = Queueing("b"), Queueing("c", 2)
+        own_look = {"steal": False}
+        async with cluster_of(tmp_path, own_look, a=[other()], b=[loaded], c=[idle]) as (a, b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1) and is_connected(b, 1))
+            tasks = await asked(a, loaded, 9)
+            told = {"m": (await loaded.engine_state()).stats["m"]}
+            stealing = Stealing(b.chain, b.router, lambda: told)
+            peer = b.router.get(c.keys.node_id)
+            assert peer is not None
+            peer.load = msgspec.structs.replace(peer.load, is_draining=False, num_free=2, sequence=10**9)
+            assert [await stealing.give() for _ in range(3)] == [2, 0, 0]
+            peer.take(msgspec.structs.replace(peer.load, sequence=peer.load.sequence + 1))
+            assert await stealing.give() == 2
+            for link in (loaded, idle):
+                link.gate.set()
+            await asyncio.gather(*tasks)
 
     run(work())
 

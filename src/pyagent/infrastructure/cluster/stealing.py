@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pyagent.core.chain import Chain
-from pyagent.core.cluster.peers import ClusterRouter
+from pyagent.core.cluster.peers import ClusterRouter, Peer
 from pyagent.core.cluster.stealing import Backlog, Idle, move_seconds, shares
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.cluster.leaving import withdraw
@@ -51,6 +51,8 @@ class Stealing:
         self._router = router
         self._engine_stats = engine_stats
         self._look = asyncio.Event()
+        self._given: dict[str, tuple[int, int]] = {}
+        """How many each peer was given since the load of this number: peers that ask them elsewhere do not tell."""
         self.num_given = 0
         """Waiting requests that idle peers took."""
 
@@ -87,21 +89,34 @@ class Stealing:
             for peer_id, count in shares(backlog, idle).items():
                 waited = next(move_seconds(backlog, node) for node in idle if node.id == peer_id)
                 wanted = Withdrawal(at_most=count, to=peer_id, model=model, waited_seconds=waited)
-                self.num_given += await withdraw(self._chain.links, wanted)
+                self._note_given(peer_id, await withdraw(self._chain.links, wanted))
         return self.num_given - before
+
+    def _note_given(self, peer_id: str, count: int) -> None:
+        self.num_given += count
+        if (peer := self._router.get(peer_id)) is not None:
+            self._given[peer_id] = (peer.load.sequence, count + self._num_given_to(peer))
+        self._given = {one: given for one, given in self._given.items() if self._router.get(one) is not None}
+
+    def _num_given_to(self, peer: Peer) -> int:
+        sequence, count = self._given.get(peer.id, (-1, 0))
+        return count if sequence == peer.load.sequence else 0
+
+    def _num_free(self, peer: Peer) -> int:
+        return peer.load.num_free - max(peer.num_sent, self._num_given_to(peer))
 
     def _idle(self, model: str) -> list[Idle]:
         """Return the peers that would begin requests for a model at once, by their last loads and what went since."""
         return [
             Idle(
                 id=peer.id,
-                num_free=peer.load.num_free - peer.num_sent,
+                num_free=self._num_free(peer),
                 requests_per_second=peer.load.requests_per_second,
                 answer_seconds=peer.load.answer_seconds,
                 prefill_tokens_per_second=peer.load.prefill_tokens_per_second,
                 round_trip_seconds=peer.round_trip_seconds,
             )
             for peer in self._router
-            if peer.is_usable and not peer.load.num_waiting and peer.load.num_free > peer.num_sent
+            if peer.is_usable and not peer.load.num_waiting and self._num_free(peer) > 0
             if any(one.id == model and one.is_loaded for one in peer.offer.models)
         ]
