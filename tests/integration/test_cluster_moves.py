@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
 import pytest
-from support.nodes import cluster_of, is_connected
+from support.nodes import Own, cluster_of, is_connected
 from support.queueing import Queueing
+from support.server import words
 from support.waiting import until
 
 from pyagent.core.backends import Answer, collect
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import CapacityError
-from pyagent.core.messages import ChatRequest, Message
+from pyagent.core.messages import ChatDelta, ChatRequest, Message
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.cluster.stealing import Stealing
@@ -89,6 +91,29 @@ def test_answer_that_outlasts_the_drain_goes_on_elsewhere_from_its_text(tmp_path
             assert (await task).text == "from from c"
             assert heir.begun[0].answer_prefix == "from "
             await until(lambda: slow.num_running == 0)
+
+    run(work())
+
+
+def test_answer_whose_reader_is_slow_is_told_its_end_by_the_drain(tmp_path: Path) -> None:
+    """An answer that waits for its reader when the drain's time is over goes on elsewhere, as any other."""
+
+    async def work() -> None:
+        slow, heir = Own("b", *[ChatDelta(content="w ")] * 5000), Own("c", *words("at the heir"))
+        for link in (slow, heir):
+            link.model_ids, link.capabilities = ["m"], Capabilities(assistant_prefix="continued")
+        async with cluster_of(tmp_path, a=[other()], b=[slow], c=[heir]) as (a, b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1))
+            request = ChatRequest(model="m", messages=[Message("user", "hello")])
+            async with aclosing(a.chain.chat(request)) as deltas:
+                read = [await anext(deltas)]
+                await c.resume()
+                await until(lambda: is_connected(a, 2))
+                assert await b.drain(0.1) == 1
+                async with asyncio.timeout(60):
+                    read += [delta async for delta in deltas]
+            assert "".join(delta.content for delta in read).endswith("at the heir")
 
     run(work())
 

@@ -106,7 +106,7 @@ class Answering:
         self.num_running += 1
         try:
             yield
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter where it waits for its reader
             if task not in self._broken_off:
                 raise  # the peer left
             task.uncancel()
