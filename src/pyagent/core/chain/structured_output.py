@@ -31,6 +31,8 @@ async def check_answer(deltas: Sequence[ChatDelta], request: ChatRequest, name: 
 
 async def validate_aside(deltas: Sequence[ChatDelta], request: ChatRequest, deadline: Deadline) -> str:
     """Return what `validate_answer` does, while the event loop goes on; empty where that takes too long."""
+    if not _is_checkable(deltas):
+        return ""
     try:
         return await checked_aside(partial(validate_answer, deltas, request), deadline, request.origin.tenant)
     except TooLongToCheckError:
@@ -44,10 +46,15 @@ def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
             return fault_of_calls(without_cut(calls, deltas[-1].finish_reason), request.tools) or ""
         except RequestError:
             return ""  # no link can be blamed for it
-    if deltas[-1].finish_reason != "stop":
+    if not _is_checkable(deltas):
         return ""
     begun = request.assistant_prefix + request.answer_prefix
     return _validate_text(begun + "".join(delta.content for delta in deltas), request.response_format)
+
+
+def _is_checkable(deltas: Sequence[ChatDelta]) -> bool:
+    """Whether anything is known to be whole: an answer that was cut off may have matched."""
+    return deltas[-1].finish_reason == "stop" or any(delta.tool_calls for delta in deltas)
 
 
 def _validate_text(text: str, wanted: ResponseFormat | None) -> str:

@@ -22,6 +22,7 @@ from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
+from pyagent.core.structured_output.form_size import is_short
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
@@ -328,9 +329,9 @@ _NOTHING_LEFT = "no token is allowed"
 
 def _takes_long(request: ChatRequest) -> bool:
     """Whether to prepare a request beside the event loop: for its text, schemas, or texts to find in a vocabulary."""
-    is_structured = request.response_format is not None and request.response_format.type != "text"
+    has_long_form = request.response_format is not None and not is_short(request.response_format)
     length = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
-    return is_structured or bool(request.tools) or length > _LONG_TEXT or names_texts(request.sampling)
+    return has_long_form or bool(request.tools) or length > _LONG_TEXT or names_texts(request.sampling)
 
 
 def _info(name: str, model: LoadedModel) -> ModelInfo:

@@ -74,4 +74,4 @@ class AnswerGrammars:
 
 
 async def _awaited(coming: Future[Grammar]) -> Grammar:
-    return await asyncio.wrap_future(coming)
+    return coming.result() if coming.done() else await asyncio.wrap_future(coming)
