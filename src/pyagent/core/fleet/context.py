@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -188,21 +188,8 @@ class Context(Questions):
         """Show a line of what is going on."""
         self.run.emit(Progress(run=self.run.id, step=self.step, agent=self.agent, text=text))
 
-    @contextmanager
-    def phase(self, name: str) -> Generator[None]:
-        """A named part of the work: its time, and how it ended, are shown and journalled."""
-        started, fault = time.perf_counter(), "cancelled"
-        try:
-            yield
-            fault = None
-        except Exception as error:
-            fault = str(error) or type(error).__name__
-            raise
-        finally:
-            self.phase_ended(name, time.perf_counter() - started, fault)
-
     def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
-        """Show that a part of the work that was timed elsewhere is over."""
+        """Show that a part of the work is over; an agent elsewhere has timed its own."""
         ended = StepFinished(run=self.run.id, step=self.step, agent=self.agent, name=name, seconds=seconds, error=error)
         self.run.emit(ended)
 

@@ -1,12 +1,16 @@
-"""How an agent asks the model for something in a form, again with the reason where the answer does not fit.
+"""What a context does alike beside its run and elsewhere: ask the model for something in a form, and time phases.
 
-The same for an agent beside its run and for one that runs elsewhere: each says only how one answer is got.
+An answer that does not fit is asked for again with the reason. Each context says only how one answer is got, and whom
+it tells of a phase.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -36,8 +40,8 @@ class Question:
     sampling: SamplingParams
 
 
-class Questions:
-    """What an agent's context does by asking for answers."""
+class Questions(ABC):
+    """The part of an agent's context that is the same wherever the agent runs."""
 
     __slots__ = ()
     agent: str
@@ -45,15 +49,32 @@ class Questions:
     last_question: Question | None
 
     @property
+    @abstractmethod
     def tenant(self) -> str:
         """Whose run it is."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def answer(
         self, messages: list[Message], response_format: ResponseFormat | None, sampling: SamplingParams
     ) -> Completion:
         """Return the model's whole answer to a conversation."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
+        """Show that a part of the work is over."""
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """A named part of the work: its time, and how it ended, are shown and journalled."""
+        started, fault = time.perf_counter(), "cancelled"
+        try:
+            yield
+            fault = None
+        except Exception as error:
+            fault = str(error) or type(error).__name__
+            raise
+        finally:
+            self.phase_ended(name, time.perf_counter() - started, fault)
 
     @overload
     async def generate(

@@ -6,9 +6,7 @@ It has what `Context` has, and reads and checks answers where the agent is, as t
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -183,18 +181,9 @@ class RemoteContext(Questions):
         """Show a line of what is going on."""
         self._tell("progress", text)
 
-    @contextmanager
-    def phase(self, name: str) -> Generator[None]:
-        """A named part of the work: its time, and how it ended, are shown and journalled."""
-        started, fault = time.perf_counter(), "cancelled"
-        try:
-            yield
-            fault = None
-        except Exception as error:
-            fault = str(error) or type(error).__name__
-            raise
-        finally:
-            self._tell("phase_ended", name, fault, unlike=(time.perf_counter() - started,))
+    def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
+        """Show that a part of the work is over."""
+        self._tell("phase_ended", name, error, unlike=(seconds,))
 
     async def check_open(self) -> None:
         """Raise `AgentError` when the agent goes on after its end."""
