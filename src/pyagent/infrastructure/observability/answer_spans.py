@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt, Resumption, Timings, Usage
-from pyagent.core.trace_context import continued_trace, trace_headers
-from pyagent.infrastructure.observability.tracing import headers_of, make_provider, tracer_of
+from pyagent.core.trace_context import trace_headers
+from pyagent.infrastructure.observability.tracing import current, make_provider, tracer_of
 
 
 @dataclass(slots=True)
@@ -73,18 +73,11 @@ class PeerTracer:
         span = self._tracer.start_span("peer chat", outer, SpanKind.SERVER, attributes)
         answer = AnswerTrace()
         answer.ask(asked)
-        try:
-            with continued_trace(headers_of(span)):
+        with current(span):
+            try:
                 yield answer
-        except GeneratorExit:  # its reader has read enough
-            raise
-        except BaseException as error:
-            span.set_attribute("error.type", type(error).__name__)
-            span.set_status(StatusCode.ERROR)
-            raise
-        finally:
-            answer.tell(self._tracer, span)
-            span.end()
+            finally:
+                answer.tell(self._tracer, span)
 
 
 def _tell_link(tracer: Tracer, span: Span, answer: AnswerTrace, asked: ChatRequest) -> None:

@@ -41,6 +41,27 @@ def headers_of(span: Span) -> dict[str, str]:
     return headers
 
 
+@contextmanager
+def current(span: Span) -> Generator[None]:
+    """Make it the trace of what is done meanwhile, here and by backends; then end it, and note an error on it."""
+    try:
+        with continued_trace(headers_of(span)):
+            yield
+    except GeneratorExit:  # its reader has read enough
+        raise
+    except BaseException as error:
+        note_error(span, type(error).__name__)
+        raise
+    finally:
+        span.end()
+
+
+def note_error(span: Span, kind: str) -> None:
+    """Say of a span that it failed, and how."""
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR)
+
+
 class FleetTracer:
     """A fleet's spans. What is open is the trace of this context, which backends pass on."""
 
@@ -59,17 +80,8 @@ class FleetTracer:
             if model := more.get("gen_ai.response.model"):
                 span.update_name(f"{name} {model}")
 
-        try:
-            with continued_trace(headers_of(span)):
-                yield note
-        except GeneratorExit:  # its reader has read enough
-            raise
-        except BaseException as error:
-            span.set_attribute("error.type", type(error).__name__)
-            span.set_status(StatusCode.ERROR)
-            raise
-        finally:
-            span.end()
+        with current(span):
+            yield note
 
     async def close(self) -> None:
         """Send what is left, in a thread that the program's end does not wait for: a collector may be gone."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyagent.infrastructure.observability.answer_spans import AnswerTrace
-from pyagent.infrastructure.observability.tracing import headers_of, make_provider, tracer_of
+from pyagent.infrastructure.observability.tracing import headers_of, make_provider, note_error, tracer_of
 
 
 def make_tracer(endpoint: str) -> Tracer:
@@ -55,8 +55,7 @@ class TracingMiddleware:
         finally:
             span.set_attribute("pyagent.request_id", state.get("request_id", ""))
             if "outcome" in state:  # it broke off after its status
-                span.set_attribute("error.type", state["outcome"])
-                span.set_status(StatusCode.ERROR)
+                note_error(span, state["outcome"])
             answer.tell(self.tracer, span)
             span.end()
 
@@ -64,5 +63,4 @@ class TracingMiddleware:
 def _note_status(span: Span, status: int) -> None:
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
-        span.set_attribute("error.type", str(status))
-        span.set_status(StatusCode.ERROR)
+        note_error(span, str(status))
