@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pyagent.testing.servers import DroppedConnectionError, Fault, serve
+from pyagent.testing.servers import Fault, serve
 from pyagent.testing.stand_in import GREETING, sample_call, sample_of
 
 Json = dict[str, object]
@@ -173,7 +173,7 @@ class OllamaServer:
                 if self.fault is not None and index == self.fault.at:
                     if self.fault.kind == "error":
                         yield json.dumps({"error": self.fault.text}) + "\n"
-                    await _break(self.fault)
+                    await self.fault.strike()
                     is_complete = True
                     return
                 yield json.dumps(chunk) + "\n"
@@ -318,13 +318,6 @@ def ollama_server(**scripted: object) -> Generator[OllamaServer]:
     with serve(server.app()) as url:
         server.url = url
         yield server
-
-
-async def _break(fault: Fault) -> None:
-    if fault.kind == "drop":
-        raise DroppedConnectionError
-    if fault.kind == "stall":
-        await asyncio.sleep(3600)
 
 
 def _needed(body: Json) -> Iterator[str]:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pyagent.testing.servers import DroppedConnectionError, Fault, serve
+from pyagent.testing.servers import Fault, serve
 from pyagent.testing.stand_in import GREETING, sample_call, sample_of
 
 Json = dict[str, object]
@@ -121,7 +121,7 @@ class OpenAIServer:
                 if self.fault is not None and index == self.fault.at:
                     if self.fault.kind == "error":
                         yield _event({"error": {"message": self.fault.text}})
-                    await _break(self.fault)
+                    await self.fault.strike()
                     return
                 yield _event(chunk)
             yield "data: [DONE]\n\n"
@@ -228,13 +228,6 @@ def openai_server(**scripted: object) -> Generator[OpenAIServer]:
     with serve(server.app()) as url:
         server.url = f"{url}/v1"
         yield server
-
-
-async def _break(fault: Fault) -> None:
-    if fault.kind == "drop":
-        raise DroppedConnectionError
-    if fault.kind == "stall":
-        await asyncio.sleep(3600)
 
 
 def _event(chunk: Json) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -27,6 +28,13 @@ class Fault:
     kind: Literal["error", "end", "drop", "stall"]
     at: int = 0
     text: str = "the model runner has unexpectedly stopped"
+
+    async def strike(self) -> None:
+        """Break the connection or fall silent, where the fault is that; an error is the server's to say."""
+        if self.kind == "drop":
+            raise DroppedConnectionError
+        if self.kind == "stall":
+            await asyncio.sleep(3600)
 
 
 class DroppedConnectionError(Exception):
