@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pyagent.cli import serving
-from pyagent.cli.options import Chain, ChatTemplate, Config, DataParallel, Model
+from pyagent.cli.options import Chain, ChatTemplate, Config, DataParallel, Model, Port
 
 app = typer.Typer(add_completion=False)
 
@@ -19,7 +19,7 @@ def node(
     chat_template: ChatTemplate = None,
     data_parallel: DataParallel = None,
     host: Annotated[str | None, typer.Option("--host", help="Address for OpenAI clients.")] = None,
-    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = None,
+    port: Port = None,
     name: Annotated[str | None, typer.Option("--name", help="What the other nodes show this one as.")] = None,
     bind: Annotated[
         list[str] | None, typer.Option("--bind", metavar="ADDRESS", help="Address for other nodes. May be repeated.")

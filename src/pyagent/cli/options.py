@@ -26,6 +26,7 @@ DataParallel = Annotated[
     str | None,
     typer.Option("--data-parallel", metavar="N", help="Copies of the embedded engine, each a process; auto by layout."),
 ]
+Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
 Model = Annotated[str | None, typer.Option("--model", help="Model for the embedded engine: a name or a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 Files = Annotated[

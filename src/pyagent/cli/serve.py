@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pyagent.cli import serving
-from pyagent.cli.options import Chain, ChatTemplate, Config, DataParallel, Model
+from pyagent.cli.options import Chain, ChatTemplate, Config, DataParallel, Model, Port
 
 app = typer.Typer(add_completion=False)
 
@@ -19,7 +19,7 @@ def serve(
     chat_template: ChatTemplate = None,
     data_parallel: DataParallel = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = None,
+    port: Port = None,
     config: Config = None,
 ) -> None:
     """Answer OpenAI clients over HTTP until Ctrl+C."""
