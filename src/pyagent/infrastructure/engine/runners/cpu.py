@@ -103,7 +103,7 @@ class CpuRunner(PagedRunner):
     def close(self) -> None:
         """Free the weights and the KV memory, whatever still refers to the runner. It computes nothing afterwards."""
         super().close()
-        self.__dict__.pop("model", None)
+        vars(self).pop("model", None)
 
 
 def _load(path: Path, options: RunnerOptions, num_threads: int) -> _rust.CpuModel:

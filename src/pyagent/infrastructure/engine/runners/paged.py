@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PagedRunner:
+class PagedRunner(ABC):
     """Derive from it, call `__init__` with the model's sizes, and define `execute`.
 
     `execute` computes a batch's tokens over the pages that `pool.tables` gives for their sequences, and ends with
@@ -58,14 +59,14 @@ class PagedRunner:
 
     # -- what a device does -------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for. Blocks the calling thread, not the interpreter."""
-        raise NotImplementedError
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:  # noqa: B027 - none for a device without pages
         """Copy the content of KV pages: (from, to), in this order."""
 
-    def empty_pages(self, pages: Sequence[int]) -> None:
+    def empty_pages(self, pages: Sequence[int]) -> None:  # noqa: B027 - none where memory is never given back
         """Give the memory of pages back to the system; they are written before they are read again."""
 
     @property
@@ -74,7 +75,7 @@ class PagedRunner:
         return None
 
     def read_layers(self, pages: Sequence[int], first_layer: int, num_layers: int) -> bytes:
-        """Return layers of pages, one page's after the other's. Any thread may call."""
+        """Return layers of pages, one page's after the other's. Only where `kv_shape` is told. Any thread may call."""
         raise NotImplementedError
 
     def write_layers(self, pages: Sequence[int], first_layer: int, num_layers: int, data: Buffer) -> None:
