@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+from pyagent.core.found_plugin import PluginInfo
 from pyagent.core.hooks import hookimpl
-from pyagent.core.plugins import PluginHost, PluginInfo
+from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Plugins
 
 Install = Callable[..., None]

@@ -12,7 +12,8 @@ import typer
 from pyagent.cli.options import AsJson, Config
 
 if TYPE_CHECKING:
-    from pyagent.core.plugins import PluginHost, PluginInfo
+    from pyagent.core.found_plugin import PluginInfo
+    from pyagent.core.plugins import PluginHost
 
 app = typer.Typer(add_completion=False, help="List and inspect plugins.", no_args_is_help=True)
 

@@ -13,39 +13,34 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import Distribution
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-import msgspec
 import pluggy
 
 from pyagent.core.entry_points import (
     distribution_name,
     distribution_version,
     installed_entry_points,
-    missing_package_sentence,
 )
-from pyagent.core.errors import PluginError, PyAgentError
+from pyagent.core.errors import PluginError
+from pyagent.core.found_plugin import Clash, FoundPlugin, PluginInfo
 from pyagent.core.hooks import PROJECT_NAME, HookSpecs
 from pyagent.core.plugin_checks import (
     NOUNS,
     PREFIX,
-    backend_problem,
     check_hook_names,
     checked_items,
     import_target,
-    module_of,
     needs_problem,
     signature_error,
     unknown_noun,
 )
-from pyagent.core.plugin_watch import named_when_slow
+from pyagent.core.plugin_guards import first_of, guarded_items
 
 if TYPE_CHECKING:
-    from pyagent.core.backends import Backend, BackendFactory, LinkSpec
-    from pyagent.core.config import Settings
+    from pyagent.core.backends import BackendFactory
     from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
@@ -53,13 +48,11 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import GrammarBackendFactory
-    from pyagent.core.logits_processors import BroughtLogitsProcessor, LogitsProcessorFactory
+    from pyagent.core.logits_processors import BroughtLogitsProcessor
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
     from pyagent.core.tokenizers import TokenizerFactory
-
-PluginState = Literal["idle", "loaded", "disabled", "quarantined"]
 
 logger = logging.getLogger("pyagent.plugins")
 
@@ -83,59 +76,9 @@ class PluginOptions(Protocol):
         ...
 
 
-class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pyagent plugins list` shows of one plugin. `provides` maps nouns to names, known once it is loaded."""
-
-    name: str
-    version: str
-    distribution: str
-    nouns: tuple[str, ...]
-    state: PluginState
-    reason: str = ""
-    load_seconds: float = 0.0
-    is_builtin: bool = False
-    modules: tuple[str, ...] = ()
-    hooks: tuple[str, ...] = ()
-    provides: dict[str, tuple[str, ...]] = {}
-
-
-class Clash(msgspec.Struct, frozen=True):
-    """Two plugins bring the same name; `winner` came first in the order."""
-
-    noun: str
-    name: str
-    winner: str
-    loser: str
-
-
-@dataclass(slots=True)
-class _Plugin:
-    name: str
-    index: int
-    is_by_hand: bool = False
-    distribution: Distribution | None = None
-    noun_to_target: dict[str, str] = field(default_factory=dict[str, str])
-    target_to_object: dict[str, object] = field(default_factory=dict[str, object])
-    state: PluginState = "idle"
-    reason: str = ""
-    load_seconds: float = 0.0
-
-    @property
-    def is_builtin(self) -> bool:
-        return all(module_of(target).partition(".")[0] == PROJECT_NAME for target in self.noun_to_target.values())
-
-    def target_for(self, noun: str) -> str | None:
-        """Return the module that fills the noun's hook; an entry without a noun may fill any."""
-        return self.noun_to_target.get(noun) or self.noun_to_target.get("")
-
-    @property
-    def is_open(self) -> bool:
-        return self.state in {"idle", "loaded"}
-
-
 @dataclass(frozen=True, slots=True)
 class _Contribution:
-    plugin: _Plugin
+    plugin: FoundPlugin
     rank: tuple[float, int, bool, int, str]
     items: Mapping[str, object]
 
@@ -151,7 +94,7 @@ class PluginHost:
         self._disabled = frozenset(disable)
         self._with_options = frozenset(with_options)
         self._order = {name: position for position, name in enumerate(order)}
-        self._plugins: dict[str, _Plugin] = {}
+        self._plugins: dict[str, FoundPlugin] = {}
         self._contributions: dict[str, list[_Contribution]] = {noun: [] for noun in NOUNS}
         self._asked: set[tuple[str, str]] = set()
         self._clashes: dict[Clash, None] = {}
@@ -173,7 +116,7 @@ class PluginHost:
         with self._lock:
             if name in self._plugins:
                 raise PluginError(f"a plugin called {name!r} is there already; choose another name", plugin=name)
-            entry = _Plugin(name, len(self._plugins), is_by_hand=True, noun_to_target={"": name})
+            entry = FoundPlugin(name, len(self._plugins), is_by_hand=True, noun_to_target={"": name})
             if name in self._disabled:
                 entry.state = "disabled"
             else:
@@ -186,7 +129,7 @@ class PluginHost:
         with self._lock:
             found = cast("dict[str, BackendFactory]", self._collect("backends"))
             in_order = [cast("dict[str, BackendFactory]", one.items) for one in self._in_order("backends")]
-            return {scheme: _first_of([items[scheme] for items in in_order if scheme in items]) for scheme in found}
+            return {scheme: first_of([items[scheme] for items in in_order if scheme in items]) for scheme in found}
 
     def queue_policies(self) -> dict[str, QueuePolicyFactory]:
         """Makers of queue policies by name."""
@@ -273,7 +216,7 @@ class PluginHost:
         name, _, noun = entry_name.partition(".")
         plugin = self._plugins.get(name)
         if plugin is None:
-            plugin = self._plugins[name] = _Plugin(name, len(self._plugins), distribution=distribution)
+            plugin = self._plugins[name] = FoundPlugin(name, len(self._plugins), distribution=distribution)
             if name in self._disabled:
                 plugin.state, plugin.reason = "disabled", "disabled by plugins.disable"
         elif not _is_same(plugin.distribution, distribution):
@@ -285,34 +228,34 @@ class PluginHost:
         if noun and noun not in NOUNS and plugin.is_open:
             self._quarantine(plugin, unknown_noun(entry_name, noun))
 
-    def _report_shadowed(self, plugin: _Plugin, distribution: Distribution) -> None:
+    def _report_shadowed(self, plugin: FoundPlugin, distribution: Distribution) -> None:
         """Another distribution claims the same plugin name: list it under `name@distribution`, unused."""
         owner = distribution_name(distribution)
         alias = f"{plugin.name}@{owner}"
         if alias not in self._plugins:
-            shadowed = self._plugins[alias] = _Plugin(alias, len(self._plugins), distribution=distribution)
+            shadowed = self._plugins[alias] = FoundPlugin(alias, len(self._plugins), distribution=distribution)
             taken = distribution_name(plugin.distribution)
             self._quarantine(shadowed, f"the name {plugin.name!r} is taken by {taken}; uninstall {taken} or {owner}")
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def _load(self, plugin: _Plugin, target: str) -> None:
+    def _load(self, plugin: FoundPlugin, target: str) -> None:
         """Import one module of a plugin and register it; quarantines on any failure."""
         started = time.perf_counter()
         try:
-            with _watched(plugin, f"importing {target}"):
+            with plugin.watched(f"importing {target}"):
                 self._register_object(plugin, target, import_target(target))
         except PluginError as error:
             self._quarantine(plugin, str(error).removeprefix(f"plugin {plugin.name!r} "))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a plugin's failure must not end the program
-            self._quarantine(plugin, self._why(plugin, target, error, "failed at import"))
+            self._quarantine(plugin, plugin.failure(target, error, "failed at import"))
         else:
             plugin.state = "loaded"
         plugin.load_seconds += time.perf_counter() - started
 
-    def _register_object(self, plugin: _Plugin, target: str, thing: object) -> None:
+    def _register_object(self, plugin: FoundPlugin, target: str, thing: object) -> None:
         check_hook_names(plugin.name, thing)
         pluggy_name = plugin.name if not plugin.target_to_object else f"{plugin.name}:{target}"
         try:
@@ -323,14 +266,7 @@ class PluginHost:
             raise PluginError(f"plugin {plugin.name!r} cannot be registered: {error}", plugin=plugin.name) from error
         plugin.target_to_object[target] = thing
 
-    def _why(self, plugin: _Plugin, target: str, error: BaseException, what: str) -> str:
-        if isinstance(error, ImportError):
-            sentence = missing_package_sentence(error, module_of(target), plugin.distribution)
-            if sentence:
-                return sentence
-        return f"{what}: {type(error).__name__}: {error}"
-
-    def _quarantine(self, plugin: _Plugin, reason: str) -> None:
+    def _quarantine(self, plugin: FoundPlugin, reason: str) -> None:
         plugin.state, plugin.reason = "quarantined", reason
         for contributions in self._contributions.values():
             contributions[:] = [kept for kept in contributions if kept.plugin is not plugin]
@@ -350,7 +286,7 @@ class PluginHost:
                     self._ask(plugin, noun, target)
             return self._merge(noun)
 
-    def _ask(self, plugin: _Plugin, noun: str, target: str) -> None:
+    def _ask(self, plugin: FoundPlugin, noun: str, target: str) -> None:
         """Load what the plugin names for the noun, call its hook, keep what it brings."""
         if target not in plugin.target_to_object:
             self._load(plugin, target)
@@ -362,22 +298,22 @@ class PluginHost:
             self._quarantine(plugin, f"says it brings {noun}, but {target} does not fill {PREFIX}{noun}")
         for impl in impls:
             try:
-                with _watched(plugin, f"in {PREFIX}{noun}"):
+                with plugin.watched(f"in {PREFIX}{noun}"):
                     items = checked_items(plugin.name, noun, impl.function(*([self] if impl.argnames else [])))
-                items = self._guard_items(plugin, noun, items)
+                items = guarded_items(plugin, noun, items)
             except PluginError as error:
                 self._quarantine(plugin, str(error))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - a plugin's failure must not end the program
-                self._quarantine(plugin, self._why(plugin, target, error, f"failed in {PREFIX}{noun}"))
+                self._quarantine(plugin, plugin.failure(target, error, f"failed in {PREFIX}{noun}"))
             else:
                 self._contributions[noun].append(_Contribution(plugin, self._rank(plugin, impl), items))
 
     def _hook(self, noun: str) -> pluggy.HookCaller:
         return cast("pluggy.HookCaller", getattr(self._manager.hook, PREFIX + noun))
 
-    def _rank(self, plugin: _Plugin, impl: pluggy.HookImpl) -> tuple[float, int, bool, int, str]:
+    def _rank(self, plugin: FoundPlugin, impl: pluggy.HookImpl) -> tuple[float, int, bool, int, str]:
         position = -1.0 if plugin.is_by_hand else self._order.get(plugin.name, len(self._order))
         index = plugin.index if plugin.is_by_hand or plugin.is_builtin else 0
         return position, impl.trylast - impl.tryfirst, not plugin.is_builtin, index, plugin.name
@@ -385,7 +321,7 @@ class PluginHost:
     def _merge(self, noun: str) -> dict[str, object]:
         """Return the contributions in order; the first to bring a name keeps it."""
         merged: dict[str, object] = {}
-        owners: dict[str, _Plugin] = {}
+        owners: dict[str, FoundPlugin] = {}
         for contribution in self._in_order(noun):
             for name, item in contribution.items.items():
                 if name in merged:
@@ -394,7 +330,7 @@ class PluginHost:
                     merged[name], owners[name] = item, contribution.plugin
         return merged
 
-    def _owners(self, noun: str) -> dict[str, _Plugin]:
+    def _owners(self, noun: str) -> dict[str, FoundPlugin]:
         """Who brings each name that is used."""
         contributions = reversed(self._in_order(noun))
         return {name: contribution.plugin for contribution in contributions for name in contribution.items}
@@ -412,60 +348,7 @@ class PluginHost:
             *(clash.winner, clash.loser, clash.noun, clash.name, clash.winner),
         )
 
-    # -- guarding -----------------------------------------------------------------------------------------------------
-
-    def _guard_items(self, plugin: _Plugin, noun: str, items: dict[str, object]) -> dict[str, object]:
-        if noun == "runners" and not plugin.is_builtin:
-            from pyagent.core.runners.guarded import GuardedRunnerFactory
-
-            factories = cast("dict[str, RunnerFactory]", items)
-            return {name: GuardedRunnerFactory(factory, plugin.name) for name, factory in factories.items()}
-        if noun == "grammar_backends" and not plugin.is_builtin:
-            from pyagent.core.grammars import BroughtGrammarBackend
-
-            brought = cast("dict[str, GrammarBackendFactory]", items)
-            return {name: BroughtGrammarBackend(factory, plugin.name) for name, factory in brought.items()}
-        if noun == "logits_processors":
-            from pyagent.core.logits_processors import BroughtLogitsProcessor
-
-            makers = cast("dict[str, LogitsProcessorFactory]", items)
-            return {name: BroughtLogitsProcessor.of(factory, plugin.name) for name, factory in makers.items()}
-        if noun == "tokenizers":
-            from pyagent.core.guarded_tokenizer import GuardedTokenizerFactory
-
-            readers = cast("dict[str, TokenizerFactory]", items)
-            return {name: GuardedTokenizerFactory(reader, plugin.name) for name, reader in readers.items()}
-        if noun != "backends":
-            return items
-        return {name: self._guarded(plugin, cast("BackendFactory", item)) for name, item in items.items()}
-
-    def _guarded(self, plugin: _Plugin, factory: BackendFactory) -> BackendFactory:
-        """Return the factory with its failures turned into `PluginError`s that name the plugin."""
-        hook = f"{PREFIX}backends"
-
-        def make(link: LinkSpec, settings: Settings) -> Backend:
-            try:
-                with _watched(plugin, f"making the backend {link}"):
-                    backend = factory(link, settings)
-                problem = backend_problem(backend, link.scheme)
-            except (PyAgentError, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                target = plugin.target_for("backends") or ""
-                why = self._why(plugin, target, error, f"failed to make the backend {link}")
-                raise PluginError(f"plugin {plugin.name!r} {why}", plugin=plugin.name, hook=hook) from error
-            if problem:
-                what = f"made a {type(backend).__name__} for {link}, {problem}"
-                raise PluginError(f"plugin {plugin.name!r} {what}", plugin=plugin.name, hook=hook)
-            if plugin.is_builtin:
-                return backend
-            from pyagent.core.guarded_backend import GuardedBackend
-
-            return GuardedBackend(backend)
-
-        return make
-
-    def _info(self, plugin: _Plugin) -> PluginInfo:
+    def _info(self, plugin: FoundPlugin) -> PluginInfo:
         by_noun = [(noun, [c for c in self._contributions[noun] if c.plugin is plugin]) for noun in NOUNS]
         filled = tuple(noun for noun, contributions in by_noun if contributions)
         return PluginInfo(
@@ -481,29 +364,6 @@ class PluginHost:
             hooks=tuple(PREFIX + noun for noun in filled),
             provides={noun: tuple(name for c in found for name in c.items) for noun, found in by_noun if found},
         )
-
-
-def _watched(plugin: _Plugin, doing: str) -> AbstractContextManager[None]:
-    """Have a plugin of others named when it takes long."""
-    return nullcontext() if plugin.is_builtin else named_when_slow(plugin.name, doing)
-
-
-def _first_of(factories: list[BackendFactory]) -> BackendFactory:
-    """The first of several makers of one scheme that does not break; what is wrong with the link ends it at once."""
-    if len(factories) == 1:
-        return factories[0]
-
-    def make(link: LinkSpec, settings: Settings) -> Backend:
-        broken: list[PluginError] = []
-        for factory in factories:
-            try:
-                return factory(link, settings)
-            except PluginError as error:
-                logger.warning("%s; the next plugin that brings %s is asked", error, link.scheme)
-                broken.append(error)
-        raise broken[0]
-
-    return make
 
 
 def _is_same(one: Distribution | None, other: Distribution) -> bool:

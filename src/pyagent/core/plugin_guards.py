@@ -1,0 +1,95 @@
+"""Wraps what plugins bring, so that a failure in use names the plugin, and ends nothing else.
+
+What is wrapped is imported when a plugin brings it: a start imports no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, cast
+
+from pyagent.core.errors import PluginError, PyAgentError
+from pyagent.core.found_plugin import FoundPlugin
+from pyagent.core.plugin_checks import PREFIX, backend_problem
+
+if TYPE_CHECKING:
+    from pyagent.core.backends import Backend, BackendFactory, LinkSpec
+    from pyagent.core.config import Settings
+    from pyagent.core.grammars import GrammarBackendFactory
+    from pyagent.core.logits_processors import LogitsProcessorFactory
+    from pyagent.core.runners.factory import RunnerFactory
+    from pyagent.core.tokenizers import TokenizerFactory
+
+logger = logging.getLogger("pyagent.plugins")
+
+
+def guarded_items(plugin: FoundPlugin, noun: str, items: dict[str, object]) -> dict[str, object]:
+    """Return what a plugin brings of one noun, wrapped where that noun is."""
+    if noun == "runners" and not plugin.is_builtin:
+        from pyagent.core.runners.guarded import GuardedRunnerFactory
+
+        factories = cast("dict[str, RunnerFactory]", items)
+        return {name: GuardedRunnerFactory(factory, plugin.name) for name, factory in factories.items()}
+    if noun == "grammar_backends" and not plugin.is_builtin:
+        from pyagent.core.grammars import BroughtGrammarBackend
+
+        brought = cast("dict[str, GrammarBackendFactory]", items)
+        return {name: BroughtGrammarBackend(factory, plugin.name) for name, factory in brought.items()}
+    if noun == "logits_processors":
+        from pyagent.core.logits_processors import BroughtLogitsProcessor
+
+        makers = cast("dict[str, LogitsProcessorFactory]", items)
+        return {name: BroughtLogitsProcessor.of(factory, plugin.name) for name, factory in makers.items()}
+    if noun == "tokenizers":
+        from pyagent.core.guarded_tokenizer import GuardedTokenizerFactory
+
+        readers = cast("dict[str, TokenizerFactory]", items)
+        return {name: GuardedTokenizerFactory(reader, plugin.name) for name, reader in readers.items()}
+    if noun != "backends":
+        return items
+    return {name: _guarded_backend(plugin, cast("BackendFactory", item)) for name, item in items.items()}
+
+
+def _guarded_backend(plugin: FoundPlugin, factory: BackendFactory) -> BackendFactory:
+    """Return the factory with its failures turned into `PluginError`s that name the plugin."""
+    hook = f"{PREFIX}backends"
+
+    def make(link: LinkSpec, settings: Settings) -> Backend:
+        try:
+            with plugin.watched(f"making the backend {link}"):
+                backend = factory(link, settings)
+            problem = backend_problem(backend, link.scheme)
+        except (PyAgentError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            target = plugin.target_for("backends") or ""
+            why = plugin.failure(target, error, f"failed to make the backend {link}")
+            raise PluginError(f"plugin {plugin.name!r} {why}", plugin=plugin.name, hook=hook) from error
+        if problem:
+            what = f"made a {type(backend).__name__} for {link}, {problem}"
+            raise PluginError(f"plugin {plugin.name!r} {what}", plugin=plugin.name, hook=hook)
+        if plugin.is_builtin:
+            return backend
+        from pyagent.core.guarded_backend import GuardedBackend
+
+        return GuardedBackend(backend)
+
+    return make
+
+
+def first_of(factories: list[BackendFactory]) -> BackendFactory:
+    """The first of several makers of one scheme that does not break; what is wrong with the link ends it at once."""
+    if len(factories) == 1:
+        return factories[0]
+
+    def make(link: LinkSpec, settings: Settings) -> Backend:
+        broken: list[PluginError] = []
+        for factory in factories:
+            try:
+                return factory(link, settings)
+            except PluginError as error:
+                logger.warning("%s; the next plugin that brings %s is asked", error, link.scheme)
+                broken.append(error)
+        raise broken[0]
+
+    return make
