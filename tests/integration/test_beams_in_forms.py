@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.native import NUM_TOKENS, engine_logits, options, run, running
 
 from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import BackendError
+from pyagent.core.grammars import GrammarSource, GrammarVocabulary
 from pyagent.core.messages import (
     BeamSearch,
     ChatRequest,
@@ -21,7 +23,7 @@ from pyagent.core.messages import (
     SamplingParams,
 )
 from pyagent.infrastructure.engine.grammar import GrammarError
-from pyagent.infrastructure.engine.grammar.guidance import GuidanceMatcher
+from pyagent.infrastructure.engine.grammar.guidance import Guidance, GuidanceBackend, GuidanceMatcher
 
 CHOICES = ["a", "the user is", "the system"]
 CHOICE = ResponseFormat(type="choice", choice=CHOICES)
@@ -103,21 +105,37 @@ def spelled(model: Any, tokens: tuple[int, ...]) -> str:
     return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
 
 
-def test_grammar_that_breaks_within_a_search_ends_it_alone(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The request ends with the reason; the engine answers the next one, and holds nothing of the search."""
-    accept, left = GuidanceMatcher.accept, [6]
+class Breaking(GuidanceMatcher):
+    """Breaks at the sixth token that any of them is given."""
 
-    def breaks(matcher: GuidanceMatcher, token: int) -> None:
-        left[0] -= 1
-        if not left[0]:
+    num_left = 0
+
+    def accept(self, token: int) -> None:
+        Breaking.num_left -= 1
+        if Breaking.num_left == 0:
             raise GrammarError("broken", "test")
-        accept(matcher, token)
+        super().accept(token)
+
+    def copy(self) -> Breaking:
+        return Breaking(self.inner.deep_copy())
+
+
+class BreakingBackend(GuidanceBackend):
+    def compile(self, source: GrammarSource) -> Breaking:
+        return Breaking(super().compile(source).inner)
+
+
+class BreakingGrammars(Guidance):
+    def open(self, vocabulary: GrammarVocabulary) -> BreakingBackend:
+        Breaking.num_left = 6
+        return BreakingBackend(vocabulary, 1)
+
+
+def test_grammar_that_breaks_within_a_search_ends_it_alone(tiny_model_path: Path) -> None:
+    """The request ends with the reason; the engine answers the next one, and holds nothing of the search."""
 
     async def main() -> None:
-        async with running(tiny_model_path) as backend:
-            monkeypatch.setattr(GuidanceMatcher, "accept", breaks)
+        async with running(tiny_model_path, replace(options(), grammar_backends=(BreakingGrammars(),))) as backend:
             with pytest.raises(BackendError, match="cannot be enforced: broken"):
                 await collect(backend.chat(asked(CHOICE)))
             assert (await collect(backend.chat(asked(CHOICE)))).text in CHOICES

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import pytest
+from support.cpu_runners import only
 from support.tiny_model import write_tiny_model
 from support.waiting import until
 
@@ -36,9 +37,12 @@ def ask(text: str, **sampling: object) -> ChatRequest:
     return ChatRequest(prompt=text, sampling=SamplingParams(**params))  # type: ignore[arg-type]
 
 
-def backend_of(path: Path, *, blocks: int = 1024, num_waiting: int = 4096) -> NativeBackend:
+def backend_of(
+    path: Path, *, blocks: int = 1024, num_waiting: int = 4096, runner: type[CpuRunner] = CpuRunner
+) -> NativeBackend:
     cpu = RunnerOptions(threads=1, kv_bytes=blocks * KV_BYTES_A_BLOCK)
-    return NativeBackend.of("tiny", lambda: path, EngineOptions(cpu, SchedulerLimits(max_num_waiting=num_waiting)))
+    options = EngineOptions(cpu, SchedulerLimits(max_num_waiting=num_waiting), runners=only(runner))
+    return NativeBackend.of("tiny", lambda: path, options)
 
 
 async def normalized(backend: NativeBackend) -> _rust.PoolStats:
@@ -54,36 +58,35 @@ async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[A
     return await asyncio.gather(*(collect(backend.chat(one)) for one in requests), return_exceptions=True)
 
 
-def test_logits_that_are_not_numbers_leave_others_alone(
-    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_that_are_not_numbers_leave_others_alone(tiny_model_path: Path, tmp_path: Path) -> None:
     """A request whose logits are NaN ends with that reason in the middle of its answer; seven others are unchanged."""
     damaged = write_tiny_model(tmp_path / "nan.gguf", is_damaged=True)
-    true_execute = CpuRunner.execute
+    sick = CpuRunner(damaged, RunnerOptions(threads=1, kv_bytes=64 * KV_BYTES_A_BLOCK))
+    is_sick: list[int] = []
+    reasons: list[str] = []
 
-    async def work() -> None:
-        others = [ask(f"the user {number}") for number in range(7)]
-        backend = backend_of(tiny_model_path)
-        expected = [(await collect(backend.chat(one))).text for one in others]
-        sick = CpuRunner(damaged, RunnerOptions(threads=1, kv_bytes=64 * KV_BYTES_A_BLOCK))
-        reasons: list[str] = []
+    class Sickening(CpuRunner):
+        """Draws the 20th token of the sick ones by the damaged model."""
 
-        def execute(runner: CpuRunner, batch: Batch) -> StepOutput:
-            output = true_execute(runner, batch)
-            for row, params in enumerate(batch.steps):
-                if params == 20 and is_sick[0] == batch.sequence_ids[row]:
+        def execute(self, batch: Batch) -> StepOutput:
+            output = super().execute(batch)
+            for row, step in enumerate(batch.steps):
+                if step == 20 and batch.sequence_ids[row] in is_sick:
                     sick.add(1, [1, 2, 3])
                     sick.reserve(1, 3)
-                    draw = Batch([1], [3], [1, 2, 3], [batch.samplers[row]], [params])
-                    output.errors[row] = true_execute(sick, draw).errors[0]
+                    draw = Batch([1], [3], [1, 2, 3], [batch.samplers[row]], [step])
+                    output.errors[row] = sick.execute(draw).errors[0]
                     reasons.append(output.errors[row])
                     sick.release(1)
             return output
 
-        monkeypatch.setattr(CpuRunner, "execute", execute)
+    async def work() -> None:
+        others = [ask(f"the user {number}") for number in range(7)]
+        backend = backend_of(tiny_model_path, runner=Sickening)
+        expected = [(await collect(backend.chat(one))).text for one in others]
         model = await backend.load()
         assert isinstance(model, LoadedModel)
-        is_sick = [(await model.input_processor.process(ask("z"), lambda _: None)).id + 1]
+        is_sick.append((await model.input_processor.process(ask("z"), lambda _: None)).id + 1)
         answers = await at_once(backend, [ask("the sick one"), *others])
         failed = answers.pop(0)
         assert isinstance(failed, BackendError)
@@ -117,28 +120,27 @@ def test_prompt_of_ten_megabytes_is_refused_and_others_go_on(tiny_model_path: Pa
     run(work())
 
 
-def test_ten_thousand_requests_are_answered_or_refused_with_a_time(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_thousand_requests_are_answered_or_refused_with_a_time(tiny_model_path: Path) -> None:
     """Of 10,000 requests at once those beyond the queue are refused with a time to try again; others are answered."""
-    is_full = threading.Event()
-    true_execute = CpuRunner.execute
+    may_compute = threading.Event()
+    may_compute.set()
 
-    def execute(runner: CpuRunner, batch: Batch) -> StepOutput:
-        is_full.wait(60)  # however slowly requests come here, the queue fills
-        return true_execute(runner, batch)
+    class Waiting(CpuRunner):
+        def execute(self, batch: Batch) -> StepOutput:
+            may_compute.wait(60)
+            return super().execute(batch)
 
     async def until_refused(stream: AsyncIterator[ChatDelta]) -> Answer:
         try:
             return await collect(stream)
         except CapacityError:
-            is_full.set()
+            may_compute.set()
             raise
 
     async def work() -> None:
-        backend = backend_of(tiny_model_path, num_waiting=500)
+        backend = backend_of(tiny_model_path, num_waiting=500, runner=Waiting)
         expected = (await collect(backend.chat(ask("the user", max_tokens=2)))).text
-        monkeypatch.setattr(CpuRunner, "execute", execute)
+        may_compute.clear()  # however slowly requests come here, the queue fills
         asked = [until_refused(backend.chat(ask("the user", max_tokens=2))) for _ in range(10_000)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         kinds = Counter(type(answer) for answer in answers)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 from support import logits_plugin
+from support.cpu_runners import Brought
 from support.native import at_once, chat, one_by_one, options, run, running
 
 from pyagent.assembly import make_chain
@@ -35,12 +36,13 @@ from pyagent.testing.openai import openai_server
 
 
 @asynccontextmanager
-async def engine(path: Path, **more: object) -> AsyncIterator[NativeBackend]:
-    """The link `native` with the plugin of the tests."""
+async def engine(path: Path, *plugins: object, **more: object) -> AsyncIterator[NativeBackend]:
+    """The link `native` with the plugin of the tests, and further ones."""
     overrides = {"engine.models": [str(path)], "engine.threads": 1, **more}
     settings = load_settings(overrides=overrides).settings
     host = PluginHost.discover(settings.plugins)
-    host.register(logits_plugin, "tests")
+    for place, plugin in enumerate((logits_plugin, *plugins)):
+        host.register(plugin, f"tests{place or ''}")
     (backend,) = make_chain(settings, host, ["native"]).links
     assert isinstance(backend, NativeBackend)
     try:
@@ -300,12 +302,14 @@ def test_processors_of_one_name_or_too_many_are_refused() -> None:
             SamplingParams(logits_processors=tuple(specs)).validate()
 
 
-def test_runner_that_shows_no_logits_refuses_processors(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_that_shows_no_logits_refuses_processors(tiny_model_path: Path) -> None:
     """Where the model's runner cannot have its logits changed, the field is refused by its name."""
-    monkeypatch.setattr(CpuRunner, "processes_logits", False)
+
+    class Closed(CpuRunner):
+        processes_logits = False
 
     async def work() -> None:
-        async with engine(tiny_model_path) as backend:
+        async with engine(tiny_model_path, Brought(Closed), **{"engine.runner": "tests"}) as backend:
             with pytest.raises(UnsupportedError) as refused:
                 await collect(backend.chat(asked("hello", "walk")))
             assert refused.value.fields == ("logits_processors",)

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -196,19 +195,19 @@ def test_hugging_face_without_the_extra_says_what_to_install(
     assert entries(store) == []
 
 
-def test_names_of_models_are_harmless_as_folders(
-    store: ModelStore, catalog: dict[str, WheelSource], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Names with slashes, dots and other letters are kept inside the store and apart from each other."""
+class AtHand(WheelSource):
+    """A source that needs no installer, which would take a second for each."""
 
-    def written(_source: WheelSource, folder: Path, _progress: sources.Progress) -> Path:
+    def fetch(self, folder: Path, progress: sources.Progress) -> Path:
         (folder / "m.gguf").write_bytes(b"".join(HALVES))
         return folder / "m.gguf"
 
-    monkeypatch.setattr(WheelSource, "fetch", written)  # an installer takes a second for each, and sees no name
+
+def test_names_of_models_are_harmless_as_folders(store: ModelStore, catalog: dict[str, WheelSource]) -> None:
+    """Names with slashes, dots and other letters are kept inside the store and apart from each other."""
     names = ["../up", "a/b", "a%2fb", "ä", "...", "a b", "A/b"]
     for name in names:
-        store.catalog[name] = catalog["tiny:1"]
+        store.catalog[name] = AtHand(**asdict(catalog["tiny:1"]))
         assert store.pull(name).path.is_relative_to(store.folder)
     assert {model.manifest.name for model in store.list()} == set(names)
     assert sorted(path.name for path in store.folder.parent.iterdir()) == ["models", "wheels"]
@@ -221,21 +220,31 @@ def test_store_that_cannot_be_written_is_a_model_error(tmp_path: Path, catalog: 
         ModelStore(tmp_path / "file", catalog).pull("tiny:1")
 
 
-def test_two_pulls_at_once_fetch_once(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_pulls_at_once_fetch_once(store: ModelStore, catalog: dict[str, WheelSource]) -> None:
     """Four threads that need a model at once all get it; one fetches, the others wait."""
     fetches: list[str] = []
-    fetch = WheelSource.fetch
+    all_ask = threading.Event()
 
-    def slow(self: WheelSource, folder: Path, progress: sources.Progress) -> Path:
-        fetches.append(self.file_name)
-        time.sleep(0.2)
-        return fetch(self, folder, progress)
+    class Slow(AtHand):
+        def fetch(self, folder: Path, progress: sources.Progress) -> Path:
+            fetches.append(self.file_name)
+            assert all_ask.wait(60)
+            return super().fetch(folder, progress)
 
-    monkeypatch.setattr(WheelSource, "fetch", slow)
+    store.catalog["tiny:1"] = Slow(**asdict(catalog["tiny:1"]))
     paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(store.pull("tiny:1").path)) for _ in range(4)]
+    asking = threading.Semaphore(0)
+
+    def pull() -> None:
+        asking.release()
+        paths.append(store.pull("tiny:1").path)
+
+    threads = [threading.Thread(target=pull) for _ in range(4)]
     for thread in threads:
         thread.start()
+    for _ in threads:
+        asking.acquire()
+    all_ask.set()
     for thread in threads:
         thread.join()
     assert len(fetches) == 1

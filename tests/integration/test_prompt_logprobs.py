@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import openai
 import pytest
+from support.cpu_runners import only
 from support.native import (
     NUM_TOKENS,
     assert_idle,
@@ -282,12 +283,14 @@ def test_what_cannot_be_scored_is_refused(tiny_model_path: Path, monkeypatch: py
     run(main())
 
 
-def test_runners_that_cannot_score_refuse(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runners_that_cannot_score_refuse(tiny_model_path: Path) -> None:
     """Where the runner does not score prompts, a request for it is refused by name; others are served."""
-    monkeypatch.setattr(CpuRunner, "scores_prompts", False)
+
+    class Scoreless(CpuRunner):
+        scores_prompts = False
 
     async def main() -> None:
-        async with running(tiny_model_path) as backend:
+        async with running(tiny_model_path, replace(options(), runners=only(Scoreless))) as backend:
             with pytest.raises(UnsupportedError, match="no log probabilities of prompts"):
                 await collect(backend.chat(scoring()))
             assert (await collect(backend.chat(plain(scoring())))).text
