@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.collector import Collector, collecting
+from support.collector import Collector, attributes, collecting
 from support.native import options
 from support.nodes import is_connected, join, running_node
 from support.server import HI, Model, words
@@ -43,10 +43,6 @@ class Asker:
 def _near(request: ChatRequest) -> list[Any]:
     text = f"there is no model {request.model!r}"
     return words() if request.model == "near" else [RequestError(text, code="model_not_found")]
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
 
 
 async def post(node: Node, settings: Server, model: str) -> httpx.Response:

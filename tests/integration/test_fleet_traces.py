@@ -8,12 +8,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from support.collector import collecting
+from support.collector import attributes, collecting
 
 import pyagent
 from pyagent.core.errors import AgentError
@@ -74,10 +73,6 @@ class Headers(ScriptedBackend):
         self.parents.append(trace_headers()["traceparent"].split("-")[2])
         async for delta in super().chat(request):
             yield delta
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
 
 
 async def _nop(arguments: Nothing) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from support.collector import collecting
+from support.collector import attributes, collecting
 from support.native import native_server
 from support.server import HI, Model, words
 
@@ -19,10 +18,6 @@ from pyagent.testing import serve
 
 TAKEN = Resumption("continue", "one:1", "gone")
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
 
 
 def test_a_request_is_traced_to_the_engine(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,11 @@ class Collector:
             time.sleep(0.02)
 
 
+def attributes(span: Any) -> dict[str, Any]:
+    """The attributes of a span that came, by their names."""
+    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
+
+
 @contextmanager
 def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Collector, Server]]:
     """A collector, and settings that send to it."""

@@ -1,4 +1,4 @@
-"""Waits for a condition, a minute at most: what comes at once on an idle machine does not where the cores are taken."""
+"""Waiting for conditions, a minute at most, as busy machines are slow; and a clock that goes when a test says so."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         if time.monotonic() > end:
             raise TimeoutError
         time.sleep(0.005)
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -10,6 +10,10 @@ import pytest
 from support.installed import write_distribution
 from support.plugins import Install
 
+from pyagent.infrastructure.engine.grammar import GrammarCompiler
+from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
@@ -37,3 +41,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     yield write  # type: ignore[misc]
     for module in set(sys.modules) - before:
         del sys.modules[module]
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
+    """Compiles grammars for the tiny model's vocabulary."""
+    return GrammarCompiler(ModelVocabulary(tokenizer))

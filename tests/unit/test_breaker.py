@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.waiting import Clock
 
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, RequestError
 from pyagent.core.resilience.breaker import Breaker, BreakerPolicy, Permit
@@ -14,16 +15,6 @@ from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
 
 POLICY = BreakerPolicy(num_failures=3, open_seconds=5, growth=2, max_open_seconds=30)
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def opened(clock: Clock) -> Breaker:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.chains import Played, ask, chain_of, in_turn, request, run, says
+from support.waiting import Clock
 
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
@@ -40,14 +41,6 @@ SCHEMA = ResponseFormat(
     "json_schema",
     JsonSchemaFormat(schema={"type": "object", "required": ["x"], "properties": {"x": {"type": "number"}}}),
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def backends(chain: Chain, number: int, **fields: object) -> Counter[str]:

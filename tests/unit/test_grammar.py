@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.chat_templates import sentencepiece_tokenizer
+from support.grammars import allowed, schema_format
 from support.tiny_model import CONTROL_TOKENS, vocabulary
 
 from pyagent.core.errors import RequestError
@@ -36,16 +36,6 @@ CHOICES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def compiler(tiny_model_path: Path) -> GrammarCompiler:
-    return GrammarCompiler(ModelVocabulary(ModelTokenizer.load(tiny_model_path, vocab_size=NUM_TOKENS)))
-
-
-def allowed(grammar: Grammar) -> list[int]:
-    mask = grammar.mask()
-    return [token for token in range(NUM_TOKENS) if mask[token // 8] >> token % 8 & 1]
-
-
 def walk(grammar: Grammar, tokenizer: ModelTokenizer, seed: int) -> str:
     """The text of a random walk; it ends by an end token, or where nothing can follow."""
     draw, tokens = random.Random(seed), list[int]()
@@ -56,10 +46,6 @@ def walk(grammar: Grammar, tokenizer: ModelTokenizer, seed: int) -> str:
         grammar.accept(token)
         tokens.append(token)
     return tokenizer.decode(tokens)
-
-
-def schema_format(schema: JsonObject) -> ResponseFormat:
-    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
 
 
 def test_choice_yields_exactly_the_texts(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:

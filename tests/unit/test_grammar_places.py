@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.grammars import allowed, compiled
 from support.tiny_model import vocabulary
 
 from pyagent.core.grammars import GrammarBackend, GrammarMatcher
-from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
+from pyagent.core.messages import JsonObject
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
 from pyagent.infrastructure.engine.grammar.guidance import GuidanceBackend
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
@@ -23,20 +24,6 @@ SCHEMAS: list[JsonObject] = [
     {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^(ab|a|b)+$"}]}},
     {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
 ]
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(ModelVocabulary(tokenizer))
-
-
-def compiled(compiler: GrammarCompiler, schema: JsonObject) -> Grammar:
-    return compiler.begin(ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))).result()
-
-
-def allowed(grammar: Grammar) -> list[int]:
-    mask = grammar.mask()
-    return [token for token in range(NUM_TOKENS) if mask[token // 8] >> token % 8 & 1]
 
 
 MOVES = st.lists(st.tuples(st.sampled_from(["accept", "accept", "accept", "fork", "drop"]), st.integers(0, 10**6)))

@@ -9,12 +9,13 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.grammars import schema_format
 from support.waiting import wait_until
 
 from pyagent import validate_partial
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.grammars import GrammarBackend, GrammarMatcher, GrammarSource, GrammarVocabulary
-from pyagent.core.messages import JsonObject, JsonSchemaFormat, ResponseFormat
+from pyagent.core.messages import JsonObject, ResponseFormat
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output.lark_depth import check_depth
 from pyagent.core.structured_output.lark_source import schemas_in
@@ -22,15 +23,6 @@ from pyagent.core.structured_output.schema_limits import repeated, source_excess
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(ModelVocabulary(tokenizer))
-
-
-def schema_format(schema: JsonObject) -> ResponseFormat:
-    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
 
 
 def names(count: int) -> list[str]:

@@ -8,22 +8,13 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.grammars import compiled
 
 from pyagent.core.dialects.schema_text import same_spaces, schema_text
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import FunctionDefinition, JsonObject, JsonSchemaFormat, ResponseFormat, Tool
+from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
 from pyagent.infrastructure.engine.grammar import Grammar, GrammarCompiler
-from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(ModelVocabulary(tokenizer))
-
-
-def compiled(compiler: GrammarCompiler, schema: JsonObject) -> Grammar:
-    return compiler.begin(ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))).result()
 
 
 def is_taken(grammar: Grammar, tokenizer: ModelTokenizer, value: object) -> bool:
