@@ -114,7 +114,7 @@ def test_conversations_go_on_over_a_kill(tiny_model_path: Path, session: str | N
         return said
 
     async def work() -> None:
-        async with engine_of(tiny_model_path) as backend:
+        async with engine_of(tiny_model_path, process=False) as backend:
             expected = await talk(backend, set())
         async with engine_of(tiny_model_path) as backend:
             assert await talk(backend, {1, 3}) == expected
@@ -144,7 +144,7 @@ def test_begun_answers_go_on_over_a_kill(tiny_model_path: Path) -> None:
         return said
 
     async def work() -> None:
-        async with engine_of(tiny_model_path) as backend:
+        async with engine_of(tiny_model_path, process=False) as backend:
             expected = await talk(backend, None)
         async with engine_of(tiny_model_path) as backend:
             assert await talk(backend, 30) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,13 +41,18 @@ VARIANTS: dict[str, Callable[[], EngineOptions]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def expected(tiny_model_path: Path) -> list[str]:
+    """What sixteen mixed requests are answered, each alone."""
+    return asyncio.run(alone(tiny_model_path, mixed_requests(16)))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant: str) -> None:
+def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant: str, expected: list[str]) -> None:
     """Sixteen mixed requests at once give, bit for bit, what each gives alone: in chunks, preempted, on any isa."""
 
     async def work() -> None:
         requests = mixed_requests(16)
-        expected = await alone(tiny_model_path, requests)
         async with running(tiny_model_path, VARIANTS[variant]()) as backend:
             for _ in range(2):  # the second time prefixes are cached
                 assert [answer.text for answer in await at_once(backend, requests)] == expected
@@ -58,13 +64,13 @@ def test_answers_in_a_batch_are_those_given_alone(tiny_model_path: Path, variant
 
 @pytest.mark.parametrize(("kv_type", "eighths"), [("f32", 16), ("f16", 8), ("int8", 5)])
 def test_answers_of_every_kv_format_are_those_given_alone(
-    tiny_model_path: Path, kv_type: KvDtype, eighths: int
+    tiny_model_path: Path, kv_type: KvDtype, eighths: int, expected: list[str]
 ) -> None:
     """However keys and values are kept, chunks, cached prefixes, preemption and neighbours change no bit."""
 
     async def work() -> None:
         requests = mixed_requests(16)
-        expected = await alone(tiny_model_path, requests, kv_type)
+        answers = await alone(tiny_model_path, requests, kv_type)
         for blocks, max_num_batched_tokens in ((1024, 7), (28, 64)):
             chosen = options(
                 blocks=(blocks * eighths) // 8,
@@ -74,10 +80,10 @@ def test_answers_of_every_kv_format_are_those_given_alone(
             )
             async with running(tiny_model_path, chosen) as backend:
                 for _ in range(2):
-                    assert [answer.text for answer in await at_once(backend, requests)] == expected
+                    assert [answer.text for answer in await at_once(backend, requests)] == answers
                 await assert_idle(backend)
         if kv_type == "int8":
-            assert expected != await alone(tiny_model_path, requests)
+            assert answers != expected
 
     run(work())
 
