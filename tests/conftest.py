@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,11 @@ from pyagent.infrastructure.engine.tokens import ModelTokenizer
 # A loaded machine takes longer over an example than Hypothesis expects; a test that hangs is CI's to end.
 settings.register_profile("any machine", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Every `httpx.get` makes a client, which reads a file of certificates whole: 25 ms, for servers on loopback that have
+# none. Of a folder OpenSSL reads what it meets.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ.setdefault("SSL_CERT_DIR", ssl.get_default_verify_paths().openssl_capath)
 
 # A shell starts what it puts in the background deaf to Ctrl+C; programs that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

