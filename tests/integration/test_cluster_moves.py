@@ -19,6 +19,7 @@ from pyagent.core.backends import Answer, collect
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import CapacityError
 from pyagent.core.messages import ChatDelta, ChatRequest, Message
+from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.cluster.stealing import Stealing
@@ -325,6 +326,25 @@ def test_peer_is_given_no_more_than_its_last_load_has_room_for(tmp_path: Path) -
             for link in (loaded, idle):
                 link.gate.set()
             await asyncio.gather(*tasks)
+
+    run(work())
+
+
+def test_peers_hear_how_much_of_prompts_a_node_has_to_compute(tmp_path: Path) -> None:
+    """A node's load counts the prompt tokens left in its engine."""
+
+    async def work() -> None:
+        own = Queueing("a")
+        async with cluster_of(tmp_path, settings={"steal": False}, a=[own], b=[Queueing("b", 0)]) as (a, b):
+            await b.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            tasks = await asked(a, own, 3)
+            left = sum(estimated_request_tokens(request) for request, _ in own.waiting)
+            await until(lambda: [peer.load.num_prompt_tokens_left for peer in b.router] == [left])
+            assert left > 0
+            own.gate.set()
+            await asyncio.gather(*tasks)
+            await until(lambda: [peer.load.num_prompt_tokens_left for peer in b.router] == [0])
 
     run(work())
 

@@ -6,6 +6,7 @@ from fault import Fault
 
 _CLUSTER = "src/pyagent/infrastructure/cluster"
 _PEERS = "src/pyagent/core/cluster/peers.py"
+_POLICIES = "src/pyagent/core/cluster/routing.py"
 _ROUTING = "tests/unit/test_cluster_routing.py"
 _AGENTS = "tests/integration/test_cluster_agents.py"
 
@@ -20,9 +21,30 @@ FAULTS = (
     Fault(
         "burst-is-not-counted-as-waiting",
         _PEERS,
-        "            peer.num_sent += 1",
-        "            peer.num_sent += 0",
+        "        self.num_sent += 1",
+        "        self.num_sent += 0",
         f"{_ROUTING} -k burst",
+    ),
+    Fault(
+        "prompt-on-its-way-is-forgotten",
+        _PEERS,
+        "        self.sent.add(keys)",
+        "        self.sent.add(())",
+        f"{_ROUTING} -k second_request_follows",
+    ),
+    Fault(
+        "prompts-before-it-do-not-count",
+        _POLICIES,
+        "    ahead = node.num_prompt_tokens_left",
+        "    ahead = 0",
+        f"{_ROUTING} -k cold_prompt_goes_past",
+    ),
+    Fault(
+        "warm-prompt-waits-for-all-before-it",
+        _POLICIES,
+        "    if own <= _SHORT_TOKENS:",
+        "    if own < 0:",
+        f"{_ROUTING} -k formula",
     ),
     Fault(
         "old-load-is-taken-for-new",

@@ -9,6 +9,7 @@ from support.server import Model, words
 
 from pyagent.core.errors import CapacityError, MovedError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ModelInfo
+from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.client import EngineState
 from pyagent.infrastructure.engine.stats import EngineStats, Percentiles
@@ -84,6 +85,7 @@ class Queueing(Model):
             num_running=self.num_running,
             max_num_running=self.slots,
             waiting={"default": len(self.waiting)},
+            num_prompt_tokens_left=sum(estimated_request_tokens(request) for request, _ in self.waiting),
             first_token_seconds=Percentiles(0.2, 0.2, 0.2),
         )
         return EngineState(

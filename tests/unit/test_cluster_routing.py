@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from pyagent.core.cluster.prefixes import (
     PIECE_CHARS,
     WarmPrefixes,
     num_matching,
+    num_warm_tokens,
     pack,
     prefix_keys,
     unpack,
@@ -40,6 +42,7 @@ from pyagent.core.messages import (
     ModelInfo,
     Origin,
 )
+from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.infrastructure.cluster.protocol import load_codec, offer_codec
 
 SYSTEM = "You are a careful reviewer of contracts. " * 50
@@ -142,13 +145,28 @@ def test_warm_prefixes_forget_the_least_recently_used() -> None:
     assert list(warm) == [3, 1, 4]
 
 
+@pytest.mark.parametrize(
+    "text", ["You are a careful reviewer of contracts. ", "你是一名细心的合同审查员。", "<|x|>{}();\n"]
+)
+def test_share_of_a_warm_prompt_is_of_its_own_tokens(text: str) -> None:
+    """Of a prompt that was computed but for its last words, a few tokens are left, whatever script it is in."""
+    first, second = (
+        ChatRequest(messages=[Message("system", text * 300), Message("user", f"question {number}")])
+        for number in range(2)
+    )
+    num_tokens = estimated_request_tokens(second)
+    assert 0.9 * num_tokens < num_warm_tokens(prefix_keys(second), set(prefix_keys(first)), num_tokens) < num_tokens
+    assert num_warm_tokens(prefix_keys(second), (), num_tokens) == 0
+    assert num_warm_tokens([], {1}, num_tokens) == 0
+
+
 # -- policies ----------------------------------------------------------------------------------------------------------
 
 
 def test_prefix_policy_weighs_saved_prefill_against_the_queue() -> None:
     """The node that has the prompt is asked, until its queue costs more than computing the prompt elsewhere."""
     cold = Node(id="cold", prefill_tokens_per_second=1000.0, first_token_seconds=0.5)
-    for num_waiting, first in ((0, "warm"), (3, "warm"), (5, "cold")):
+    for num_waiting, first in ((0, "warm"), (2, "warm"), (5, "cold")):
         warm = Node(
             id="warm",
             prefill_tokens_per_second=1000.0,
@@ -178,19 +196,51 @@ def test_nearest_of_equal_nodes_is_asked() -> None:
 
 
 def test_estimate_is_the_formula() -> None:
-    """Tokens left over the prefill rate, plus the queue, stretched by what runs, plus the way."""
+    """Tokens left here and before it over the prefill rate, plus those without room, stretched by all, plus the way."""
     node = Node(
         id="n",
         num_running=5,
         num_waiting=2,
         num_sent=1,
+        num_free=1,
+        num_prompt_tokens_left=900,
         num_warm_tokens=300,
         prefill_tokens_per_second=200.0,
         first_token_seconds=0.4,
         round_trip_seconds=0.01,
         weight=2.0,
     )
-    assert estimated_seconds(node, 1000) == pytest.approx((700 / 200 + 3 * 0.4) * 1.5 / 2 + 0.01)
+    assert estimated_seconds(node, 1000) == pytest.approx(((700 + 900) / 200 + 2 * 0.4) * 1.8 / 2 + 0.01)
+    short = (60 + 512 + 3 * 32) / 200  # it waits for a step, and for other short ones
+    assert estimated_seconds(node, 360) == pytest.approx((short + 2 * 0.4) * 1.8 / 2 + 0.01)
+
+
+def test_cold_prompt_goes_past_a_node_that_computes_another() -> None:
+    """A node whose engine is at a long prompt is not as good as an idle one, though it is the nearest."""
+    here = Node(id="here", num_running=1, num_free=63, num_prompt_tokens_left=1200, prefill_tokens_per_second=800.0)
+    idle = Node(id="idle", num_free=64, prefill_tokens_per_second=800.0, round_trip_seconds=0.0004)
+    balancer = Balancer("prefix", random.Random(0))
+    assert [node.id for node in balancer.order([here, idle], 1500)] == ["idle", "here"]
+    warm = msgspec.structs.replace(here, num_warm_tokens=1450)  # it waits for a step there, for 1,500 tokens elsewhere
+    assert [node.id for node in balancer.order([warm, idle], 1500)] == ["here", "idle"]
+
+
+def test_first_tokens_that_were_slow_keep_no_warm_prompt_away() -> None:
+    """What a node's first tokens took, cold prompts among them, is no measure of what a short prompt waits there."""
+    warm = Node(
+        id="warm",
+        num_sent=1,
+        num_running=1,
+        num_free=62,
+        num_prompt_tokens_left=64,
+        num_warm_tokens=1450,
+        prefill_tokens_per_second=800.0,
+        first_token_seconds=2.5,
+    )
+    cold = Node(id="cold", num_free=64, prefill_tokens_per_second=800.0)
+    assert Balancer("prefix", random.Random(0)).order([cold, warm], 1500)[0] is warm
+    full = msgspec.structs.replace(warm, num_free=0)  # here it does wait for another's end
+    assert Balancer("prefix", random.Random(0)).order([cold, full], 1500)[0] is cold
 
 
 def test_weighted_round_robin_gives_exact_shares() -> None:
@@ -311,6 +361,36 @@ def test_request_goes_where_its_prompt_is_warm() -> None:
     desk.warm.add(prefix_keys(ask("another question", model="m")))
     assert answered_by(chain_of(router), ask()) == "peer:desk"
     assert answered_by(chain_of(router), ask(origin=Origin(tenant="other"))) != "peer:desk"
+
+
+def test_second_request_follows_a_first_one_that_computes_its_prompt() -> None:
+    """Of two at once that begin alike, both go to one node: the second finds there what the first one computes."""
+
+    async def work(router: ClusterRouter, text: str) -> set[str]:
+        chain = chain_of(router)
+        answers = await asyncio.gather(*(collect(chain.chat(ask(text * n))) for n in (1, 2)))
+        return {answer.last.backend for answer in answers}
+
+    router = router_of(*(peer_of(Saying(f"peer:{number}"), num_free=8) for number in range(3)))
+    router.own.tell(Load(sequence=1, num_free=8, num_waiting=20))
+    assert len(asyncio.run(work(router, "hello "))) == 1
+    assert not len(router.own.warm)
+
+
+def test_prompts_sent_to_a_node_are_forgotten_with_its_start() -> None:
+    """A node that was started anew has computed nothing of what it was sent."""
+    desk = peer_of(Saying("peer:desk"))
+    router = router_of(desk)
+    router.asked(ask(), "peer:desk")
+    keys, num_tokens = prefix_keys(ask(model="m")), estimated_request_tokens(ask())
+    node = desk.as_node("peer:desk", keys, num_tokens)
+    assert (node.num_sent, node.num_prompt_tokens_left) == (1, num_tokens)
+    assert node.num_warm_tokens > 0.8 * num_tokens
+    desk.take(Load(sequence=2, num_prompt_tokens_left=70))
+    told = desk.as_node("peer:desk", keys, num_tokens)
+    assert (told.num_sent, told.num_prompt_tokens_left, told.num_warm_tokens) == (0, 70, node.num_warm_tokens)
+    desk.connected()
+    assert desk.as_node("peer:desk", keys, num_tokens).num_warm_tokens == 0
 
 
 def test_burst_spreads_before_any_load_is_told() -> None:

@@ -151,6 +151,7 @@ def test_step_trend_tells_of_steps_that_get_slower() -> None:
     def trend() -> float:
         counted = counts.snapshot(
             num_running=0,
+            num_prompt_tokens_left=0,
             max_num_running=1,
             waiting={},
             preemptions={},

@@ -70,6 +70,22 @@ def test_short_prompts_pass_a_long_one_under_way() -> None:
     assert all(client.is_well for client in [long, *shorts])
 
 
+def test_prompt_tokens_left_are_those_that_no_step_has_taken() -> None:
+    """What waits counts whole; what is under way counts without what is cached or was handed to the runner."""
+    engine = Engine(CountingRunner(num_blocks=1000), SchedulerLimits(max_num_batched_tokens=64))
+    clients = [Client(0, list(range(200)), 2), Client(1, list(range(1000, 1100)), 2)]
+    for client in clients:
+        engine.scheduler.add(client.request)
+    assert engine.stats().num_prompt_tokens_left == 300
+    engine.step()
+    assert engine.stats().num_prompt_tokens_left == 236
+    run_to_end(engine)
+    assert engine.stats().num_prompt_tokens_left == 0
+    engine.scheduler.add(Client(2, [*range(192), *range(2000, 2100)], 2).request)
+    engine.step()
+    assert engine.stats().num_prompt_tokens_left == 100 - 64
+
+
 def test_chunks_keep_decoding_requests_within_their_latency() -> None:
     """With a millisecond for each prompt token and 50 to wait at most, prompts go in chunks of 48 while one decodes."""
     runner = CountingRunner(num_blocks=1000)

@@ -67,7 +67,7 @@ def test_engines_are_ordered_by_load_and_prefix() -> None:
     assert list(router.order(short, names)) == ["ray:tiny#2", "ray:tiny#1", "ray:tiny#0"]
     assert list(router.order(short, names[:2])) == ["ray:tiny#1", "ray:tiny#0"]
     long = ChatRequest(messages=[Message("user", "once upon a time " * 400)])
-    router.began(long, "ray:tiny#0")
+    router.asked(long, "ray:tiny#0")
     assert next(iter(router.order(long, names))) == "ray:tiny#0"
     assert next(iter(router.order(short, names))) == "ray:tiny#2"
 

@@ -33,20 +33,21 @@ class EngineRouter:
 
     def order(self, request: ChatRequest, names: Sequence[str]) -> Sequence[str]:
         """Return the engines by their estimated time to the first token, or as the policy says."""
-        keys = prefix_keys(request)
+        keys, num_tokens = prefix_keys(request), estimated_request_tokens(request)
         nodes = [
             Node(
                 id=engine.name,
                 num_sent=engine.num_running,
-                num_warm_tokens=num_warm_tokens(keys, self._warm.get(engine.name, ())),
+                num_warm_tokens=num_warm_tokens(keys, self._warm.get(engine.name, ()), num_tokens),
             )
             for engine in self.engines
             if engine.name in names
         ]
-        return [node.id for node in self.balancer.order(nodes, estimated_request_tokens(request))]
+        return [node.id for node in self.balancer.order(nodes, num_tokens)]
 
-    def asked(self, name: str) -> None:
-        """Do nothing: an engine counts its requests itself."""
+    def asked(self, request: ChatRequest, name: str) -> None:
+        """Note that an engine will have a prompt; where it was lost on the way the guess costs a prefill."""
+        self._warm.setdefault(name, WarmPrefixes()).add(prefix_keys(request))
 
     def hinted(self, hint: Hint) -> Sequence[str]:
         """Return none besides the engines that were asked, which a chain tells by itself."""
@@ -65,5 +66,4 @@ class EngineRouter:
         return ""
 
     def began(self, request: ChatRequest, name: str) -> None:
-        """Note that an engine has computed a prompt; after a restart the guess is wrong, and costs a prefill."""
-        self._warm.setdefault(name, WarmPrefixes()).add(prefix_keys(request))
+        """Do nothing: it was asked before."""

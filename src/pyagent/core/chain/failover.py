@@ -230,7 +230,7 @@ class Failover:
 
     def _attempt(self, link: Link, admission: Admission, num_left: int, *, is_hedge: bool = False) -> Attempt:
         if self.router is not None:
-            self.router.asked(link.name)
+            self.router.asked(self.request, link.name)
         share = self._share(num_left)
         is_final = num_left == 1 and (len(self.links) == 1 or self._round >= self.policy.num_retries)
         num_after = 0 if self._has_effects else num_left - 1

@@ -24,8 +24,8 @@ class Router(Protocol):
         """Return the names of eligible links in the order to try them; one that is left out is not tried."""
         ...
 
-    def asked(self, name: str) -> None:
-        """Note that a link is asked now."""
+    def asked(self, request: ChatRequest, name: str) -> None:
+        """Note that a link is asked now: it will have the prompt soon."""
         ...
 
     def hinted(self, hint: Hint) -> Sequence[str]:

@@ -53,7 +53,7 @@ class _Copy:
     def as_node(self, name: str, prompt: Prompt, speed: CopyLoad, *, is_home: bool) -> Node:
         """Return the copy as the ranking sees it. Without KV memory, a request waits for each that runs."""
         running = min(self.load.num_running, self.num_requests) if self.load.free_kv_pages else 0
-        warm = num_warm_tokens(prompt.keys, self.warm)
+        warm = num_warm_tokens(prompt.keys, self.warm, prompt.num_tokens)
         return Node(
             id=name,
             num_running=running,

@@ -18,7 +18,7 @@ from pyagent.core.cluster.absentees import Absentees
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
 from pyagent.core.cluster.names import SCHEME, resolve, unique_names
 from pyagent.core.cluster.prefixes import WarmPrefixes, num_matching, num_warm_tokens, prefix_keys, unpack
-from pyagent.core.cluster.routing import Balancer, Node
+from pyagent.core.cluster.routing import LEAST_TOKENS, Balancer, Node
 from pyagent.core.errors import ClusterError
 from pyagent.core.messages import ChatRequest, Hint
 from pyagent.core.token_estimate import estimated_request_tokens
@@ -41,18 +41,31 @@ def is_for_peer() -> bool:
 class Standing:
     """What is known of a node: what it offers, how busy it is, what it has computed.
 
-    `num_sent` requests went to it from here since its last load; `round_trip_seconds` is measured, 0 for this node.
+    Since its last load `num_sent` requests went to it from here, with `num_sent_tokens` of prompts to compute. `sent`
+    are the keys of prompts that went to it, `warm` of those whose answers began: it may compute the others now.
+    `round_trip_seconds` is measured, 0 for this node.
     """
 
     offer: Offer = NOTHING
     load: Load = IDLE
     warm: WarmPrefixes = field(default_factory=WarmPrefixes)
+    sent: WarmPrefixes = field(default_factory=WarmPrefixes)
     num_sent: int = 0
+    num_sent_tokens: int = 0
     round_trip_seconds: float = 0.0
 
     def tell(self, load: Load) -> None:
         """Take a new load; what was sent before it is counted in it."""
-        self.load, self.num_sent = load, 0
+        self.load, self.num_sent, self.num_sent_tokens = load, 0, 0
+
+    def send(self, keys: Sequence[int], num_tokens: int) -> None:
+        """Note that a prompt is sent to it: a second one that begins alike will find it there."""
+        self.num_sent += 1
+        self.num_sent_tokens += max(LEAST_TOKENS, num_tokens - self._num_warm(keys, num_tokens))
+        self.sent.add(keys)
+
+    def _num_warm(self, keys: Sequence[int], num_tokens: int) -> int:
+        return max(num_warm_tokens(keys, known, num_tokens) for known in (self.warm, self.sent))
 
     def has(self, model: str) -> bool:
         """Whether it offers a model, or an agent as `agent:NAME`."""
@@ -60,14 +73,16 @@ class Standing:
             return model.removeprefix(AGENT_PREFIX) in self.offer.agents
         return any(model == one.id for one in self.offer.models)
 
-    def as_node(self, name: str, keys: Sequence[int]) -> Node:
-        """Return the node as a request sees it whose prompt has these keys."""
+    def as_node(self, name: str, keys: Sequence[int], num_tokens: int) -> Node:
+        """Return the node as a request sees it whose prompt has these keys and so many tokens."""
         return Node(
             id=name,
             num_running=self.load.num_running,
             num_waiting=self.load.num_waiting,
             num_sent=self.num_sent,
-            num_warm_tokens=num_warm_tokens(keys, self.warm),
+            num_free=self.load.num_free,
+            num_prompt_tokens_left=self.load.num_prompt_tokens_left + self.num_sent_tokens,
+            num_warm_tokens=self._num_warm(keys, num_tokens),
             prefill_tokens_per_second=self.load.prefill_tokens_per_second,
             first_token_seconds=self.load.first_token_seconds,
             round_trip_seconds=self.round_trip_seconds,
@@ -119,6 +134,7 @@ class Peer(Standing):
         self.is_up = True
         self.tell(IDLE)
         self.warm.clear()
+        self.sent.clear()
 
 
 @dataclass(slots=True)
@@ -150,12 +166,11 @@ class ClusterRouter:
         """Return the links of the peers; those that take no requests now are absent."""
         return [peer.backend for peer in self]
 
-    def asked(self, name: str) -> None:
-        """Count a request that is sent, so that a burst spreads before any load is told."""
-        if name in self.engine_names:
-            self.own.num_sent += 1
-        elif peer := self._named(name):
-            peer.num_sent += 1
+    def asked(self, request: ChatRequest, name: str) -> None:
+        """Note a request that is sent, so that a burst spreads before any load is told, and its prompt stays whole."""
+        node = self.own if name in self.engine_names else self._named(name)
+        if node is not None:
+            node.send(self._keys(request), estimated_request_tokens(request))
 
     def taker(self, node: str) -> str:
         """Return the link of a node that has room, as another one said, by its id; empty when it is not known.
@@ -287,11 +302,11 @@ class ClusterRouter:
     def _ranked(self, request: ChatRequest, engine: str | None, peers: dict[str, Peer]) -> list[str]:
         if not peers:
             return [] if engine is None else [engine]
-        keys = self._keys(request)
-        nodes = [peer.as_node(name, keys) for name, peer in peers.items()]
+        keys, num_tokens = self._keys(request), estimated_request_tokens(request)
+        nodes = [peer.as_node(name, keys, num_tokens) for name, peer in peers.items()]
         if engine is not None:
-            nodes.append(self.own.as_node(engine, keys))
-        ranked = [node.id for node in self.balancer.order(nodes, estimated_request_tokens(request))]
+            nodes.append(self.own.as_node(engine, keys, num_tokens))
+        ranked = [node.id for node in self.balancer.order(nodes, num_tokens)]
         home = self._sticky.get(_sticky_key(request) or ("", ""))
         if home in ranked:
             ranked.remove(home)

@@ -20,7 +20,6 @@ MAX_KEYS = 16_384
 """Keys that a node keeps of itself and of each peer: prompts of four million characters, 128 KiB on the wire."""
 _MAX_CHARS = PIECE_CHARS * MAX_PIECES
 _KEY_BYTES = 8
-_CHARS_A_TOKEN = 4
 
 
 def prefix_keys(request: ChatRequest, secret: bytes = b"") -> list[int]:
@@ -69,9 +68,12 @@ def num_matching(keys: Sequence[int], warm: Collection[int]) -> int:
     return len(keys)
 
 
-def num_warm_tokens(keys: Sequence[int], warm: Collection[int]) -> int:
-    """Return about how many tokens of a prompt a node has computed."""
-    return num_matching(keys, warm) * PIECE_CHARS // _CHARS_A_TOKEN
+def num_warm_tokens(keys: Sequence[int], warm: Collection[int], num_tokens: int) -> int:
+    """Return about how many of a prompt's tokens a node has computed: the share of its text in whole pieces.
+
+    A share, as what a piece has of tokens differs by script; the rest after the last piece is half of one, on average.
+    """
+    return int(num_tokens * num_matching(keys, warm) / (len(keys) + 0.5))
 
 
 def pack(keys: Iterable[int]) -> bytes:

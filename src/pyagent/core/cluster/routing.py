@@ -1,9 +1,9 @@
 """Which node answers a request: pure functions over what the nodes told of themselves.
 
-`prefix`, the default, estimates each node's time to the first token: requests that wait there, the prompt's tokens that
-it has not computed yet, and the way. Requests sent since its last load count as waiting, so that a burst spreads; of
-nodes that are as good, the nearest is asked. Copies of an engine are ranked alike (`coordinator`). The others are what
-load balancers have: `power_of_two`, `least_requests`, `round_robin` (weighted), `cost`.
+`prefix`, the default, estimates each node's time to the first token: prompts that are computed there first, the tokens
+of this one that it has not computed yet, and the way. What was sent since its last load counts, so that a burst
+spreads; of nodes that are as good, the nearest is asked. Copies of an engine are ranked alike (`coordinator`). The
+others are what load balancers have: `power_of_two`, `least_requests`, `round_robin` (weighted), `cost`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ Policy = Literal["prefix", "power_of_two", "least_requests", "round_robin", "cos
 _USUAL_PREFILL = 500.0
 """Prompt tokens a second of a node that has not measured its own: a small model on a laptop."""
 _USUAL_FIRST_TOKEN = 0.2
+_STEP_TOKENS = 512
+"""Prompt tokens of an engine's step, unless it is set otherwise (`engine.max_num_batched_tokens`)."""
+_SHORT_TOKENS = _STEP_TOKENS // 2
+"""A prompt with no more of it to compute goes past longer ones: half of a step is for such."""
+LEAST_TOKENS = 32
+"""What a request costs at least, in tokens of a prompt: a step reads all weights, however few tokens it computes."""
 _LEAST_WEIGHT = 0.01
 _NEAR = 1.1
 """Estimates within a tenth of each other are equal: they are no better than that."""
@@ -32,13 +38,17 @@ _DISTANCES = (0.0, 0.001, 0.01)
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A node as a request sees it. `num_sent` requests went to it from here since it told its load.
 
-    `num_warm_tokens` of the prompt it has computed. `round_trip_seconds` is measured, 0 for this node itself.
+    `num_free` requests more it can begin, before one has to wait for another's end. `num_prompt_tokens_left` of those
+    it has are not computed yet; `num_warm_tokens` of the prompt it has computed, or was sent. `round_trip_seconds` is
+    measured, 0 for this node itself.
     """
 
     id: str
     num_running: int = 0
     num_waiting: int = 0
     num_sent: int = 0
+    num_free: int = 0
+    num_prompt_tokens_left: int = 0
     num_warm_tokens: int = 0
     prefill_tokens_per_second: float = 0.0
     first_token_seconds: float = 0.0
@@ -55,12 +65,18 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 def estimated_seconds(node: Node, num_tokens: int) -> float:
     """Return the time to the first token of a prompt of `num_tokens`, estimated.
 
-    What waits is computed first; what runs takes its share of each step, which slows prefill down a little.
+    Prompts that are there are computed first, but a short one, or what is left of a warm one, waits no longer than for
+    a step. Requests for which there is no room wait for others to end. Each that is there has its share of the steps.
     """
     rate = node.prefill_tokens_per_second or _USUAL_PREFILL
-    own = max(0, num_tokens - node.num_warm_tokens) / rate
-    ahead = (node.num_waiting + node.num_sent) * (node.first_token_seconds or _USUAL_FIRST_TOKEN)
-    return (own + ahead) * (1 + 0.1 * node.num_running) / max(node.weight, _LEAST_WEIGHT) + node.round_trip_seconds
+    own = max(LEAST_TOKENS, num_tokens - node.num_warm_tokens)
+    ahead = node.num_prompt_tokens_left
+    num_ahead = node.num_waiting + node.num_sent
+    if own <= _SHORT_TOKENS:
+        ahead = min(ahead, _STEP_TOKENS + LEAST_TOKENS * num_ahead)
+    queue = max(0, num_ahead - node.num_free) * (node.first_token_seconds or _USUAL_FIRST_TOKEN)
+    seconds = ((own + ahead) / rate + queue) * (1 + 0.1 * node.num_requests)
+    return seconds / max(node.weight, _LEAST_WEIGHT) + node.round_trip_seconds
 
 
 @dataclass(slots=True)

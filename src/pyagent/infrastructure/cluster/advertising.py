@@ -133,6 +133,7 @@ class Advertising:
             num_running=sum(one.num_running for one in stats) or self._answering.num_running,
             num_waiting=sum(sum(one.waiting.values()) for one in stats),
             num_free=sum(max(0, one.max_num_running - one.num_running) for one in stats),
+            num_prompt_tokens_left=sum(one.num_prompt_tokens_left for one in stats),
             prefill_tokens_per_second=max((one.prefill_tokens_per_second for one in stats), default=0.0),
             requests_per_second=sum(map(requests_per_second, stats)),
             answer_seconds=max(map(answer_seconds, stats), default=0.0),

@@ -145,6 +145,7 @@ class Engine:
         scheduler = self.scheduler
         return self.counts.snapshot(
             num_running=scheduler.num_running,
+            num_prompt_tokens_left=scheduler.num_prompt_tokens_left,
             max_num_running=scheduler.limits.most_running,
             waiting=scheduler.queues.depths(),
             preemptions=scheduler.num_preemptions,

@@ -71,7 +71,8 @@ class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine has done and does. Seconds unless the name says otherwise.
 
-    `scheduler_seconds` is the seconds of scheduling in a step; `tokens_per_step` counts prompt
+    `num_prompt_tokens_left` of the requests that it has are not computed yet, as if none of those that wait were
+    cached. `scheduler_seconds` is the seconds of scheduling in a step; `tokens_per_step` counts prompt
     tokens and output tokens. `prefill_tokens_per_second` is what the last prompts added to their steps; 0 before there
     are any. `num_slow_steps` took more than five times what is usual, the p50 or what their prompt
     tokens should take; `slowest_step` took the longest of them. `step_trend` is the p50 of the last 128 steps over that
@@ -80,6 +81,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_running: int = 0
+    num_prompt_tokens_left: int = 0
     max_num_running: int = 0
     waiting: dict[str, int] = {}
     num_steps: int = 0
@@ -187,6 +189,7 @@ class Counts:
         self,
         *,
         num_running: int,
+        num_prompt_tokens_left: int,
         max_num_running: int,
         waiting: dict[str, int],
         preemptions: Mapping[str, int],
@@ -196,6 +199,7 @@ class Counts:
         """Return the counts with what the engine holds now."""
         return EngineStats(
             num_running=num_running,
+            num_prompt_tokens_left=num_prompt_tokens_left,
             max_num_running=max_num_running,
             waiting=waiting,
             num_steps=self.num_steps,

@@ -169,8 +169,8 @@ class RequestQueues:
 
     @property
     def waiting(self) -> list[Request]:
-        """Those that wait, in no order."""
-        return [request for queue in self._queues.values() for request in queue.waiting.values()]
+        """Those that wait, in no order; may be asked from any thread."""
+        return [request for queue in self._queues.values() for request in list(queue.waiting.values())]
 
     def depths(self) -> dict[str, int]:
         """Return how many wait, by class."""

@@ -84,6 +84,11 @@ class Scheduler:
         return len(self.decode_batch) + len(self.prefilling) + len(self.ending) + len(self.parked)
 
     @property
+    def num_prompt_tokens_left(self) -> int:
+        """Number of prompt tokens to compute, were nothing of what waits cached; may be asked from any thread."""
+        return sum(request.num_left for request in [*self.queues.waiting, *list(self.prefilling.values())])
+
+    @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return self.num_running > 0 or self.queues.num_waiting > 0
