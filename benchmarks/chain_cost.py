@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from peers import Server, free_port
+from peers import Server, free_port, litellm_server
 from quiet import machine, seconds_of
 
 ROOT = Path(__file__).parents[1]
@@ -60,19 +60,6 @@ def pyagent_server(upstream: str) -> Server:
     return Server(words, port, "/ready", {"PYTHONPATH": str(ROOT / "src")})
 
 
-def litellm_server(upstream: str, python: Path, folder: Path) -> Server:
-    """LiteLLM's proxy before it, without a key as ours, and with the least it logs."""
-    target = {"model": "openai/fake", "api_base": upstream, "api_key": "none"}
-    models = [{"model_name": name, "litellm_params": target} for name in ("main", "spare")]
-    config = {"model_list": models, "router_settings": {"fallbacks": [{"main": ["spare"]}]}}
-    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    port, start = free_port(), "import sys; sys.argv[0] = 'litellm'; from litellm import run_server; run_server()"
-    words = [python, "-c", start, "--config", folder / "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
-    environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
-    environment["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
-    return Server(words, port, "/health/liveliness", environment)
-
-
 def ask_server(server: Server, model: str, seconds: float) -> dict[str, float]:
     """A server's figures; CPU is its own, over all requests."""
     before = seconds_of(server.process.pid)
@@ -87,7 +74,8 @@ def compare_servers(upstream: str, litellm: Path, seconds: float, rounds: int) -
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         servers = {"pyagent serve": (stack.enter_context(pyagent_server(upstream)), "default")}
         if litellm.exists():
-            proxy = litellm_server(upstream, litellm, Path(folder))
+            models = {"main": [upstream], "spare": [upstream]}
+            proxy = litellm_server(litellm, models, {"fallbacks": [{"main": ["spare"]}]}, Path(folder))
             servers["litellm proxy"] = (stack.enter_context(proxy), "main")
         bare = [measure("sockets:fake", sys.executable, upstream, seconds, 0) for _ in range(rounds)]
         rows = {"no server": [row for row in bare if row]} | {name: [] for name in servers}

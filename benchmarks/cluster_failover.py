@@ -12,37 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 import urllib.request
 from itertools import pairwise
-from pathlib import Path
 
-from cluster_routing import FIRST_PORT, MODEL, NUM_NODES, start_nodes
+from cluster_fleet import MODEL, NUM_NODES, fleet, get, url, wait_until_connected
 
 ELSEWHERE = "openai:http://127.0.0.1:9/v1#none"
 """The first node's chain: a link where nothing listens, so that peers answer."""
-
-
-def get(number: int, path: str) -> dict[str, list[dict[str, object]]]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{FIRST_PORT + number}{path}", timeout=30) as answer:
-        return json.load(answer)
-
-
-def wait_until_connected() -> None:
-    """Wait until each node has all others, and those that compute have their model in memory."""
-    end = time.monotonic() + 120
-    for number in range(NUM_NODES):
-        while time.monotonic() < end:
-            try:
-                peers = get(number, "/pyagent/cluster")["peers"]
-                if [peer["is_connected"] for peer in peers].count(True) == NUM_NODES - 1:
-                    break
-            except OSError:
-                pass  # it does not listen yet
-            time.sleep(0.1)
-    for number in range(1, NUM_NODES):
-        list(pieces(number, 1, private=True))
 
 
 def pieces(number: int, max_tokens: int, *, private: bool = False):
@@ -56,8 +33,8 @@ def pieces(number: int, max_tokens: int, *, private: bool = False):
         "stream": True,
         "private": private,
     }
-    url = f"http://127.0.0.1:{FIRST_PORT + number}/v1/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url(number, "/v1/chat/completions"), json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         for line in answer:
             if line.startswith(b"data: {"):
@@ -70,27 +47,20 @@ def pieces(number: int, max_tokens: int, *, private: bool = False):
 
 def kill_once(num_tokens: int) -> tuple[float, bool]:
     """Return the longest gap after a kill, and whether the text is that of an undisturbed answer."""
-    with tempfile.TemporaryDirectory() as folder:
-        processes = start_nodes(Path(folder), "prefix", first_chain=ELSEWHERE)
-        try:
-            wait_until_connected()
-            whole = "".join(pieces(1, num_tokens, private=True))
-            texts, times, killed = list[str](), list[float](), float("inf")
-            for text in pieces(0, num_tokens):
-                texts.append(text)
-                times.append(time.monotonic())
-                if len(texts) == num_tokens // 4:
-                    peers = get(0, "/pyagent/cluster")["peers"]
-                    busy = max(peers, key=lambda peer: (peer["num_answered"], peer["num_running"]))  # type: ignore[arg-type]
-                    processes[int(str(busy["name"])[1:])].kill()
-                    killed = time.monotonic()
-            after = [killed, *(at for at in times if at > killed)]
-            return max(later - earlier for earlier, later in pairwise(after)), "".join(texts) == whole
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait(30)
+    with fleet([{}] * NUM_NODES, first_chain=ELSEWHERE) as processes:
+        wait_until_connected(computing=range(1, NUM_NODES))
+        whole = "".join(pieces(1, num_tokens, private=True))
+        texts, times, killed = list[str](), list[float](), float("inf")
+        for text in pieces(0, num_tokens):
+            texts.append(text)
+            times.append(time.monotonic())
+            if len(texts) == num_tokens // 4:
+                peers = json.loads(get(0, "/pyagent/cluster"))["peers"]
+                busy = max(peers, key=lambda peer: (peer["num_answered"], peer["num_running"]))
+                processes[int(str(busy["name"])[1:])].kill()
+                killed = time.monotonic()
+        after = [killed, *(at for at in times if at > killed)]
+        return max(later - earlier for earlier, later in pairwise(after)), "".join(texts) == whole
 
 
 def main() -> int:

@@ -1,11 +1,26 @@
 """Prefix-aware routing against round robin: agents that share system prompts, asked through one node of three.
 
-    .venv/bin/python benchmarks/cluster_routing.py [--agents 100] [--prefixes 10] [--words 700] [--clients 3]
+    .venv/bin/python benchmarks/cluster_routing.py [--agents 100] [--prefixes 10] [--clients 3]
+        [--words 1500 ...] [--ways prefix,...] [--peer PYTHON]
 
-Starts three `pyagent node` on loopback for each policy, cold, each with one thread and the default model. Each agent
-asks once, in an order drawn by lot that is the same for all policies; so many ask at once. Prints the mean and p95 time
-to the first token, how many prompt tokens were cached, and how many requests each node answered. Exits with 1 when
-`prefix` is not twice as quick as `round_robin` in the mean, or a request was refused.
+For each way three nodes, or servers, start cold on loopback, each with one thread and SmolLM2-135M. Each agent asks
+once, in an order drawn by lot that is the same for all ways; so many ask at once. Prints the mean and p95 time to the
+first token, how many prompt tokens were cached, and how many requests each node answered.
+
+The ways:
+- `round_robin`: in turns, without KV moves, as a gateway before servers does it;
+- `round_robin+kv`: in turns, but nodes fetch KV from each other;
+- `prefix`: PyAgent as it is, by the estimated time to the first token, with KV moves;
+- `prefix-kv`: the same without KV moves;
+- `litellm simple-shuffle` (its default) and `litellm least-busy`: llama.cpp's servers, with its prompt cache and four
+  slots each, behind litellm's proxy. For these `--peer` names a Python with xllamacpp and litellm (`make peers`).
+
+1,500 words are 1,505 tokens: as much as agents have of system prompt and descriptions of tools, within SmolLM2's
+context of 2,048. `--words 1500 700` does all for both lengths. What routing can save grows with the length: with P
+seconds for such a prompt and h for a question after it, ten prompts on three nodes and a hundred questions cost
+30 P + 70 h in turns and 10 P + 90 h by prefix. That is never 3 times as quick, and twice only where P is above 11 h.
+
+Exits with 1 when `prefix` is not twice as quick as `round_robin` in the mean, or a request was refused.
 """
 
 from __future__ import annotations
@@ -14,40 +29,33 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import httpx
+from cluster_fleet import HELLO, MODEL, NUM_NODES, WORDS, Tables, fleet, url, wait_until_connected
+from peers import litellm_server, llama_cpp_server, post
+from tool_templates import template_of
 
-from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+from pyagent import load_settings
+from pyagent.infrastructure.models.store import ModelStore
 
-NUM_NODES, FIRST_PORT, MODEL = 3, 18400, "smollm2:135m"
-COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()"]
-WORDS = (
-    "the",
-    "review",
-    "of",
-    "contracts",
-    "needs",
-    "care",
-    "about",
-    "dates",
-    "parties",
-    "money",
-    "risk",
-    "law",
-    "notice",
-)
+ROOT = Path(__file__).parents[1]
+OURS: dict[str, Tables] = {
+    "round_robin": {"cluster": {"routing": "round_robin"}, "engine": {"kv_connector": "none"}},
+    "round_robin+kv": {"cluster": {"routing": "round_robin"}},
+    "prefix-kv": {"engine": {"kv_connector": "none"}},
+    "prefix": {},
+}
+THEIRS = {"litellm simple-shuffle": "simple-shuffle", "litellm least-busy": "least-busy"}
+SLOTS, CONTEXT = 4, 2048
 
 
 @dataclass
@@ -64,54 +72,14 @@ class Outcome:
     def mean(self) -> float:
         return statistics.fmean(self.first_tokens)
 
-    @property
-    def p95(self) -> float:
-        return sorted(self.first_tokens)[int(0.95 * (len(self.first_tokens) - 1))]
-
-
-def start_nodes(
-    folder: Path, policy: str, first_chain: str = "native", more: Mapping[str, str] = MappingProxyType({})
-) -> list[subprocess.Popen[bytes]]:
-    """Start the nodes of a new cluster; `first_chain` is what the first of them answers with itself.
-
-    `more` are lines of settings by table, `engine` or `cluster`.
-    """
-    state = None
-    processes: list[subprocess.Popen[bytes]] = []
-    for number in range(NUM_NODES):
-        home = folder / f"n{number}"
-        file = ClusterFile(cluster_folder(home))
-        file.folder.mkdir(parents=True)
-        state = file.init("benchmark") if state is None else (file.join(state), state)[1]
-        config = home / "pyagent.toml"
-        config.write_text(
-            f'[paths]\ndata = "{home}"\n[engine]\nthreads = 1\nmodels = ["{MODEL}"]\n'
-            f"{more.get('engine', '')}"
-            f'[cluster]\nrouting = "{policy}"\nmulticast = false\nbind = ["127.0.0.1"]\nname = "n{number}"\n'
-            f"{more.get('cluster', '')}"
-            f'port = {FIRST_PORT + 10 + number}\nseeds = ["127.0.0.1:{FIRST_PORT + 10}"]\n',
-            encoding="utf-8",
+    def __str__(self) -> str:
+        p95 = sorted(self.first_tokens)[int(0.95 * (len(self.first_tokens) - 1))]
+        cached = self.num_cached_tokens / max(1, self.num_prompt_tokens)
+        nodes = "".join(f"; {name} {count}" for name, count in self.backends.items())
+        return (
+            f"first token mean {self.mean:.3f} s, p95 {p95:.3f} s; {cached:.0%} of {self.num_prompt_tokens} prompt "
+            f"tokens cached{nodes}; {len(self.refused)} refused"
         )
-        chain = "native" if number else first_chain
-        flags = ["--chain", chain, "--port", str(FIRST_PORT + number), "--config", str(config)]
-        processes.append(subprocess.Popen([*COMMAND, "node", *flags], stdout=subprocess.DEVNULL, env=dict(os.environ)))
-    return processes
-
-
-async def until_connected(http: httpx.AsyncClient) -> None:
-    """Wait until the first node has all others, and each has its model in memory."""
-    async with asyncio.timeout(120):
-        for number in range(NUM_NODES):
-            url = f"http://127.0.0.1:{FIRST_PORT + number}"
-            while True:
-                with contextlib.suppress(httpx.HTTPError, KeyError):
-                    peers = (await http.get(f"{url}/pyagent/cluster")).json()["peers"]
-                    if [peer["is_connected"] for peer in peers].count(True) == NUM_NODES - 1:
-                        break
-                await asyncio.sleep(0.1)
-        for number in range(NUM_NODES):  # each on its own: a private request stays where it is
-            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "private": True}
-            await http.post(f"http://127.0.0.1:{FIRST_PORT + number}/v1/chat/completions", json=body)
 
 
 def prompts(num_agents: int, num_prefixes: int, num_words: int) -> list[tuple[str, str]]:
@@ -123,8 +91,9 @@ def prompts(num_agents: int, num_prefixes: int, num_words: int) -> list[tuple[st
     return asked
 
 
-async def ask(http: httpx.AsyncClient, system: str, question: str, outcome: Outcome) -> None:
+async def ask(http: httpx.AsyncClient, base: str, system: str, question: str, outcome: Outcome) -> None:
     body = {
+        "model": MODEL,
         "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
         "max_tokens": 4,
         "temperature": 0,
@@ -132,7 +101,7 @@ async def ask(http: httpx.AsyncClient, system: str, question: str, outcome: Outc
         "stream_options": {"include_usage": True},
     }
     started, first = time.perf_counter(), None
-    async with http.stream("POST", f"http://127.0.0.1:{FIRST_PORT}/v1/chat/completions", json=body) as answer:
+    async with http.stream("POST", f"{base}/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
             outcome.refused.append((await answer.aread()).decode()[:200])
             return
@@ -144,64 +113,91 @@ async def ask(http: httpx.AsyncClient, system: str, question: str, outcome: Outc
                 first = time.perf_counter() - started
             if usage := told.get("usage"):
                 outcome.num_prompt_tokens += usage["prompt_tokens"]
-                outcome.num_cached_tokens += usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+                outcome.num_cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     outcome.first_tokens.append(first if first is not None else time.perf_counter() - started)
 
 
-async def measure(asked: Sequence[tuple[str, str]], num_clients: int) -> Outcome:
+async def measure(base: str, asked: Sequence[tuple[str, str]], num_clients: int) -> Outcome:
     outcome, waiting = Outcome(), list(asked)
-    async with client() as http:
-        await until_connected(http)
+    async with httpx.AsyncClient(trust_env=False, timeout=600) as http:
 
         async def work() -> None:
             while waiting:
-                await ask(http, *waiting.pop(), outcome)
+                await ask(http, base, *waiting.pop(), outcome)
 
         await asyncio.gather(*(work() for _ in range(num_clients)))
-        for link in (await http.get(f"http://127.0.0.1:{FIRST_PORT}/pyagent/chain")).json():
-            outcome.backends[link["backend"]] = link["num_answers"]
+        chain = await http.get(f"{base}/pyagent/chain")
+        if chain.status_code == 200:
+            outcome.backends.update({link["backend"]: link["num_answers"] for link in chain.json()})
     return outcome
 
 
-@contextlib.asynccontextmanager
-async def client() -> AsyncGenerator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
-        yield http
+@contextlib.contextmanager
+def nodes(settings: Tables) -> Generator[str]:
+    """Run our nodes; give the first one's address."""
+    with fleet([settings] * NUM_NODES):
+        wait_until_connected()
+        yield url(0)
 
 
-def run(policy: str, asked: Sequence[tuple[str, str]], num_clients: int) -> Outcome:
-    with tempfile.TemporaryDirectory() as folder:
-        processes = start_nodes(Path(folder), policy)
-        try:
-            return asyncio.run(measure(asked, num_clients))
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait(30)
+@contextlib.contextmanager
+def gateway(python: Path, strategy: str) -> Generator[str]:
+    """Run llama.cpp's servers behind litellm's proxy; give its address."""
+    model = ModelStore(load_settings().settings.paths.models).locate(MODEL)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        template = folder / "template.jinja"
+        template.write_text(template_of(model) or "", encoding="utf-8")
+        servers = [
+            stack.enter_context(llama_cpp_server(python, model, template, context=CONTEXT, slots=SLOTS, threads=1))
+            for _ in range(NUM_NODES)
+        ]
+        urls = [f"{server.url}/v1" for server in servers]
+        proxy = stack.enter_context(litellm_server(python, {MODEL: urls}, {"routing_strategy": strategy}, folder))
+        for server in (*servers, proxy):
+            post(f"{server.url}/v1/chat/completions", HELLO)  # as ours were asked before the first agent
+        yield proxy.url
+
+
+def run(way: str, asked: Sequence[tuple[str, str]], num_clients: int, peer: Path) -> Outcome:
+    with nodes(OURS[way]) if way in OURS else gateway(peer, THEIRS[way]) as base:
+        return asyncio.run(measure(base, asked, num_clients))
+
+
+def compare(given: argparse.Namespace, ways: Sequence[str], num_words: int) -> int:
+    """Print what clients see each way; return the exit status."""
+    print(f"{given.agents} agents, {given.prefixes} system prompts of {num_words} words, {given.clients} at once")
+    asked = prompts(given.agents, given.prefixes, num_words)
+    outcomes: dict[str, Outcome] = {}
+    for way in ways:
+        if way in THEIRS and not given.peer.exists():
+            print(f"{way:22} is left out: {given.peer} is not there", flush=True)
+            continue
+        outcomes[way] = run(way, asked, given.clients, given.peer)
+        print(f"{way:22} {outcomes[way]}", flush=True)
+    if "prefix" not in outcomes:
+        return int(any(outcome.refused for outcome in outcomes.values()))
+    ratios = {way: outcome.mean / outcomes["prefix"].mean for way, outcome in outcomes.items() if way != "prefix"}
+    for way, ratio in ratios.items():
+        print(f"prefix is {ratio:.2f} times as quick to the first token as {way}")
+    return int(ratios.get("round_robin", 2) < 2 or any(outcome.refused for outcome in outcomes.values()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=100)
     parser.add_argument("--prefixes", type=int, default=10)
-    parser.add_argument("--words", type=int, default=700)
+    parser.add_argument("--words", type=int, nargs="+", default=[1500])
     parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--ways", default=",".join([*OURS, *THEIRS]), help="some of them, by commas")
+    parser.add_argument(
+        "--peer", type=Path, default=ROOT / ".peers/bin/python", help="a Python with xllamacpp, litellm"
+    )
     given = parser.parse_args()
-    asked = prompts(given.agents, given.prefixes, given.words)
-    outcomes: dict[str, Outcome] = {}
-    for policy in ("round_robin", "least_requests", "prefix"):
-        outcomes[policy] = outcome = run(policy, asked, given.clients)
-        cached = outcome.num_cached_tokens / max(1, outcome.num_prompt_tokens)
-        nodes = ", ".join(f"{name} {count}" for name, count in outcome.backends.items())
-        print(
-            f"{policy:15} first token mean {outcome.mean:.3f} s, p95 {outcome.p95:.3f} s; {cached:.0%} of "
-            f"{outcome.num_prompt_tokens} prompt tokens cached; {nodes}; {len(outcome.refused)} refused",
-            flush=True,
-        )
-    ratio = outcomes["round_robin"].mean / outcomes["prefix"].mean
-    print(f"prefix is {ratio:.2f} times as quick to the first token as round_robin")
-    return int(ratio < 2 or any(outcome.refused for outcome in outcomes.values()))
+    ways = given.ways.split(",")
+    if unknown := [way for way in ways if way not in OURS and way not in THEIRS]:
+        parser.error(f"there is no way {unknown[0]!r}; the ways are {', '.join([*OURS, *THEIRS])}")
+    return max([compare(given, ways, num_words) for num_words in given.words])
 
 
 if __name__ == "__main__":

@@ -14,14 +14,12 @@ import argparse
 import asyncio
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
-from cluster_routing import FIRST_PORT, NUM_NODES, WORDS, client, start_nodes, until_connected
+from cluster_fleet import NUM_NODES, WORDS, Tables, fleet, url, wait_until_connected
 
 
 @dataclass
@@ -43,7 +41,7 @@ async def ask(http: httpx.AsyncClient, number: int, given: argparse.Namespace, o
         "ignore_eos": True,
     }
     started = time.perf_counter()
-    answer = await http.post(f"http://127.0.0.1:{FIRST_PORT}/v1/chat/completions", json=body)
+    answer = await http.post(url(0, "/v1/chat/completions"), json=body)
     answer.raise_for_status()
     outcome.waits.append(time.perf_counter() - started)
     return answer.json()["choices"][0]["message"]["content"]
@@ -53,9 +51,9 @@ async def take_part(http: httpx.AsyncClient, *, is_on: bool) -> None:
     """Have the other nodes take requests of peers, or none, and wait until the first knows."""
     for number in range(1, NUM_NODES):
         body = {"grace_seconds": 0, "resume": is_on}
-        await http.post(f"http://127.0.0.1:{FIRST_PORT + number}/pyagent/cluster/drain", json=body)
+        await http.post(url(number, "/pyagent/cluster/drain"), json=body)
     while True:
-        peers = (await http.get(f"http://127.0.0.1:{FIRST_PORT}/pyagent/cluster")).json()["peers"]
+        peers = (await http.get(url(0, "/pyagent/cluster"))).json()["peers"]
         if all(peer["is_draining"] is not is_on for peer in peers):
             return
         await asyncio.sleep(0.05)
@@ -63,8 +61,7 @@ async def take_part(http: httpx.AsyncClient, *, is_on: bool) -> None:
 
 async def measure(given: argparse.Namespace) -> Outcome:
     outcome = Outcome()
-    async with client() as http:
-        await until_connected(http)
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
         await take_part(http, is_on=False)
         started = time.perf_counter()
         asked = [asyncio.create_task(ask(http, number, given, outcome)) for number in range(given.requests)]
@@ -72,22 +69,16 @@ async def measure(given: argparse.Namespace) -> Outcome:
         await take_part(http, is_on=True)
         outcome.texts = list(await asyncio.gather(*asked))
         outcome.seconds = time.perf_counter() - started
-        for link in (await http.get(f"http://127.0.0.1:{FIRST_PORT}/pyagent/chain")).json():
+        for link in (await http.get(url(0, "/pyagent/chain"))).json():
             outcome.backends[link["backend"]] = link["num_answers"]
     return outcome
 
 
 def run(given: argparse.Namespace, *, steals: bool) -> Outcome:
-    with tempfile.TemporaryDirectory() as folder:
-        more = {"engine": f"max_num_seqs = {given.seqs}\n", "cluster": f"steal = {str(steals).lower()}\n"}
-        processes = start_nodes(Path(folder), "prefix", more=more)
-        try:
-            return asyncio.run(measure(given))
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait(60)
+    settings: Tables = {"engine": {"max_num_seqs": given.seqs}, "cluster": {"steal": steals}}
+    with fleet([settings] * NUM_NODES):
+        wait_until_connected()
+        return asyncio.run(measure(given))
 
 
 def main() -> int:

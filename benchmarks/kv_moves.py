@@ -15,52 +15,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from pathlib import Path
 
-from cluster_routing import COMMAND, MODEL, WORDS
+from cluster_fleet import MODEL, WORDS, Tables, fleet, get, url, wait_until_connected
 
-from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
-
-FIRST_PORT = 18440
-ROLES = {"far": "prefill", "near": "both"}
-PORTS = {name: FIRST_PORT + number for number, name in enumerate(ROLES)}
+FAR, NEAR = range(2)
+ROLES = ("prefill", "both")
 
 
-def start_nodes(folder: Path, threads: int) -> list[subprocess.Popen[bytes]]:
-    state = None
-    processes: list[subprocess.Popen[bytes]] = []
-    for name, role in ROLES.items():
-        home = folder / name
-        file = ClusterFile(cluster_folder(home))
-        file.folder.mkdir(parents=True)
-        state = file.init("benchmark") if state is None else (file.join(state), state)[1]
-        config = home / "pyagent.toml"
-        config.write_text(
-            f'[paths]\ndata = "{home}"\n[engine]\nthreads = {threads}\nmodels = ["{MODEL}"]\n'
-            f'[cluster]\nmulticast = false\nbind = ["127.0.0.1"]\nname = "{name}"\nrole = "{role}"\n'
-            f'port = {PORTS[name] + 10}\nseeds = ["127.0.0.1:{FIRST_PORT + 10}"]\n',
-            encoding="utf-8",
-        )
-        flags = ["--chain", "native", "--port", str(PORTS[name]), "--config", str(config)]
-        processes.append(subprocess.Popen([*COMMAND, "node", *flags], stdout=subprocess.DEVNULL, env=dict(os.environ)))
-    return processes
-
-
-def get(name: str, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[name]}{path}", timeout=30) as answer:
-        return answer.read().decode()
-
-
-def ask(name: str, text: str) -> tuple[float, str, int]:
+def ask(number: int, text: str) -> tuple[float, str, int]:
     """Return the time to the first token, the answer and the prompt's tokens."""
     body = {
         "model": MODEL,
@@ -70,8 +38,8 @@ def ask(name: str, text: str) -> tuple[float, str, int]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    url = f"http://127.0.0.1:{PORTS[name]}/v1/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url(number, "/v1/chat/completions"), json.dumps(body).encode(), headers)
     started, first, said, num_tokens = time.perf_counter(), 0.0, "", 0
     with urllib.request.urlopen(request, timeout=300) as answer:
         for line in answer:
@@ -86,27 +54,17 @@ def ask(name: str, text: str) -> tuple[float, str, int]:
     return first, said, num_tokens
 
 
-def wait_until_connected() -> None:
+def wait_until_ready() -> None:
     """Wait until the nodes are peers, and both can move their model's KV."""
-    end = time.monotonic() + 120
-    for name in ROLES:
-        while True:
-            try:
-                if any(peer["is_connected"] for peer in json.loads(get(name, "/pyagent/cluster"))["peers"]):
-                    break
-            except OSError:
-                pass  # it does not listen yet
-            if time.monotonic() > end:
-                raise SystemExit("the nodes did not find each other")
-            time.sleep(0.1)
-    for name in ROLES:
-        ask(name, "hello")
-        while "kv_loads_total" not in get(name, "/metrics"):
+    wait_until_connected(len(ROLES), computing=())
+    for number in range(len(ROLES)):
+        ask(number, "hello")
+        while b"kv_loads_total" not in get(number, "/metrics"):
             time.sleep(0.1)
 
 
 def metric(name: str) -> float:
-    found = re.search(rf"^pyagent_engine_{name}_total{{.*}} (\S+)$", get("near", "/metrics"), re.MULTILINE)
+    found = re.search(rf"^pyagent_engine_{name}_total{{.*}} (\S+)$", get(NEAR, "/metrics").decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
@@ -120,25 +78,19 @@ def main() -> int:
     fetched: list[float] = []
     computed: list[float] = []
     num_wrong = num_tokens = 0
-    with tempfile.TemporaryDirectory() as folder:
-        processes = start_nodes(Path(folder), options.threads)
-        try:
-            wait_until_connected()
-            ask("near", " ".join(rng.choices(WORDS, k=options.words)))  # measures how long computing takes
-            for number in range(options.prompts):
-                known, unknown = (f"{number} " + " ".join(rng.choices(WORDS, k=options.words)) for _ in range(2))
-                _, expected, num_tokens = ask("far", known)
-                time.sleep(0.6)  # two loads tell `near` of it
-                seconds, said, _ = ask("near", known)
-                num_wrong += said != expected
-                fetched.append(seconds)
-                computed.append(ask("near", unknown)[0])
-            loads, seconds, num_bytes = metric("kv_loads"), metric("kv_load_seconds"), metric("kv_loaded_bytes")
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait(30)
+    each: list[Tables] = [{"engine": {"threads": options.threads}, "cluster": {"role": role}} for role in ROLES]
+    with fleet(each):
+        wait_until_ready()
+        ask(NEAR, " ".join(rng.choices(WORDS, k=options.words)))  # measures how long computing takes
+        for number in range(options.prompts):
+            known, unknown = (f"{number} " + " ".join(rng.choices(WORDS, k=options.words)) for _ in range(2))
+            _, expected, num_tokens = ask(FAR, known)
+            time.sleep(0.6)  # two loads tell the near one of it
+            seconds, said, _ = ask(NEAR, known)
+            num_wrong += said != expected
+            fetched.append(seconds)
+            computed.append(ask(NEAR, unknown)[0])
+        loads, seconds, num_bytes = metric("kv_loads"), metric("kv_load_seconds"), metric("kv_loaded_bytes")
     mean_fetched, mean_computed = statistics.fmean(fetched), statistics.fmean(computed)
     print(f"{options.prompts} prompts of {num_tokens} tokens, {loads:g} fetched, {num_wrong} answers differ")
     print(f"time to first token: fetched {mean_fetched:.3f} s, computed {mean_computed:.3f} s")

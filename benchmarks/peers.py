@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -120,6 +120,27 @@ def llama_cpp_server(python: Path, model: Path, template: Path, *, context: int,
     port = free_port()
     words = [python, Path(__file__).with_name("llama_worker.py"), model, template, port, context, slots, threads]
     return Server([str(word) for word in words], port, "/health", {})
+
+
+def litellm_server(
+    python: Path, models: Mapping[str, Sequence[str]], router: Mapping[str, object], folder: Path
+) -> Server:
+    """LiteLLM's proxy, which `python` has, before the servers of each model; no key, as ours, and the least it logs."""
+    targets = [
+        {
+            "model_name": name,
+            "litellm_params": {"model": f"openai/{name}", "api_base": upstream, "api_key": "none"},
+        }
+        for name, upstreams in models.items()
+        for upstream in upstreams
+    ]
+    config = {"model_list": targets, "router_settings": dict(router)}
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    port, start = free_port(), "import sys; sys.argv[0] = 'litellm'; from litellm import run_server; run_server()"
+    words = [python, "-c", start, "--config", folder / "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
+    environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
+    environment["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
+    return Server(words, port, "/health/liveliness", environment)
 
 
 class LlamaCpp:
