@@ -21,6 +21,7 @@ from pyagent.core.messages import ChatDelta, ChatRequest, Message, Origin, Sampl
 from pyagent.core.prompt_cache import ExplainPrompt, PinPrompt, UnpinPrompt, ViewCache
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import EngineState
+from pyagent.infrastructure.engine.subprocess.copies import Copies
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 
 LONG = "You are a careful helper of the user, who is at ease. " * 8
@@ -193,6 +194,64 @@ def test_prompts_are_asked_where_they_are_warm_and_pinned_in_all(
         assert seen.pages is not None
         assert seen.pages.pinned_pages == 2 * -(-pinned // 16)
         assert (await backend.query_cache(UnpinPrompt("p"))).num_tokens == pinned
+
+    runner.run(work())
+
+
+def test_request_for_a_copy_that_has_just_died_is_answered_by_the_other(
+    runner: asyncio.Runner, backend: NativeBackend
+) -> None:
+    """One that was on its way to a copy as it died does not wait for the restart."""
+
+    async def answered_before_the_restart(copies: Copies) -> bool:
+        coordinator, dying = copies._coordinator, copies.supervisors[1]
+        num_restarts = dying.status.num_restarts
+        os.kill(process_id(backend, 1), signal.SIGKILL)
+        await until(lambda: dying._is_down and coordinator._copies[1].is_down)
+        coordinator.is_back(1)  # as it was known when the request was given to it
+        coordinator._copies[0].num_requests += 100
+        try:
+            assert (await collect(backend.chat(ask(max_tokens=2)))).usage.completion_tokens == 2
+        finally:
+            coordinator._copies[0].num_requests -= 100
+        is_before = dying.status.num_restarts == num_restarts
+        await until(lambda: dying.status.num_restarts > num_restarts)
+        return is_before
+
+    async def work() -> None:
+        copies = remote(backend).copies
+        for _ in range(5):  # on a busy machine the restart may come first
+            if await answered_before_the_restart(copies):
+                break
+        else:
+            pytest.fail("each answer waited for the restart")
+        assert all(copies.num_requests_of(copy) == 0 for copy in (0, 1))
+
+    runner.run(work())
+
+
+def test_copy_that_died_has_the_pins_again(runner: asyncio.Runner, backend: NativeBackend) -> None:
+    """Prompts that are pinned in all copies are pinned in the next process of one, those unpinned before are not."""
+
+    async def pinned_pages() -> int:
+        [seen] = (await backend.query_cache(ViewCache())).models
+        return 0 if seen.pages is None else seen.pages.pinned_pages
+
+    async def work() -> None:
+        request = ChatRequest(messages=[Message("system", LONG), Message("user", "hi")])
+        other = ChatRequest(messages=[Message("system", f"Another. {LONG}")])
+        pinned = (await backend.query_cache(PinPrompt("kept", request))).num_tokens
+        await backend.query_cache(PinPrompt("gone", other))
+        await backend.query_cache(UnpinPrompt("gone"))
+        of_both = 2 * -(-pinned // 16)
+        assert await pinned_pages() == of_both
+        os.kill(process_id(backend, 1), signal.SIGKILL)
+        await until(lambda: remote(backend).copies.supervisors[1]._is_down)
+        async with asyncio.timeout(60):
+            while await pinned_pages() != of_both:
+                pass
+        await backend.query_cache(UnpinPrompt("kept"))
+        assert await pinned_pages() == 0
 
     runner.run(work())
 

@@ -398,6 +398,19 @@ def test_closed_stream_ends_the_request_in_the_process(tiny_model_path: Path) ->
     run(work())
 
 
+def test_stream_that_is_closed_after_the_process_ended_raises_nothing(tiny_model_path: Path) -> None:
+    """A reader that leaves while the engine is being closed leaves in peace: there is nothing left to abort."""
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path) as backend:
+            stream = backend.chat(ask(max_tokens=400))
+            await anext(stream)
+            remote(backend).copies.supervisors[0].close()
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    run(work())
+
+
 def test_close_ends_requests_process_and_thread(
     tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

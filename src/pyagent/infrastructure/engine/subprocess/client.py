@@ -136,6 +136,7 @@ class ProcessEngine(Shared):
             raw = [await asyncio.wrap_future(self.copies.call(self.copies.chosen(query.request), QueryCache(query)))]
         else:
             raw = await self.copies.call_all(QueryCache(query))
+            self.copies.pins.note(query)
         return merged_cache([_query_codec.decode(one) for one in raw], query)
 
     async def withdraw(self, wanted: Withdrawal) -> int:

@@ -23,6 +23,7 @@ from pyagent.core.messages import ChatRequest
 from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
 from pyagent.infrastructure.engine.subprocess.in_flight import InFlightRequest
+from pyagent.infrastructure.engine.subprocess.pins import Pins
 from pyagent.infrastructure.engine.subprocess.protocol import Command, LoadModel, Start
 from pyagent.infrastructure.engine.subprocess.supervisor import Supervisor
 
@@ -43,6 +44,7 @@ class Copies:
         self._coordinator = Coordinator(len(starts), Balancer())
         self._waves = Waves()
         self._models: list[str] = []  # that every copy has, or loads
+        self.pins = Pins()
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -142,6 +144,7 @@ class Copies:
             self._coordinator.forget_prompts()
             if level > 1:
                 self._models.clear()
+        self.pins.forget()
 
     def wait_for_wave(self, seconds: float) -> int:
         """Block until no copy has anything to do, or so long; return how many requests they have."""
@@ -172,6 +175,7 @@ class Copies:
         if self.supervisors[copy].status.process_id is not None:  # it may have died over the models
             with self._changed:
                 self._coordinator.is_back(copy)
+            self.pins.restore(self.supervisors[copy].call)
 
     def died(self, copy: int) -> None:
         """Note that a process is gone."""

@@ -141,6 +141,7 @@ class Supervisor:
         self._thread: threading.Thread | None = None
         self._wake_pipe: tuple[int, int] | None = None
         self._is_closing = False
+        self._is_down = False  # from the end of a process until the next one answers
         self._has_had_process = False
         self._num_quick_deaths = 0
         self._num_failed_starts = 0
@@ -162,12 +163,15 @@ class Supervisor:
         self._post(lambda: self._add(request))
 
     def _add(self, request: InFlightRequest) -> None:
-        if not request.is_over:  # it may have been on its way here when its reader left
+        if request.is_over:  # its reader left while it was on its way here
+            return
+        if not self._is_down or not self._goes_elsewhere(request):
             self._requests.add(request)
 
     def abort(self, request: InFlightRequest) -> None:
-        """Abort a request; no output of it is delivered any more."""
-        self._post(lambda: self._abort(request))
+        """Abort a request; no output of it is delivered any more. Raises nothing: at `close` all of them end."""
+        with contextlib.suppress(BackendError):
+            self._post(lambda: self._abort(request))
 
     def call(self, command: Command) -> Future[msgspec.Raw]:
         """Send a command; return the future of its result's bytes, or of its error.
@@ -259,6 +263,7 @@ class Supervisor:
     def _ended(self, reason: str, started: float) -> None:
         """Let others go on with what the process had, and pause before the next."""
         logger.warning("%s ended (%s); another is started", self._name, reason)
+        self._is_down = True
         self._owner.died(self._copy)
         self._process_died(reason)
         self._pause_after(reason, time.monotonic() - started)
@@ -278,6 +283,7 @@ class Supervisor:
         self.status.num_restarts += self._has_had_process
         self._has_had_process = True
         self.status.process_id = process.process.pid
+        self._is_down = False
         self._outbox.clear()
         self._outbox.extend(frame for frame, _ in self._calls.values())
         self._owner.started(self._copy)
@@ -403,12 +409,17 @@ class Supervisor:
                 why = f"{self._name} ended {request.num_deaths} times while it worked on this request"
             self._emit(request, _stopped(f"{why} ({reason}); it is not tried again"))
         for request in self._requests.take_movable():
-            try:
-                if not self._owner.move(request):
-                    self._requests.put_back(request)
-            except PyAgentError as error:  # the other one is being closed
-                self._emit(request, error)
+            if not self._goes_elsewhere(request):
+                self._requests.put_back(request)
         self._fail_calls(f"{self._name} ended ({reason})")
+
+    def _goes_elsewhere(self, request: InFlightRequest) -> bool:
+        """Have another go on with a request; return False where there is none."""
+        try:
+            return self._owner.move(request)
+        except PyAgentError as error:  # the other one is being closed
+            self._emit(request, error)
+            return True
 
     def _fail_all(self, reason: str) -> None:
         self._do_jobs()
