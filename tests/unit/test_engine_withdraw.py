@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.counting_runner import Client, CountingRunner, run_to_end
 from support.native import assert_idle, chat, engine_of, options, run, running
 from support.waiting import until
 
 from pyagent.core.backends import Answer, collect
-from pyagent.core.errors import MovedError
+from pyagent.core.errors import CapacityError, MovedError
 from pyagent.core.messages import ChatRequest, Origin
 from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.withdrawal import Withdrawal
@@ -168,3 +170,29 @@ def test_engine_outlives_a_withdrawal_that_nobody_waits_for_any_more(tiny_model_
             await assert_idle(backend)
 
     run(work())
+
+
+def test_withdrawn_requests_do_not_shorten_the_time_to_come_back() -> None:
+    """Requests that leave the queue unbegun say nothing of how quick others are: Retry-After stays as it was."""
+    now = 0.0
+    limits = SchedulerLimits(max_num_seqs=1, max_num_waiting=8)
+    engine = Engine(CountingRunner(num_blocks=100), limits, clock=lambda: now)
+    for number in range(3):
+        engine.scheduler.add(Client(number, [number], 1).request)
+        run_to_end(engine)
+        now += 100.0
+
+    def retry_seconds() -> float:
+        while engine.scheduler.queues.num_waiting < limits.max_num_waiting:
+            client = Client(next(numbers), [1], 1)
+            client.request.is_movable = True
+            engine.scheduler.add(client.request)
+        with pytest.raises(CapacityError) as caught:
+            engine.submit(Client(next(numbers), [1], 1).request)
+        return caught.value.retry_after_seconds or 0.0
+
+    numbers = itertools.count(10)
+    before = retry_seconds()
+    assert before > 5
+    assert engine._withdraw(Withdrawal(at_most=7)) == 7
+    assert retry_seconds() == before

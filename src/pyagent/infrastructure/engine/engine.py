@@ -73,6 +73,7 @@ class Engine:
         self._logits = logits
         self._in_flight: InFlightStep | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
+        self._clock = clock
         self._last_step_end = 0.0
         self._seconds_per_end = 0.0
         self._last_end: float | None = None
@@ -391,10 +392,8 @@ class Engine:
         except BaseException:  # ends the loop, which has no further output for what is finished
             self._emit(request, output)
             raise
-        now = time.perf_counter()
-        if self._last_end is not None:
-            self._seconds_per_end = moving_average(self._seconds_per_end, now - self._last_end, _END_WEIGHT)
-        self._last_end = now
+        if request.scheduled is not None:  # what leaves the queue unbegun says nothing of how quick requests are
+            self._note_pace(self._clock())
         self.counts.note_end(request)
         self._emit(request, output)
 
@@ -403,6 +402,11 @@ class Engine:
         for sequence_id in self._unreleased:
             self.runner.release(sequence_id)
         self._unreleased.clear()
+
+    def _note_pace(self, now: float) -> None:
+        if self._last_end is not None:
+            self._seconds_per_end = moving_average(self._seconds_per_end, now - self._last_end, _END_WEIGHT)
+        self._last_end = now
 
     def _emit(self, request: Request, output: Output) -> bool:
         """Pass emitted on; False when the client cannot be reached (its event loop is gone, say)."""
