@@ -379,6 +379,22 @@ async def test_cancelled_and_failing_agents_end_on_ray(nodes: Nodes, tmp_path: P
     await until((tmp_path / "ended").exists)
 
 
+@pytest.mark.parametrize("is_pure", [True, False])
+async def test_agent_that_raises_cancelled_error_itself_has_failed(nodes: Nodes, tmp_path: Path, is_pure: bool) -> None:
+    """It is not begun again, and fails with the words it fails with in this process, in a task as in an actor."""
+
+    async def give_up(context: Context, task: Task) -> object:
+        with (tmp_path / "begun").open("a") as file:
+            file.write("x")
+        raise asyncio.CancelledError
+
+    agents = [Custom("gives_up", give_up, is_pure=is_pure)]
+    async with Fleet(ScriptedBackend([]), agents, executor=RayExecutor(Settings(), nodes.options)) as fleet:
+        with pytest.raises(AgentError, match="raised CancelledError, though it was not cancelled"):
+            await fleet.run_agent("gives_up", "go")
+    assert (tmp_path / "begun").read_text() == "x"
+
+
 async def test_cluster_without_room_is_said(nodes: Nodes, model: Path) -> None:
     """Engines for which the cluster has no room end in an error that says so, and hold no place."""
     async with link_of(nodes, model, cpus=64, start_seconds=2.0) as link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -78,3 +79,9 @@ def test_foreign_error_of_an_agent_keeps_its_class_and_text() -> None:
         Outcome(kind="KeyError", text="no such key").result("math")
     assert type(info.value).__name__ == "KeyError"
     assert not isinstance(info.value, PyAgentError)
+
+
+def test_cancelled_error_of_an_agent_is_its_own_as_it_would_be_here() -> None:
+    """What no one cancelled did not lose its worker: the outcome says so, and is raised as in this process."""
+    with pytest.raises(asyncio.CancelledError):
+        Outcome(is_cancelled=True).result("math")

@@ -45,15 +45,21 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of an agent: its output, our error as a fault, or the class and text of a foreign one."""
+    """What came of an agent: its output, our error as a fault, or the class and text of a foreign one.
+
+    `is_cancelled` says that it raised `CancelledError` itself, though nothing had cancelled it.
+    """
 
     output: object = None
     fault: Fault | None = None
     kind: str = ""
     text: str = ""
+    is_cancelled: bool = False
 
     def result(self, agent: str) -> object:
         """Return the output, or raise the error; a foreign one as a class of the same name."""
+        if self.is_cancelled:
+            raise asyncio.CancelledError
         if self.fault is not None:
             raise self.fault.error(agent)
         if self.kind:
@@ -104,8 +110,13 @@ async def _worked(agent: Any, desk: Any, number: int, task: Task, view: AgentVie
             raise fault.error("the run")
         return value
 
+    current = asyncio.current_task()
     try:
         return Outcome(await run_remote(agent(), task, view, ask))
+    except asyncio.CancelledError:
+        if current is None or current.cancelling():  # by Ray, and not the agent's own
+            raise
+        return Outcome(is_cancelled=True)
     except PyAgentError as error:
         return Outcome(fault=Fault.of(error, view.agent))
     except Exception as error:  # noqa: BLE001 - other people's code; the run names what it raised
