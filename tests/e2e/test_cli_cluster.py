@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import fresh_environment, pyagent, started
+from support.command_line import fresh_environment, listening_ports, pyagent, started
 
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
 from pyagent.infrastructure.cluster.keys import NodeKeys
@@ -34,7 +34,7 @@ def test_cluster_is_joined_by_a_code(tmp_path: Path) -> None:
     shown = ""
     while not (code := re.search(r"cluster join (\S+)", shown)):
         shown += inviting.stdout.readline()
-    port = door_port(inviting.pid)
+    [port] = listening_ports(inviting.pid)
     joined = pyagent("cluster", "join", "--at", f"127.0.0.1:{port}", env=laptop, text=f"{code[1].lower()}\n")
     assert joined.returncode == 0, joined.stderr
     assert "joined the cluster 'home' by desk" in joined.stdout
@@ -47,16 +47,6 @@ def test_cluster_is_joined_by_a_code(tmp_path: Path) -> None:
     assert (again.returncode, "in a cluster already" in again.stderr) == (1, True)
     for file in laptops.folder.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-
-
-def door_port(pid: int) -> str:
-    """The port on which a process listens."""
-    inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if "socket" in str(link.readlink())}
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-            return str(int(fields[1].split(":")[1], 16))
-    raise AssertionError("it does not listen")
 
 
 @pytest.mark.parametrize("text", ["", None])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from support.command_line import fresh_environment, pyagent, started
+from support.command_line import fresh_environment, listening_ports, pyagent, started
 
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
 
@@ -81,6 +81,23 @@ def test_two_nodes_are_seen_drained_and_revoked(tmp_path: Path, tiny_model_path:
             pyagent("cluster", "revoke", "laptop", "--url", url, env=env).stdout == f"revoked laptop ({found['id']})\n"
         )
         until_connected(other, other_url, 0)
+        _join_by_invitation(env, door, _made(tmp_path / "phone"))
+
+
+def _join_by_invitation(env: dict[str, str], door: str, home: Path) -> None:
+    """Beside a node whose door is elsewhere than the settings say, `invite` opens none: the node's answers the code."""
+    inviting = started("cluster", "invite", env=env)
+    assert inviting.stdout
+    shown = ""
+    while not (code := re.search(r"cluster join (\S+)", shown)):
+        shown += inviting.stdout.readline()
+    assert listening_ports(inviting.pid) == []
+    joined = pyagent("cluster", "join", code[1], "--at", f"127.0.0.1:{door}", env=fresh_environment(home))
+    assert joined.returncode == 0, joined.stderr
+    rest, errors = inviting.communicate(timeout=LIMIT_SECONDS)
+    assert inviting.returncode == 0, errors
+    assert "has joined" in rest
+    assert f":{door}" in rest or "--at" not in rest
 
 
 def _made(home: Path) -> Path:

@@ -82,6 +82,13 @@ def started(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
+def listening_ports(pid: int) -> list[str]:
+    """The ports on which a process listens at addresses of IPv4."""
+    inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if "socket" in str(link.readlink())}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return [str(int(row[1].split(":")[1], 16)) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+
+
 def server_started(*arguments: str, env: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
     """`pyagent serve` on a free port, and its address, once it has told it."""
     process = started("serve", "--port", "0", *arguments, env=env)

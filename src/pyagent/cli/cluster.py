@@ -106,9 +106,10 @@ async def _invite(settings: Settings) -> None:
     folder = cluster_folder(settings.paths.data)
     state = ClusterFile(folder).standing()
     invitations = InvitationFile(folder)
-    door, discovery = await _open_door(settings, folder, invitations)
+    port = await _door_of_node(settings)
+    door, discovery = (None, None) if port else await _open_door(settings, folder, invitations)
     typer.echo(f"inviting one machine into the cluster {state.name!r}")
-    _show_code(invitations.make(), door.port if door else settings.cluster.port)
+    _show_code(invitations.make(), door.port if door else port)
     try:
         while (outcome := invitations.outcome()) == "open":  # noqa: ASYNC110 - a file that another process may write
             await asyncio.sleep(_WATCH_SECONDS)
@@ -122,13 +123,23 @@ async def _invite(settings: Settings) -> None:
             await door.stop()
 
 
-async def _open_door(
-    settings: Settings, folder: Path, invitations: InvitationFile
-) -> tuple[Door | None, Discovery | None]:
-    """Open a door for visitors with a code, unless a node runs here, which then answers them."""
+async def _door_of_node(settings: Settings) -> int:
+    """Return the port of the door of the node that runs here, which answers the machine with the code; 0 for none."""
+    from pyagent.cli.running_servers import running_servers
+    from pyagent.infrastructure.cluster.door import is_door
+
+    running = [server.door for server in running_servers(settings.paths.data) if server.door]
+    if running:
+        return running[0]
+    port = settings.cluster.port
+    return port if port and await is_door("127.0.0.1", port) else 0
+
+
+async def _open_door(settings: Settings, folder: Path, invitations: InvitationFile) -> tuple[Door, Discovery]:
+    """Open a door for visitors with a code, where no node runs that would answer them."""
     from pyagent.infrastructure.cluster.cluster_file import ClusterFile
     from pyagent.infrastructure.cluster.discovery import Discovery
-    from pyagent.infrastructure.cluster.door import Door, is_door
+    from pyagent.infrastructure.cluster.door import Door
     from pyagent.infrastructure.cluster.join import Inviter
     from pyagent.infrastructure.cluster.keys import load_or_make_keys
 
@@ -136,8 +147,6 @@ async def _open_door(
     cluster = ClusterFile(folder)
     inviter = Inviter(keys, cluster, name, invitations)
     door = Door(keys, cluster, list, lambda _: None, name=name, inviter=inviter)
-    if settings.cluster.port and await is_door("127.0.0.1", settings.cluster.port):
-        return None, None
     port = await door.start(settings.cluster.bind, settings.cluster.port)
     # No tag: nodes of the cluster do not knock here, where no transport listens.
     discovery = Discovery(keys, "", port, name=name, multicast=settings.cluster.multicast)

@@ -1,4 +1,4 @@
-"""Which servers of this user run, told by files in the data folder; `pyagent stop` reads what `pyagent serve` wrote.
+"""Which servers of this user run, told by files in the data folder: commands read what `serve` and `node` wrote.
 
 A server holds a lock on its file as long as it lives, so a file without one is of a server that died, and a process id
 is never somebody else's. Imports no more than a server has imported anyway.
@@ -22,12 +22,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server: its file, its process, and where it listens."""
+    """A server: its file, its process, and where it listens; a node of a cluster at its `door` too, else that is 0."""
 
     file: Path
     process_id: int
     host: str
     port: int
+    door: int
 
     def stop(self, seconds: float) -> bool:
         """Ask it to end, as SIGTERM does: running answers may finish. Whether it ended within `seconds`."""
@@ -41,14 +42,15 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def announced(data: Path, host: str, port: int) -> Generator[None]:
-    """Be found by `pyagent stop` while the block runs; where the data folder cannot be written, go on without."""
+def announced(data: Path, host: str, port: int, door: int = 0) -> Generator[None]:
+    """Be found by other commands while the block runs; where the data folder cannot be written, go on without."""
     file = data / "servers" / f"{os.getpid()}.json"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, json.dumps({"process_id": os.getpid(), "host": host, "port": port}).encode())
+        told = {"process_id": os.getpid(), "host": host, "port": port, "door": door}
+        os.write(descriptor, json.dumps(told).encode())
     except OSError as error:
         logger.info("`pyagent stop` will not find this server: %s", error)
         yield
@@ -72,7 +74,9 @@ def _read(file: Path) -> RunningServer | None:
         return None
     try:
         told = json.loads(file.read_bytes())
-        return RunningServer(file, int(told["process_id"]), str(told["host"]), int(told["port"]))
+        return RunningServer(
+            file, int(told["process_id"]), str(told["host"]), int(told["port"]), int(told.get("door", 0))
+        )
     except (OSError, ValueError, KeyError, TypeError):  # it is just being written
         return None
 

@@ -109,7 +109,8 @@ def serve(
             sys.stdout.flush()
             gc.freeze()
             gc.enable()
-            with announced(settings.paths.data, *listening.getsockname()[:2]):
+            door = 0 if node is None else node.door_port
+            with announced(settings.paths.data, *listening.getsockname()[:2], door=door):
                 await serve_app(server, listening, settings.server, node)
         finally:
             if node is not None:
