@@ -26,6 +26,15 @@ def read_door(text: str) -> tuple[str, int]:
     return host, int(port) if port else DEFAULT_PORT
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is an address, and not a name that has some; one of IPv6 may name its interface (`fe80::1%2`)."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _read_doors(value: object) -> object:
     texts = cast("list[str]", TEXTS.read(value))
     for text in texts:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import random
+import socket
 from collections.abc import Callable, Sequence
 
+from pyagent.core.cluster.addresses import is_address
 from pyagent.core.cluster.member import Member
 from pyagent.core.cluster.messages import Revocation
 from pyagent.core.cluster.peers import ClusterRouter
@@ -27,6 +29,7 @@ _CALL_SECONDS = 5.0
 _TRIES, _WAIT_SECONDS = 10, 0.2
 _RENEW_SECONDS = 1.0
 _TOGETHER_SECONDS = 0.1
+_MAX_ADDRESSES = 16
 logger = logging.getLogger(__name__)
 
 
@@ -70,7 +73,17 @@ class Introductions:
             if place in self._knocking or self._is_peer(self._behind.get(place, found.node_id)):
                 continue
             self._knocking.add(place)
-            self._tasks.begin(self._knock(place))
+            self._tasks.begin(self._knock(place) if is_address(found.host) else self._knock_at_all(place))
+
+    async def _knock_at_all(self, place: tuple[str, int]) -> None:
+        """Knock at each address that a host's name has now: another than at the last try, or those of several nodes."""
+        try:
+            for one in await _addresses(*place):
+                if one not in self._knocking and not self._is_peer(self._behind.get(one, "")):
+                    self._knocking.add(one)
+                    await self._knock(one)
+        finally:
+            self._knocking.discard(place)
 
     async def knock_at_twin(self, endpoints: Sequence[str], port: int) -> None:
         """Knock where another node with this one's id is said to be: at its door both learn which of them changes.
@@ -190,3 +203,13 @@ class Introductions:
         if state.needs_rotation and state.own_revocation is None:
             await asyncio.to_thread(self._cluster.rotate)
             await self.give_epoch_to_all()
+
+
+async def _addresses(host: str, port: int) -> list[tuple[str, int]]:
+    """Return where a name leads to now, nowhere where it cannot be found out: it is asked for again."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        logger.info("%s has no address now: %s", host, error.strerror)
+        return []
+    return list(dict.fromkeys((str(address[0]), port) for *_, address in found))[:_MAX_ADDRESSES]
