@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Coroutine
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -426,56 +425,6 @@ def test_copied_folder_gets_keys_of_its_own(tmp_path: Path) -> None:
                 await until(lambda: is_connected(a, 1) and is_connected(b, 1))
 
     run(work())
-
-
-def test_cloned_disk_gets_keys_of_its_own(tmp_path: Path) -> None:
-    """Two running nodes with one key are two nodes of the cluster soon after they meet at a door."""
-
-    async def work() -> None:
-        async with cluster_of(tmp_path, a=[Own("one")]) as (a,):
-            first = tmp_path / "b"
-            join(first, a)
-            load_or_make_keys(first)
-            clone = _cloned(first, tmp_path / "clone")
-            with socket.create_server(("127.0.0.2", 0)) as found:
-                port = found.getsockname()[1]  # the settings of a clone are those of the other, its address is not
-            seeds = [f"127.0.0.1:{a.door_port}"]
-            tracer = _Tracer()
-            here = {"bind": ["127.0.0.2"], "port": port, "tracer": tracer}
-            async with running_node(first, [Own("two")], seeds=seeds, **here) as b:  # type: ignore[arg-type]
-                await until(lambda: is_connected(a, 1))
-                places = [f"127.0.0.2:{port}"]
-                here = {**here, "bind": ["127.0.0.3"]}
-                async with running_node(clone, [Own("three")], seeds=places, **here) as c:  # type: ignore[arg-type]
-                    assert b.keys == NodeKeys(c.keys.node_id, c.keys.public, c.keys.secret)
-                    await until(lambda: b.keys.node_id != c.keys.node_id)
-                    await until(lambda: is_connected(a, 2) and is_connected(b, 2) and is_connected(c, 2))
-                    for node in (a, b, c):
-                        for model in ("one", "two", "three"):
-                            assert (await answer(node, ask(model))).text == f"from {model}"
-                    assert tracer.node_ids == {b.keys.node_id, c.keys.node_id}  # traced after as before
-
-    run(work())
-
-
-class _Tracer:
-    """Notes which nodes answer peers."""
-
-    def __init__(self) -> None:
-        self.node_ids = set[str]()
-
-    def answering(self, _request: object, _peer_id: str, node_id: str) -> AbstractContextManager[None]:
-        self.node_ids.add(node_id)
-        return nullcontext()
-
-
-def _cloned(folder: Path, clone: Path) -> Path:
-    """Copy a node's folder as a cloned disk has it: the keys do not know it for a copy."""
-    load_or_make_keys(clone)
-    keys = [msgspec.json.decode((one / "node.json").read_bytes()) for one in (folder, clone)]
-    (clone / "node.json").write_bytes(msgspec.json.encode(keys[0] | {"place": keys[1]["place"]}))
-    (clone / "cluster.json").write_bytes((folder / "cluster.json").read_bytes())
-    return clone
 
 
 def test_second_node_on_one_folder_is_refused(tmp_path: Path) -> None:

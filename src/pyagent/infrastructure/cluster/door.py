@@ -96,7 +96,7 @@ class Door:
         self._inviter = inviter
         self._limits = limits or DoorLimits()
         self._visitors = Visitors(self._limits)
-        self._boot = new_nonce()
+        self.boot = new_nonce()
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -200,7 +200,7 @@ class Door:
     def _secret_of(self, place: str, state: ClusterState, answer: Answer) -> EpochSecret:
         """Return the secret that both know, or raise what keeps this node from going on."""
         card = answer.card
-        if card.boot == self._boot:
+        if card.boot == self.boot:
             raise ClusterError(f"{place} is this node's own door", peer=self._keys.node_id)
         secret = secret_for(state, [answer.epoch], card)
         if secret is None:
@@ -220,7 +220,7 @@ class Door:
 
     def _met_twin(self, place: str, card: Card) -> ClusterError:
         """Tell that another node has this one's keys; both know which of them gives them up: the one of higher boot."""
-        is_to_change = self._boot > card.boot
+        is_to_change = self.boot > card.boot
         self._on_twin(is_to_change)
         told = "this node takes new ones" if is_to_change else "it is to take new ones"
         return ClusterError(f"{place} has this node's own keys, as a cloned disk has: {told}", peer=place)
@@ -300,7 +300,7 @@ class Door:
             endpoints=tuple(self._endpoints())[:_MAX_ENDPOINTS],
             version=__version__,
             door_port=self.port,
-            boot=self._boot,
+            boot=self.boot,
         )
 
     async def _remember(self, card: Card) -> None:

@@ -75,6 +75,7 @@ from pyagent.infrastructure.cluster.revocations import is_valid, revocation_by
 from pyagent.infrastructure.cluster.status import ClusterStatus, status_of
 from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.cluster.transport import LinkChange, Transport
+from pyagent.infrastructure.cluster.twins import Twins
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.observability.answer_spans import PeerTracer
@@ -130,6 +131,7 @@ class Node:
             inviter=Inviter(self.keys, self.cluster, self.name, InvitationFile(folder)),
             on_twin=self._met_twin,
         )
+        self._twins = Twins(self.keys, self._door.boot, self._transport, self._met_twin)
         self._tasks = Tasks()
         self._introductions = Introductions(
             self.keys.node_id, self.cluster, self._door, self._transport, self.router, self._met, self._tasks
@@ -174,6 +176,7 @@ class Node:
         transport.handle(FORGET, self._take_forget)
         self._advertising.register()
         self._introductions.register()
+        self._twins.register()
         movers = [link for link in self.chain.links if isinstance(link, KvLink) and link.connect_kv(self._kv)]
         self._kv.start(movers)
         if self._settings.role != "both" and not movers:
@@ -355,7 +358,10 @@ class Node:
         self._tasks.begin(self._introductions.remember(met))
 
     def _met_twin(self, is_to_change: bool) -> None:
-        """Another running node has this one's keys, as one on a cloned disk: one of both takes new ones."""
+        """Another running node has this one's keys, as one on a cloned disk: one of both takes new ones.
+
+        It was met at a door, or proved it by way of a third node.
+        """
         if is_to_change and self._changing_keys is None:
             self._changing_keys = asyncio.create_task(self._change_keys())
 
@@ -449,6 +455,8 @@ class Node:
             if is_up:
                 peer.connected()
                 self._tasks.begin(self._advertising.greet(peer_id))
+        if is_up:
+            self._twins.tell(peer_id)
         self._happen(Reachable(peer_id) if is_up else Unreachable(peer_id))
 
     def _changed(self, view: MemberView) -> None:

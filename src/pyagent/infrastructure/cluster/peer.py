@@ -88,6 +88,12 @@ class Peer:
             return self.calls.path
         return next((path for path in reversed(self.incoming) if path.channel == "calls"), None)
 
+    @property
+    def paths(self) -> list[Path]:
+        """All connections for small messages: of two nodes, where a disk was cloned."""
+        own = [self.calls.path] if self.calls and self.calls.path else []
+        return [*own, *(path for path in self.incoming if path.channel == "calls")]
+
     async def connected(self) -> Path:
         """Return the connection for small messages; a first attempt to connect is waited for.
 

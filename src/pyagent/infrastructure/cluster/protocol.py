@@ -18,6 +18,7 @@ from pyagent.infrastructure.wire.codec import Codec
 T = TypeVar("T")
 CHAT, EMBED, HINT = "chat", "embed", "hint"
 GOSSIP, LOAD, WARM, EPOCH, FORGET, BEGIN = "gossip", "load", "warm", "epoch", "forget", "begin"
+TWIN = "twin"
 MAX_ASK_BYTES = 64 << 20
 """A conversation of images; larger requests are answered where they arrived."""
 MAX_SMALL_BYTES = 1 << 20

@@ -215,11 +215,13 @@ class Rpc:
         if len(payload) > self._limits.inline_bytes:
             text = f"a cast has {len(payload)} bytes, the most is {self._limits.inline_bytes}"
             raise ClusterError(text, peer=peer.id)
-        path = peer.path
-        if path is None or path.is_full:
-            return False
-        path.push(Cast(_checked(method), payload))
-        return path.is_open
+        return peer.path is not None and _cast_on(peer.path, method, payload)
+
+    @staticmethod
+    def cast_everywhere(peer: Peer, method: str, payload: bytes) -> None:
+        """Tell a peer something on all of its connections; those that are full are left out."""
+        for path in peer.paths:
+            _cast_on(path, method, payload)
 
     async def _send(self, path: Path, message: Long, buffers: Sequence[Buffer]) -> None:
         """Send a message as it is, or in chunks when it is long."""
@@ -405,6 +407,13 @@ class Rpc:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _cast_on(path: Path, method: str, payload: bytes) -> bool:
+    if path.is_full:
+        return False
+    path.push(Cast(_checked(method), payload))
+    return path.is_open
 
 
 def _leave_unused(result: object) -> None:

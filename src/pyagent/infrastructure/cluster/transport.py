@@ -239,6 +239,11 @@ class Transport:
         peer = self._peers.get(peer_id)
         return peer is not None and self._rpc.cast(peer, method, payload)
 
+    def cast_everywhere(self, peer_id: str, method: str, payload: bytes) -> None:
+        """Tell something to all that are connected under a peer's id: two nodes, where a disk was cloned."""
+        if peer := self._peers.get(peer_id):
+            self._rpc.cast_everywhere(peer, method, payload)
+
     def handle(self, method: str, handler: Handler) -> None:
         """Answer a method. A cast's handler returns None, and must be quick."""
         self._rpc.handlers[method] = handler
