@@ -150,10 +150,11 @@ def test_stopping_node_gives_its_own_clients_requests_to_peers(tmp_path: Path) -
             tasks = await asked(a, own, 3)
             await b.resume()
             await until(lambda: is_connected(a, 1))
-            await a.leave(60.0)
+            leaving = asyncio.create_task(a.leave(60.0))
             assert texts(await asyncio.gather(*tasks[1:])) == ["from b", "from b"]
             own.gate.set()
             assert (await tasks[0]).text == "from a"
+            await leaving
 
     run(work())
 
@@ -387,5 +388,90 @@ def test_thief_that_refuses_leaves_the_request_where_it_was(tmp_path: Path) -> N
             own.gate.set()
             assert texts(await asyncio.gather(*tasks)) == ["from a"] * 3
             assert not full.begun
+
+    run(work())
+
+
+# -- words of others, and private requests -----------------------------------------------------------------------------
+
+
+def test_node_that_drains_stays_so_whatever_another_says(tmp_path: Path) -> None:
+    """A peer that sends a request on to a draining node changes nothing of it: no other request goes there."""
+
+    async def work() -> None:
+        wrong, draining = Queueing("b"), Queueing("c", 9, is_open=True)
+        async with cluster_of(tmp_path, {"steal": False}, a=[other()], b=[wrong], c=[draining]) as (a, _b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1))
+            tasks = await asked(a, wrong, 2)
+            assert await wrong.withdraw(Withdrawal(at_most=1, to=c.keys.node_id)) == 1
+            await until(lambda: len(wrong.requests) == 3)
+            peer = a.router.get(c.keys.node_id)
+            assert peer is not None
+            assert not peer.is_usable
+            wrong.gate.set()
+            assert texts(await asyncio.gather(*tasks)) == ["from b", "from b"]
+            assert not draining.begun
+
+    run(work())
+
+
+class OnItsWay(Queueing):
+    """Requests reach the queue when `way` is open, as those do whose prompt is read yet; looks at it are counted."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.way, self.num_looks = asyncio.Event(), 0
+
+    async def _enter(self, request: ChatRequest) -> None:
+        await self.way.wait()
+        await super()._enter(request)
+
+    async def withdraw(self, wanted: Withdrawal) -> int:
+        self.num_looks += 1
+        return await super().withdraw(wanted)
+
+
+def test_leaving_node_gives_away_what_reaches_its_queue_late(tmp_path: Path) -> None:
+    """A request of a node's own client that was on its way to the queue at SIGTERM goes to a peer from there."""
+
+    async def work() -> None:
+        own, far = OnItsWay("a"), Queueing("b", 9, is_open=True)
+        async with cluster_of(tmp_path, {"steal": False}, a=[own], b=[far]) as (a, b):
+            own.num_running = own.slots  # taken by others
+            await b.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            task = ask(a)
+            await until(lambda: len(own.requests) == 1)
+            await b.resume()
+            await until(lambda: is_connected(a, 1))
+            leaving = asyncio.create_task(a.leave(60.0))
+            await until(lambda: own.num_looks > 0)
+            own.way.set()
+            async with asyncio.timeout(60):
+                assert (await task).text == "from b"
+                await leaving
+
+    run(work())
+
+
+def test_private_request_is_not_moved_to_a_node_that_may_see_it(tmp_path: Path) -> None:
+    """A private request waits where it is though a rule names an idle peer: neither taken, nor given away at a stop."""
+
+    async def work() -> None:
+        own, far = Queueing("a"), Queueing("b", 9, is_open=True)
+        async with cluster_of(tmp_path, a=[own], b=[far]) as (a, b):
+            a.chain.private = ["native", f"peer:{b.keys.node_id}"]
+            await b.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            tasks = await asked(a, own, 3, private=True)
+            await b.resume()
+            await until(lambda: is_connected(a, 1))
+            assert await own.withdraw(Withdrawal(at_most=9, to=b.keys.node_id)) == 0
+            await a.leave(0.1)
+            assert len(own.waiting) == 2
+            own.gate.set()
+            assert texts(await asyncio.gather(*tasks)) == ["from a"] * 3
+            assert not far.requests
 
     run(work())

@@ -230,9 +230,9 @@ class Chain:
             away_error=self.away_error(request.model),
         )
 
-    def _ordered(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
-        """Return the request as links get it, and the links in the order to ask them."""
-        request, links = self._choose(request)
+    def _ordered(self, request: ChatRequest, taker: str = "") -> tuple[ChatRequest, list[Link]]:
+        """Return the request as links get it, and the links in the order to ask them; the `taker` is there."""
+        request, links = self._choose(request, taker)
         if request.model:
             links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
         links = self._weights.order(links, request.session or request.origin.run)
@@ -242,7 +242,7 @@ class Chain:
         """Return the links in the order to ask them now, that of a node first where there is one."""
         first = "" if self.router is None else self.router.taker(node)
         try:
-            links = self._ordered(request)[1]
+            links = self._ordered(request, first)[1]
         except RequestError:  # none is left that may see it
             return []
         return sorted(links, key=lambda link: link.name != first)
@@ -265,12 +265,12 @@ class Chain:
             return request
         return msgspec.structs.replace(request, timeout_seconds=self.deadline_seconds)
 
-    def _choose(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
+    def _choose(self, request: ChatRequest, taker: str = "") -> tuple[ChatRequest, list[Link]]:
         """Return the links that may see the request; a request whose model is a link's name goes to that link alone."""
         if not self._links and self.router is None:
             raise BackendError("the chain is empty: set `chain` in pyagent.toml", backend=self.name, retryable=False)
         request, links = self._named(request)
-        reasons = [why_not(link, request, self.private) for link in links]
+        reasons = [why_not(link, request, self.private, is_there=link.name == taker) for link in links]
         eligible = [link for link, reason in zip(links, reasons, strict=True) if not reason]
         if not eligible:
             names = [link.name for link in links]

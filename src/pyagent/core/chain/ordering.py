@@ -27,9 +27,9 @@ def _wants_several(request: ChatRequest) -> bool:
     return request.n > 1 or request.best_of is not None or request.beam is not None
 
 
-def why_not(link: Link, request: ChatRequest, private: Sequence[str]) -> str:
-    """Return why a link may not see a request; empty when it may."""
-    if absence := link.absence():
+def why_not(link: Link, request: ChatRequest, private: Sequence[str], *, is_there: bool = False) -> str:
+    """Return why a link may not see a request; empty when it may. With `is_there` it is not said to be absent."""
+    if not is_there and (absence := link.absence()):
         return f"{_NOT_FOUND}: {absence}"
     if _wants_several(request) and not link.backend.capabilities.gives_several:
         return _ONE_ANSWER

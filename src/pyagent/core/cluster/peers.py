@@ -24,7 +24,9 @@ from pyagent.core.messages import ChatRequest, Hint
 from pyagent.core.token_estimate import estimated_request_tokens
 
 _is_for_peer: ContextVar[bool] = ContextVar("answering a peer", default=False)
+_DRAINING = "it is draining"
 _MAX_STICKY = 10_000
+_MAX_COUNTED = 4_096
 
 
 def answer_for_peer() -> None:
@@ -124,7 +126,7 @@ class Peer(Standing):
         if not self.is_up:
             return "it is not connected"
         if self.load.is_draining:
-            return "it is draining"
+            return _DRAINING
         if self.offer.role == "prefill":
             return "it computes prompts only"
         return "" if self.offer.models or self.offer.agents else "it offers nothing"
@@ -173,16 +175,15 @@ class ClusterRouter:
             node.send(self._keys(request), estimated_request_tokens(request))
 
     def taker(self, node: str) -> str:
-        """Return the link of a node that has room, as another one said, by its id; empty when it is not known.
+        """Return the link of a node that has room, as another one said, by its id; empty when it can take nothing.
 
-        That one has heard a newer load of it: should the last that came here say that it drains, it does no more.
+        That one may have heard a newer load of it: where the last that came here says that it drains, it is asked all
+        the same, for this one request. What another says of it changes nothing else.
         """
         if node == self.own_id:
             return next(iter(self.engine_names), "")
-        if (peer := self._peers.get(node)) is None:
-            return ""
-        peer.load = msgspec.structs.replace(peer.load, is_draining=False)
-        return peer.backend.name
+        peer = self._peers.get(node)
+        return peer.backend.name if peer is not None and peer.absence() in {"", _DRAINING} else ""
 
     def hinted(self, hint: Hint) -> Sequence[str]:
         """Return the peer that has the hint's conversation or run; none for a private one, or a peer's own hint."""

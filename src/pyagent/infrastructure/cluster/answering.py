@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.observability.answer_spans import AnswerTrace, PeerTracer
 
 _RETRY_SECONDS = 2.0
-_LOOK_SECONDS = 0.05
 _LONG_BYTES = 1 << 20
 """Longer requests are decoded beside the event loop."""
 
@@ -155,11 +154,8 @@ class Answering:
         """Return the keys of all prompts computed lately."""
         return Reply(prefixes.pack(list(self._router.own.warm)[-prefixes.MAX_KEYS :]))
 
-    async def ended(self, until: float) -> bool:
-        """Wait until no answer runs, or until this moment of the loop's clock; return whether none does."""
-        clock = asyncio.get_running_loop().time
-        while self.num_running and clock() < until:  # noqa: ASYNC110 - seldom, and bounded
-            await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, until - clock())))
+    def is_idle(self) -> bool:
+        """Return whether no answer runs."""
         return not self.num_running
 
     def _admit(self) -> None:

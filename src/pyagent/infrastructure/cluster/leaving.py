@@ -13,12 +13,12 @@ from typing import Protocol, runtime_checkable
 from pyagent.core.backends import Backend
 from pyagent.core.errors import PyAgentError
 from pyagent.core.withdrawal import Withdrawal
-from pyagent.infrastructure.cluster.answering import Answering
 
 _ALL = 1_000_000
 _AGAIN_SECONDS = 0.25
 """Requests that were on their way to the queue when it was emptied are found the next time."""
 _ANSWER_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
 logger = logging.getLogger(__name__)
 
 
@@ -45,13 +45,13 @@ async def withdraw(links: Sequence[Backend], wanted: Withdrawal) -> int:
 
 async def hand_over(
     links: Sequence[Backend],
-    answering: Answering,
+    is_over: Callable[[], bool],
     seconds: float,
     *,
     of_peers: bool,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Give back what waits, again and again, until no peer's answer runs, the time is over, or it is wanted no more.
+    """Give back what waits, again and again, until nothing runs, the time is over, or it is wanted no more.
 
     With `of_peers`, what this node's own clients wait for stays.
     """
@@ -59,5 +59,13 @@ async def hand_over(
     until = clock() + seconds
     while is_wanted():
         await withdraw(links, Withdrawal(at_most=_ALL, of_peers=of_peers))
-        if await answering.ended(min(until, clock() + _AGAIN_SECONDS)) or clock() >= until:
+        if await _ended(is_over, min(until, clock() + _AGAIN_SECONDS)) or clock() >= until:
             return
+
+
+async def _ended(is_over: Callable[[], bool], until: float) -> bool:
+    """Wait until nothing runs, or until this moment of the loop's clock; return whether nothing does."""
+    clock = asyncio.get_running_loop().time
+    while not is_over() and clock() < until:  # noqa: ASYNC110 - seldom, and bounded
+        await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, until - clock())))
+    return is_over()

@@ -258,7 +258,7 @@ class Node:
             return self._num_resumed == num_resumed
 
         await self._advertising.tell_load()
-        await hand_over(self.chain.links, self._answering, grace_seconds, of_peers=True, is_wanted=is_wanted)
+        await hand_over(self.chain.links, self._answering.is_idle, grace_seconds, of_peers=True, is_wanted=is_wanted)
         return self._answering.break_off(with_agents=False) if is_wanted() else 0
 
     async def leave(self, grace_seconds: float) -> None:
@@ -266,7 +266,16 @@ class Node:
         self.router.is_leaving = self._answering.is_draining = True
         await self._advertising.tell_load()
         of_peers = not any(peer.is_usable for peer in self.router)
-        await hand_over(self.chain.links, self._answering, grace_seconds, of_peers=of_peers)
+
+        def is_over() -> bool:  # a request of this node's own clients may be on its way to the queue yet
+            return self._answering.is_idle() and (of_peers or not self._num_own())
+
+        await hand_over(self.chain.links, is_over, grace_seconds, of_peers=of_peers)
+
+    def _num_own(self) -> int:
+        """Return how many requests this node's engines have."""
+        names = self.router.engine_names
+        return sum(link.num_in_flight for link in self.chain.link_states() if link.backend in names)
 
     async def resume(self) -> None:
         """Take requests of peers again."""
