@@ -9,11 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 from support.nodes import Own, answer, ask, cluster_of, is_connected, join, running_node
-from support.server import serving
+from support.server import Model, serving, words
 from support.waiting import until
 
+from pyagent.core.cluster.messages import Dead, Gossip
 from pyagent.core.errors import AwayError, ClusterError, RequestError
 from pyagent.infrastructure.cluster.node import Node
+from pyagent.infrastructure.cluster.protocol import GOSSIP, gossip_codec
 
 
 def run(work: Coroutine[None, None, None]) -> None:
@@ -118,5 +120,92 @@ def test_node_without_links_answers_by_its_peers(tmp_path: Path) -> None:
             with pytest.raises(AwayError) as caught:
                 await answer(a, ask(model))
             assert caught.value.retry_after_seconds
+
+    run(work())
+
+
+def test_answers_of_a_node_are_counted_on_after_it_was_taken_for_dead(tmp_path: Path) -> None:
+    """A node that others held for dead, and that is there again, has answered as often as before; a new one never."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("near")], b=[Own("far")], c=[Own("third")]) as (a, b, c):
+
+            def num_answered() -> int:
+                return next(peer.num_answered for peer in a.status().peers if peer.id == lost)
+
+            lost = b.keys.node_id
+            for _ in range(2):
+                await answer(a, ask("far"))
+            before = a.router.get(lost)
+            gossip = Gossip((Dead(lost, b._members()[lost].member.incarnation),))
+            c._transport.cast(a.keys.node_id, GOSSIP, gossip_codec.encode(gossip))
+            await until(lambda: (peer := a.router.get(lost)) is not before and peer is not None and peer.is_usable)
+            assert num_answered() == 2
+            await answer(a, ask("far"))
+            assert num_answered() == 3
+            await b.stop()
+            await until(lambda: a.router.get(lost) is None)
+            assert num_answered() == 3
+            await a.revoke("b")
+            assert a.router.num_answered(lost) == 0
+
+    run(work())
+
+
+def test_name_of_a_node_is_its_own_engine_there(tmp_path: Path) -> None:
+    """`peer:NAME`, and `peer:ID`, of the node itself is its engine; with a peer of the same name only the id is."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("near")], desk=[Own("far")]) as (a, desk):
+            own = a.keys.node_id
+            async with serving(a.chain) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+
+                async def asked(model: str) -> httpx.Response:
+                    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+                    return await http.post("/v1/chat/completions", json=body)
+
+                for model in ("peer:a", f"peer:{own}"):
+                    said = (await asked(model)).json()
+                    assert said["choices"][0]["message"]["content"] == "from near"
+                assert (await answer(desk, ask("peer:a"))).text == "from near"
+                assert "there are " in (await asked("peer:b")).text
+                join(tmp_path / "a2", a)
+                seeds = [f"127.0.0.1:{a.door_port}"]
+                async with running_node(tmp_path / "a2", [Own("two")], seeds=seeds, name="a"):
+                    await until(lambda: is_connected(a, 2))
+                    refused = await asked("peer:a")
+                    assert (refused.status_code, "2 nodes are called 'a'" in refused.text) == (404, True)
+                    assert (await asked(f"peer:{own}")).status_code == 200
+
+    run(work())
+
+
+def test_unknown_agent_is_refused_for_now_where_only_nodes_that_are_away_may_have_it(tmp_path: Path) -> None:
+    """A node that computes nothing says of agents as of models: come back, while no other node is there to ask."""
+
+    async def work() -> None:
+        missing = RequestError("there is no such agent", param="model", code="model_not_found")
+        own = Model(lambda request: words("mine") if request.model == "agent:own" else [missing], ["agent:own"])
+        async with cluster_of(tmp_path, b=[Own("m")]) as [b]:
+            join(tmp_path / "a", b)
+            async with (
+                running_node(tmp_path / "a", [], seeds=[f"127.0.0.1:{b.door_port}"], agents=own) as a,
+                serving(a.chain, agents=own) as url,
+                httpx.AsyncClient(base_url=url, timeout=60) as http,
+            ):
+
+                async def refused(model: str) -> tuple[int, bool]:
+                    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+                    said = await http.post("/v1/chat/completions", json=body)
+                    return said.status_code, "retry-after" in said.headers
+
+                await until(lambda: is_connected(a, 1))
+                for model in ("agent:x", "x"):
+                    assert (await refused(model))[0] in {400, 404}
+                await b.drain(0)
+                await until(lambda: is_connected(a, 0))
+                for model in ("agent:x", "x", "m"):
+                    assert await refused(model) == (503, True)
+                assert (await refused("agent:own"))[0] == 200
 
     run(work())

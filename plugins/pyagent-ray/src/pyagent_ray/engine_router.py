@@ -57,6 +57,10 @@ class EngineRouter:
         """Return no link: an engine that is down is asked again, as Ray starts it anew."""
         return ""
 
+    def own_links(self, name: str) -> Sequence[str]:
+        """Return none: each engine has a name of its own."""
+        return ()
+
     def why_none(self, link: str) -> str:
         """Return nothing: names of engines are whole."""
         return ""

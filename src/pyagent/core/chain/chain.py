@@ -280,8 +280,13 @@ class Chain:
         return request, eligible
 
     def _named(self, request: ChatRequest) -> tuple[ChatRequest, list[Link]]:
-        named = [link for link in self._links if link.is_called(request.model)] if request.model else []
+        named = self._called(request.model) if request.model else []
         return (msgspec.structs.replace(request, model=""), named) if named else (request, self._links)
+
+    def _called(self, name: str) -> list[Link]:
+        """Return the links that a name means: those that have it, or this node's own where it names this node."""
+        own = self.router.own_links(name) if self.router is not None else ()
+        return [link for link in self._links if link.is_called(name) or link.name in own]
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -295,8 +300,8 @@ class Chain:
 
     async def has_model(self, model: str) -> bool:
         """Return whether a link has a model, by the model's name or the link's, as soon as one says so."""
-        links = self._present()
-        return any(link.is_called(model) for link in links) or await self._lists.find(links, model)
+        is_called = any(not link.absence() for link in self._called(model))
+        return is_called or await self._lists.find(self._present(), model)
 
     def away_error(self, model: str) -> AwayError | None:
         """Return what is told where a model's link is away for now: when to ask again."""
@@ -304,10 +309,19 @@ class Chain:
         return away_error(model, link) if link else None
 
     def missing_error(self, model: str) -> PyAgentError | None:
-        """Return what is told of a model that no link has: its link is away, or its name names none, or several."""
+        """Return what is told of a model, or an agent, that no link has.
+
+        Its link is away, or its name names none, or several, or only other nodes could have it and none is there.
+        """
         told = self.router.why_none(model) if self.router is not None else ""
         missing = RequestError(told, param="model", code="model_not_found") if told else None
-        return self.away_error(model) or missing
+        return self.away_error(model) or missing or self._no_node_error()
+
+    def _no_node_error(self) -> AwayError | None:
+        """Return what is told where other nodes alone could answer, and none does now."""
+        if self.router is None or self._present():
+            return None
+        return no_node_error([link.name for link in self._links])
 
     def link_of(self, model: ModelInfo) -> Backend | None:
         """Return the link that offers a model: the one it names, or else one of the same scheme."""

@@ -36,12 +36,19 @@ class Router(Protocol):
         """Return the name of a link that has a model and takes no requests now, or had it lately; empty for none."""
         ...
 
+    def own_links(self, name: str) -> Sequence[str]:
+        """Return the chain's own links that a name means which reads as one of its links; mostly none."""
+        ...
+
     def why_none(self, link: str) -> str:
         """Return why a name that reads as one of its links names none, or several; empty for any other name."""
         ...
 
     def taker(self, node: str) -> str:
-        """Return the name of the link that a request moves to, by the id of a node; empty when it is not known."""
+        """Return the name of the link that a request moves to, by the id of a node; empty when it can take nothing.
+
+        That link may be asked for this request even where it is said to be absent.
+        """
         ...
 
     def began(self, request: ChatRequest, name: str) -> None:

@@ -106,7 +106,6 @@ class Peer(Standing):
     name: str = ""
     boot: int = 0
     is_up: bool = False
-    num_answered: int = 0
 
     @property
     def is_usable(self) -> bool:
@@ -161,6 +160,7 @@ class ClusterRouter:
     absentees: Absentees = field(default_factory=Absentees)
     _peers: dict[str, Peer] = field(default_factory=dict[str, Peer])
     _sticky: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict[tuple[str, str], str])
+    _id_to_answered: OrderedDict[str, int] = field(default_factory=OrderedDict[str, int])
 
     # -- the chain's questions ------------------------------------------------------------------------------------
 
@@ -219,16 +219,28 @@ class ClusterRouter:
         standing = (one.backend.name for one in absent if one.has(model) or model in {one.backend.name, _address(one)})
         return next(standing, "") or self.absentees.last_node(model)
 
-    def why_none(self, link: str) -> str:
-        """Return why `peer:NAME` names no node, or several."""
-        scheme, _, name = link.partition(":")
-        if scheme != SCHEME or not name:
-            return ""
+    def own_links(self, name: str) -> Sequence[str]:
+        """Return this node's engine, or else what it offers, where `peer:NAME` names this node; else nothing."""
         try:
-            resolve(name, {peer.id: peer.called for peer in self})
+            is_own = self._node_of(name) == self.own_id
+        except ClusterError:
+            return ()
+        return (self.engine_names or self.offered_names) if is_own else ()
+
+    def why_none(self, link: str) -> str:
+        """Return why `peer:NAME` names no node, or several; or this one, where it has nothing to ask."""
+        try:
+            is_own = self._node_of(link) == self.own_id
         except ClusterError as error:
             return str(error)
-        return ""
+        return f"{link} is this node, which has no link that computes" if is_own else ""
+
+    def _node_of(self, link: str) -> str | None:
+        """Return the id of the node that `peer:NAME` names; None for what does not read so. Raises `ClusterError`."""
+        scheme, _, name = link.partition(":")
+        if scheme != SCHEME or not name:
+            return None
+        return resolve(name, {self.own_id: self.own_name, **{peer.id: peer.called for peer in self}})
 
     def began(self, request: ChatRequest, name: str) -> None:
         """Note that a link began an answer: who has the prompt now, and whose conversation it is."""
@@ -240,7 +252,7 @@ class ClusterRouter:
         if name in self.engine_names:
             self.computed(request)
         elif peer := self._named(name):
-            peer.num_answered += 1
+            self._count_answer(peer.id)
             peer.warm.add(self._keys(request))
 
     # -- what the node learns ------------------------------------------------------------------------------------------
@@ -266,6 +278,8 @@ class ClusterRouter:
             if may_return:
                 self.absentees.note(peer.backend.name, peer.offer)
             self.tell_apart()
+        if not may_return:
+            self._id_to_answered.pop(peer_id, None)
 
     def tell_apart(self) -> None:
         """Give each peer the name it goes by, so that no two have the same."""
@@ -289,6 +303,15 @@ class ClusterRouter:
         """Return the newest keys not told yet, and forget the others: they are in the whole list."""
         new, self.new_prefixes = self.new_prefixes[-at_most:], []
         return new
+
+    def num_answered(self, peer_id: str) -> int:
+        """Return how many answers a node began for this one: also before it was held for dead, and came back."""
+        return self._id_to_answered.get(peer_id, 0)
+
+    def _count_answer(self, peer_id: str) -> None:
+        self._id_to_answered[peer_id] = self._id_to_answered.pop(peer_id, 0) + 1
+        if len(self._id_to_answered) > _MAX_COUNTED:
+            self._id_to_answered.popitem(last=False)
 
     def _named(self, name: str) -> Peer | None:
         return next((peer for peer in self if peer.backend.name == name), None)

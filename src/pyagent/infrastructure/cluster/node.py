@@ -336,7 +336,8 @@ class Node:
         members = self._members()
         views = sorted(members.values(), key=lambda view: (not view.is_live, view.member.name, view.member.id))
         now = time.monotonic()
-        others = [view for view in views if view.member.id != self.keys.node_id]
+        others = {view.member.id: view for view in views if view.member.id != self.keys.node_id}
+        router = self.router
         return ClusterStatus(
             cluster=state.name,
             epoch=state.epoch,
@@ -350,7 +351,8 @@ class Node:
             num_answered_for_peers=self._answering.num_answered,
             num_given_away=self._advertising.stealing.num_given,
             peers=tuple(
-                status_of(view, self.router.get(view.member.id), stats.get(view.member.id), now) for view in others
+                status_of(view, router.get(one), stats.get(one), now, num_answered=router.num_answered(one))
+                for one, view in others.items()
             ),
         )
 

@@ -61,7 +61,9 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[PeerStatus, ...]
 
 
-def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None, now: float) -> PeerStatus:
+def status_of(
+    view: MemberView, peer: Peer | None, stats: PeerStats | None, now: float, *, num_answered: int = 0
+) -> PeerStatus:
     """Return the status of a member, of which there is less to say while it is no peer.
 
     Its words are shown in terminals: they hold no control characters.
@@ -74,6 +76,7 @@ def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None, now:
         state_seconds=max(0.0, now - view.since),
         version=clean_name(member.version),
         endpoints=tuple(map(shown, member.endpoints)),
+        num_answered=num_answered,
     )
     if stats is not None:
         status = msgspec.structs.replace(
@@ -96,7 +99,6 @@ def status_of(view: MemberView, peer: Peer | None, stats: PeerStats | None, now:
         agents=tuple(map(shown, peer.offer.agents)),
         num_running=peer.load.num_running,
         num_waiting=peer.load.num_waiting,
-        num_answered=peer.num_answered,
         num_warm_prefixes=len(peer.warm),
         free_kv_pages=peer.load.free_kv_pages,
         round_trip_seconds=peer.round_trip_seconds,

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from pyagent import _rust
 from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.chain.chain import Chain
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import AwayError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
@@ -168,12 +168,12 @@ class Service:
         return self.backend
 
     async def _is_of_peer(self, agents: Backend, model: str) -> bool:
-        """Whether another node of the cluster has an agent that this one lacks, or had it lately."""
+        """Whether another node has an agent that this one lacks, had it lately, or may have it and is away."""
         if not isinstance(self.backend, Chain) or self.backend.router is None:
             return False
         if any(model == own.id for own in await agents.models()):
             return False
-        return await self.backend.has_model(model) or self.backend.away_error(model) is not None
+        return await self.backend.has_model(model) or isinstance(self.backend.missing_error(model), AwayError)
 
     async def embed(self, request: Request, asked: EmbedRequest) -> EmbedResult:
         """Embed with the backend that has the model."""
