@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
+import os
+import shutil
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -25,7 +28,7 @@ from pyagent.core.runners.kv_connector import KvCache, KvLayers, KvLayout, KvLos
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.kv_moves import loader, moves
-from pyagent.infrastructure.engine.kv_moves.fingerprint import hash_weights
+from pyagent.infrastructure.engine.kv_moves.fingerprint import find_weights, hash_weights
 from pyagent.infrastructure.engine.kv_moves.transfers import KvTransfers
 from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
@@ -41,7 +44,6 @@ async def transferring(path: Path, **more: int) -> AsyncIterator[tuple[NativeBac
         assert isinstance(model, LoadedModel)
         runner = model.movable
         assert runner is not None
-        assert runner.kv_shape is not None
         transfers = KvTransfers(runner, KvLayout(weights="", shape=runner.kv_shape), lambda: None)
         runner.when_starved(transfers.give_up)
         yield backend, model, transfers
@@ -70,8 +72,11 @@ def test_kv_read_from_one_engine_is_found_in_another(kind: str, request: pytest.
             assert incoming.open()
             assert (held.num_tokens, held.num_pages) == (len(tokens), incoming.pages.num_pages)
             assert list(incoming.pages.wanted) == list(range(held.num_pages))
+            wanted = incoming.pages.wanted
             for layer in range(here.layout.shape.layers_per_page):
-                incoming.write(layer, 1, memoryview(held.read(incoming.pages.wanted, layer, 1)))
+                for pages in (range(1), range(1, len(wanted))):
+                    data = memoryview(held.read(wanted[pages.start : pages.stop], layer, 1))
+                    incoming.write(KvLayers(layer, 1, data, pages.start), len(pages))
             assert there.num_cached(tokens, PLAIN_KEY) == 0
             incoming.finish()
             assert there.num_cached(tokens, PLAIN_KEY) == len(tokens)
@@ -109,7 +114,7 @@ def test_kv_that_moves_gives_way_to_requests(tiny_model_path: Path) -> None:
             assert incoming.open()
             assert (await collect(backend.chat(ask))).text == text
             with pytest.raises(KvLostError):
-                incoming.write(0, 1, b"")
+                incoming.write(KvLayers(0, 1, b""), 1)
             with pytest.raises(KvLostError):
                 incoming.finish()
             for moving in (held, incoming):
@@ -133,7 +138,7 @@ def test_kv_that_is_given_up_leaves_nothing(tiny_model_path: Path) -> None:
             assert incoming.open()
             for first, number, data in ((0, 1, b""), (0, 1, bytes(7)), (0, 3, bytes(7)), (9, 1, b""), (0, 0, b"")):
                 with pytest.raises(ValueError):  # noqa: PT011 - by the kernel's texts
-                    incoming.write(first, number, data)
+                    incoming.write(KvLayers(first, number, data), len(incoming.pages.wanted))
             incoming.close()
             assert transfers.num_cached(tokens, PLAIN_KEY) == 0
             await assert_idle(backend)
@@ -158,13 +163,83 @@ def test_weights_are_told_apart_by_content(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_bytes(b"{}")
     (folder / "model.safetensors").write_bytes(b"w")
-    before = hash_weights(folder)
+
+    def hashed(path: Path) -> str:
+        return hash_weights(find_weights(path))
+
+    before = hashed(folder)
     (folder / "tokenizer.json").write_bytes(b"{}")
-    assert hash_weights(a) == hash_weights(b) != hash_weights(c)
-    assert hash_weights(folder) == before
+    assert hashed(a) == hashed(b) != hashed(c)
+    assert hashed(folder) == before
     (folder / "config.json").write_bytes(b"{ }")
-    assert hash_weights(folder) != before
-    assert hash_weights(a, lambda: True) == ""
+    assert hashed(folder) != before
+    assert hash_weights(find_weights(a), lambda: True) == ""
+
+
+def test_weights_that_are_not_those_found_have_no_hash(tmp_path: Path) -> None:
+    """A file that was replaced or written to since it was found is not hashed, nor one that is gone, nor no file."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    found = find_weights(file)
+    assert hash_weights(found)
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"weightz")
+    other.replace(file)
+    with pytest.raises(OSError, match="was changed or replaced after it was loaded"):
+        hash_weights(found)
+    found = find_weights(file)
+    os.utime(file, ns=(0, 1))
+    with pytest.raises(OSError, match="was changed or replaced"):
+        hash_weights(found)
+    file.unlink()
+    for path in (file, tmp_path):
+        with pytest.raises(OSError, match="no files of weights"):
+            hash_weights(find_weights(path))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_model_is_registered_when_it_is_loaded(
+    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture, *, is_replaced: bool
+) -> None:
+    """Before any request its weights are known; of a file that was replaced after it was loaded, nothing moves."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_model_path, path)
+
+    async def work() -> None:
+        connector = FailingConnector("nowhere")
+        async with running(path, options()) as backend:
+            assert isinstance(backend.engine, LocalEngine)
+            model = await backend.load()
+            assert isinstance(model, LoadedModel)
+            if is_replaced:
+                shutil.copy(tiny_model_path, tmp_path / "other.gguf")
+                (tmp_path / "other.gguf").replace(path)
+            assert backend.connect_kv(connector)
+            if not is_replaced:
+                await until(lambda: connector.layouts == [hash_weights(find_weights(path))])
+                return
+            await until(lambda: "KV of tiny does not move: what was loaded cannot be told" in caplog.text)
+            assert (await collect(backend.chat(chat("hello", max_tokens=2)))).text
+            assert not connector.layouts
+
+    with caplog.at_level(logging.WARNING):
+        run(work())
+
+
+def test_model_that_is_loaded_again_is_registered_again(tiny_model_path: Path) -> None:
+    """A connector is told of a model that an engine put to sleep and loaded again, whose file is hashed once."""
+
+    async def work() -> None:
+        connector = FailingConnector("nowhere")
+        async with running(tiny_model_path, dataclasses.replace(options(), kv_connector=connector)) as backend:
+            for number in range(1, 4):
+                await collect(backend.chat(chat("hello", max_tokens=2)))
+                await until(lambda number=number: len(connector.layouts) == number)  # type: ignore[misc]
+                await backend.sleep(2)
+                assert connector.num_forgotten == number
+            assert len(set(connector.layouts)) == 1
+
+    run(work())
 
 
 def test_connector_of_a_plugin_keeps_kv_beyond_the_engine(
@@ -214,6 +289,9 @@ class FailingConnector:
         self.place = place
         self.token_seconds = token_seconds
         self.is_loading = asyncio.Event()
+        self.layouts: list[str] = []
+        self.num_forgotten = 0
+        self.loaded_tokens = 0
 
     def open(self) -> FailingConnector:
         return self
@@ -224,18 +302,23 @@ class FailingConnector:
 
     def register(self, model: str, cache: KvCache) -> None:
         self._pass("register")
+        self.layouts.append(cache.layout.weights)
 
     def forget(self, model: str) -> None:
+        self.num_forgotten += 1
         self._pass("forget")
 
     async def matched_tokens(self, prompt: KvPrompt) -> KvMatch | None:
         self._pass("matched_tokens")
         if self.place == "cancelled":
             raise asyncio.CancelledError
-        return KvMatch(len(prompt.tokens), 0.0, self.token_seconds)
+        num_odd = 3 if self.place == "odd match" else 0
+        return KvMatch(len(prompt.tokens) - num_odd, 0.0, self.token_seconds)
 
     async def load(self, prompt: KvPrompt, match: KvMatch, pages: KvPages) -> AsyncGenerator[KvLayers, None]:
         self.is_loading.set()
+        assert match.num_tokens == pages.num_tokens
+        self.loaded_tokens = pages.num_tokens
         if self.place == "hangs":
             await asyncio.Event().wait()
         self._pass("load")
@@ -256,11 +339,19 @@ async def moving_by(path: Path, connector: FailingConnector) -> AsyncIterator[tu
     async with running(path, dataclasses.replace(options(), kv_connector=connector)) as backend:
         assert isinstance(backend.engine, LocalEngine)
         await collect(backend.chat(chat("hello", max_tokens=2)))
-        await until(lambda: not backend.engine.kv._preparing)  # type: ignore[attr-defined]
+        kv = backend.engine.kv
+        await until(lambda: bool(kv.stats() or kv._staying))
         model = await backend.load()
         assert isinstance(model, LoadedModel)
         model.engine.scheduler.costs.prompt_token_seconds = None if connector.token_seconds else 1.0
         yield backend, model
+
+
+def assert_ended(model: LoadedModel) -> None:
+    """The runner, and the thread of the engine, are over."""
+    assert model.is_closed
+    assert model.runner._swap is None  # type: ignore[attr-defined]
+    assert not any(thread.name.startswith("pyagent-engine") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(
@@ -279,9 +370,23 @@ def test_connector_that_fails_costs_time_alone(
             assert (await collect(backend.chat(ask))).text == expected
             await assert_idle(backend)
             assert (place == "register") == (not backend.engine.kv.stats())  # type: ignore[attr-defined]
-        assert model.is_closed
-        assert model.runner._swap is None  # type: ignore[attr-defined]
-        assert not any(thread.name.startswith("pyagent-engine") for thread in threading.enumerate())
+            if place == "forget":  # of a model that is unloaded while its connector is there
+                await backend.sleep(2)
+                assert_ended(model)
+                assert (await collect(backend.chat(ask))).text == expected
+        assert_ended(model)
+
+    run(work())
+
+
+def test_match_within_a_block_is_taken_to_its_beginning(tiny_model_path: Path) -> None:
+    """KV comes in whole blocks: of a match that ends within one, those before it are loaded."""
+
+    async def work() -> None:
+        connector = FailingConnector("odd match")
+        async with moving_by(tiny_model_path, connector) as (backend, model):
+            await collect(backend.chat(chat(TEXT, max_tokens=2)))
+            assert connector.loaded_tokens == (len(tokens_of(model)) - 3) // 16 * 16 > 0
 
     run(work())
 

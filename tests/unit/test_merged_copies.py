@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyagent.infrastructure.engine.client import EngineState
-from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
+from pyagent.infrastructure.engine.stats import KvMoveStats
 from pyagent.infrastructure.engine.subprocess.merging import merged_state
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -100,11 +100,16 @@ class KvPages:
 
 
 class KvLayers(NamedTuple):
-    """The bytes of some layers of the wanted pages: one page's layers after the other's."""
+    """The bytes of some layers of the wanted pages: one page's layers after the other's.
+
+    A layer that is too long for one message comes in several, of some of the wanted pages each: from `first_page` on,
+    by its place among them.
+    """
 
     first_layer: int
     num_layers: int
     data: Buffer
+    first_page: int = 0
 
 
 class HeldKv(Protocol):
@@ -176,7 +181,7 @@ class KvConnector(Protocol):
         ...
 
     def load(self, prompt: KvPrompt, match: KvMatch, pages: KvPages) -> AsyncGenerator[KvLayers, None]:
-        """Yield all layers of the wanted pages, from the first one on."""
+        """Yield all layers of the wanted pages, from the first one on, and of each layer the first page first."""
         ...
 
     def save(self, prompt: KvPrompt) -> None:
@@ -201,6 +206,7 @@ class KvConnectorFactory(Protocol):
         ...
 
 
+@runtime_checkable
 class MovableKv(Protocol):
     """A runner whose pages can be read and written from outside. Any thread may call."""
 
@@ -210,8 +216,8 @@ class MovableKv(Protocol):
         ...
 
     @property
-    def kv_shape(self) -> KvShape | None:
-        """How KV is kept; None where it cannot be moved."""
+    def kv_shape(self) -> KvShape:
+        """How KV is kept."""
         ...
 
     def release(self, sequence_id: int) -> None:

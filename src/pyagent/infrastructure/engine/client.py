@@ -25,7 +25,6 @@ from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.core.structured_output.form_size import is_short
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
-from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
@@ -33,7 +32,7 @@ from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
 from pyagent.infrastructure.engine.sampling.sampler import excluding_fields, names_texts
 from pyagent.infrastructure.engine.sessions.cache_query import run_cache_query
-from pyagent.infrastructure.engine.stats import EngineStats
+from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
 from pyagent.infrastructure.engine.usage import usage_of
 
 if TYPE_CHECKING:
@@ -141,6 +140,7 @@ class LocalEngine(Shared):
         """`kv` moves KV from and to other engines."""
         self.models = models
         self.kv = kv or KvMoves()
+        models.when_loaded(self.kv.loaded)
         self.life = LifeCycle()
         self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
         # apart from asyncio's threads: what takes long here must not hold up what the server asks of those

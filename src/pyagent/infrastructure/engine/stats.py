@@ -104,6 +104,29 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolCounts = PoolCounts()
 
 
+class KvMoveStats(msgspec.Struct, kw_only=True):
+    """KV of a model that came from elsewhere since it was loaded; what loads it counts in one of these.
+
+    What was `refused` is not alike; of what was `declined`, computing is quicker. `bytes_sent` were read for others.
+    """
+
+    num_loads: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    refused: int = 0
+    failed: int = 0
+    declined: int = 0
+    bytes_sent: int = 0
+
+    def note_loaded(self, num_tokens: int, num_bytes: int, seconds: float) -> None:
+        """Count a load that came in whole."""
+        self.num_loads += 1
+        self.tokens += num_tokens
+        self.bytes += num_bytes
+        self.seconds += seconds
+
+
 class Window:
     """The last values of a figure."""
 

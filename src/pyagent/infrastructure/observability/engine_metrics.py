@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from pyagent.infrastructure.engine.client import EngineState
-    from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
-    from pyagent.infrastructure.engine.stats import EngineStats
+    from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
 
 _Row = tuple[tuple[str, ...], float]
 _Engine = tuple[str, str]

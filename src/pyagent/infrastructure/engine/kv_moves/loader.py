@@ -16,6 +16,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.kv_connector import (
     KvConnector,
@@ -25,8 +27,9 @@ from pyagent.core.runners.kv_connector import (
     KvRefusedError,
     is_worth_loading,
 )
-from pyagent.infrastructure.engine.kv_moves.counts import KvMoveCounts, KvMoveStats
+from pyagent.infrastructure.engine.kv_moves.progress import LayerProgress
 from pyagent.infrastructure.engine.kv_moves.transfers import IncomingKv, KvTransfers
+from pyagent.infrastructure.engine.stats import KvMoveStats
 
 if TYPE_CHECKING:
     from pyagent.core.messages import ChatRequest
@@ -52,7 +55,7 @@ class KvLoader:
         self._connector = connector
         self._loading: dict[tuple[object, ...], asyncio.Future[None]] = {}
         self._told: set[str] = set()
-        self.counts = KvMoveCounts()
+        self._moved = KvMoveStats()
 
     async def load(self, chat: ChatRequest, request: Request) -> None:
         """Bring what is worth it of a request's prompt into the prefix cache. Raises nothing of its own."""
@@ -65,7 +68,7 @@ class KvLoader:
             if whole - num_local >= _FEWEST_TOKENS:
                 await self._load(chat, request, tokens, num_local)
         except KvRefusedError as error:
-            self.counts.refused += 1
+            self._moved.refused += 1
             self._tell(error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
@@ -89,7 +92,7 @@ class KvLoader:
         most_seconds = math.inf if token_seconds else _UNMEASURED_LOAD_SECONDS
         token_seconds = token_seconds or match.token_seconds
         if token_seconds is None or not is_worth_loading(match, num_local, token_seconds):
-            self.counts.declined += 1
+            self._moved.declined += 1
             return
         async with asyncio.timeout(min(most_seconds, (match.num_tokens - num_local) * token_seconds)):
             await self._load_once(prompt, match)
@@ -113,7 +116,7 @@ class KvLoader:
             del self._loading[which]
             done.set_result(None)
         if num_bytes:
-            self.counts.note_loaded(match.num_tokens - prompt.num_local, num_bytes, time.perf_counter() - started)
+            self._moved.note_loaded(match.num_tokens - prompt.num_local, num_bytes, time.perf_counter() - started)
 
     async def _receive(self, prompt: KvPrompt, match: KvMatch, tokens: Sequence[int]) -> int:
         """Return the bytes that came; 0 where there was no memory for them, or nothing is missing any more."""
@@ -131,19 +134,14 @@ class KvLoader:
             await asyncio.shield(asyncio.to_thread(incoming.close))
 
     async def _write(self, incoming: IncomingKv, layers: AsyncGenerator[KvLayers, None]) -> int:
-        """Write all layers, each once and in order. Raises `ValueError` for others."""
+        """Write all layers of all pages, each once and in order. Raises `ValueError` for others; return the bytes."""
         shape = self._transfers.layout.shape
-        next_layer = num_bytes = 0
-        async for first_layer, num_layers, data in layers:
-            if first_layer != next_layer or not 0 < num_layers <= shape.layers_per_page - next_layer:
-                text = f"layers {first_layer} and {num_layers - 1} more came, expected from {next_layer} on"
-                raise ValueError(f"{text}, of {shape.layers_per_page}")
-            await asyncio.to_thread(incoming.write, first_layer, num_layers, data)
-            next_layer += num_layers
-            num_bytes += num_layers * shape.layer_bytes * len(incoming.pages.wanted)
-        if next_layer != shape.layers_per_page:
-            raise ValueError(f"{next_layer} layers came, expected {shape.layers_per_page}")
-        return num_bytes
+        progress = LayerProgress(shape.layers_per_page, len(incoming.pages.wanted), shape.layer_bytes)
+        async for part in layers:
+            num_pages = progress.take(part)
+            await asyncio.to_thread(incoming.write, part, num_pages)
+        progress.check_whole()
+        return progress.num_bytes
 
     def save(self, chat: ChatRequest, request: Request) -> None:
         """Note that what a request has computed so far can be had here."""
@@ -157,10 +155,10 @@ class KvLoader:
 
     def stats(self) -> KvMoveStats:
         """Return what was moved of the model's KV."""
-        return self.counts.snapshot(self._transfers.num_bytes_read)
+        return msgspec.structs.replace(self._moved, bytes_sent=self._transfers.num_bytes_read)
 
     def _note_failure(self, error: BaseException) -> None:
-        self.counts.failed += 1
+        self._moved.failed += 1
         self._tell(error)
 
     def _tell(self, error: BaseException) -> None:

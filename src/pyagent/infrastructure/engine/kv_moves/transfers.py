@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pyagent.core.runners.batch import BLOCK_TOKENS, PrefixKey
-from pyagent.core.runners.kv_connector import KvLayout, KvLostError, KvPages, MovableKv
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from pyagent.core.runners.kv_connector import KvLayers, KvLayout, KvLostError, KvPages, MovableKv
 
 _T = TypeVar("_T")
 _FIRST_ID = 1 << 62
@@ -26,7 +24,7 @@ _FOLLOWING = 0
 """Stands for whatever token follows a prefix: the pool leaves a prompt's last one to be computed."""
 
 
-class _Moving:
+class _Moving(ABC):
     """A sequence of the pool that no request has, from `open` to `close`. Closed before it is opened, it never is."""
 
     def __init__(self, transfers: KvTransfers, tokens: Sequence[int], key: PrefixKey) -> None:
@@ -39,8 +37,9 @@ class _Moving:
         """Begin; False without memory. Raises `KvLostError`. May wait for a step of the engine."""
         return self._transfers.open(self._id, self._begin)
 
+    @abstractmethod
     def _begin(self, runner: MovableKv) -> bool:
-        raise NotImplementedError
+        """Take the sequence's pages; False without memory."""
 
     def close(self) -> None:
         """Let it go. Safe to call twice, and in any thread."""
@@ -96,10 +95,11 @@ class IncomingKv(_Moving):
         self.pages = KvPages(len(self._tokens), len(slots), wanted)
         return True
 
-    def write(self, first_layer: int, num_layers: int, data: Buffer) -> None:
-        """Fill layers of the wanted pages. Raises `ValueError` for bytes that do not fit, and `KvLostError`."""
-        filled = self._filled
-        self._transfers.with_open(self._id, lambda runner: runner.write_layers(filled, first_layer, num_layers, data))
+    def write(self, part: KvLayers, num_pages: int) -> None:
+        """Fill layers of so many wanted pages. Raises `ValueError` for bytes that do not fit, and `KvLostError`."""
+        first, num, data, page = part
+        filled = self._filled[page : page + num_pages]
+        self._transfers.with_open(self._id, lambda runner: runner.write_layers(filled, first, num, data))
 
     def finish(self) -> None:
         """Let the KV be found: all layers are there. Raises `KvLostError`."""

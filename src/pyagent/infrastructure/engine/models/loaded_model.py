@@ -15,6 +15,7 @@ from pyagent.core.runners.runner import ModelRunner
 from pyagent.core.tokenizers import TokenizerOptions
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
+from pyagent.infrastructure.engine.kv_moves.fingerprint import WeightFiles
 from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.memory.ledger import Reservation
@@ -27,7 +28,6 @@ from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, Inpu
 from pyagent.infrastructure.engine.models.request_templates import tokenizer_for
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import PastTurn
-from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.sessions.prompt_cache import ModelPrompts
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt, normalize
 from pyagent.infrastructure.engine.sessions.sessions import Sessions
@@ -40,16 +40,23 @@ _RELEASE_SECONDS = 1.0
 class LoadedModel:
     """A model in memory: its runner, its tokenizer, its grammars, its engine."""
 
-    def __init__(
-        self, runner: ModelRunner, path: Path, options: EngineOptions, memory: ModelMemory, runner_name: str
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
+        self,
+        runner: ModelRunner,
+        path: Path,
+        options: EngineOptions,
+        memory: ModelMemory,
+        runner_name: str,
+        files: WeightFiles = (),
     ) -> None:
-        """The runner's model, with what else `path` holds.
+        """The runner's model, with what else `path` holds. `files` are its weights as they were found before.
 
         The estimates in `memory` become what is really held; `CapacityError` where that does not fit.
         """
         self.runner = runner
         self.runner_name = runner_name
         self.path = path
+        self.files = files
         self.is_closed = False
         self._ending = threading.Lock()
         self._at_close: list[Callable[[], None]] = []
@@ -141,7 +148,7 @@ class LoadedModel:
     @property
     def movable(self) -> MovableKv | None:
         """The runner, where it lets KV be read and written from outside."""
-        return self.runner if isinstance(self.runner, PagedRunner) else None
+        return self.runner if isinstance(self.runner, MovableKv) else None
 
     def on_close(self, end: Callable[[], None]) -> bool:
         """Have something ended before the runner is; False, and it is not, when the model is closed already."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.kv_moves.fingerprint import find_weights
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
@@ -76,6 +77,11 @@ class ModelPool:
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Condition()
         self._is_closed = False
+        self._when_loaded: Callable[[str, LoadedModel], None] | None = None
+
+    def when_loaded(self, tell: Callable[[str, LoadedModel], None]) -> None:
+        """Have each model told, with its name, that is loaded from now on: in the thread that loaded it."""
+        self._when_loaded = tell
 
     def loaded(self) -> dict[str, LoadedModel]:
         """Return the models in memory now, by name."""
@@ -156,6 +162,8 @@ class ModelPool:
             return
         with self._lock:
             entry.model, entry.held, entry.loading = model, held, None
+        if self._when_loaded is not None:
+            self._when_loaded(entry.name, model)
         loading.set_result(model)
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
@@ -177,13 +185,14 @@ class ModelPool:
         memory.kv.try_resize(min(most.most_kv, max(most.least_kv, SLAB_BYTES)))
         with self._loads:
             chosen = replace(options.runner, kv_bytes=most.most_kv or None)
+            files = find_weights(path)
             runner = factory.load(path, chosen, options.largest_step, memory.kv)
             # Imported only now: a server that starts has the interpreter for itself while the weights are read.
             from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
             try:
                 memory.weights.resize(runner.info.weight_bytes)
-                model = LoadedModel(runner, path, options.of_model(entry.name), memory, factory.name)
+                model = LoadedModel(runner, path, options.of_model(entry.name), memory, factory.name, files)
                 _rust.trim_memory()  # what building the tokenizer left
                 self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
             except BaseException:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from pyagent import _rust
 from pyagent.core.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
-from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.memory.evictions import make_pool
 from pyagent.infrastructure.engine.memory.slabs import KvSlabs
@@ -32,7 +31,8 @@ class PagedRunner(ABC):
 
     `execute` computes a batch's tokens over the pages that `pool.tables` gives for their sequences, and ends with
     `finish_step`. Where pages have content, define `copy_pages` too, where their memory can be given back,
-    `empty_pages`, and where KV can be moved to other engines, `kv_shape`, `read_layers` and `write_layers`.
+    `empty_pages`, and where KV can be moved to other engines, what `MovableKv` has beyond this: `kv_shape`,
+    `read_layers` and `write_layers`.
     """
 
     num_lookahead_tokens = 0
@@ -68,19 +68,6 @@ class PagedRunner(ABC):
 
     def empty_pages(self, pages: Sequence[int]) -> None:  # noqa: B027 - none where memory is never given back
         """Give the memory of pages back to the system; they are written before they are read again."""
-
-    @property
-    def kv_shape(self) -> KvShape | None:
-        """How KV is kept, for it to be moved from and to other engines; None where it is not."""
-        return None
-
-    def read_layers(self, pages: Sequence[int], first_layer: int, num_layers: int) -> bytes:
-        """Return layers of pages, one page's after the other's. Only where `kv_shape` is told. Any thread may call."""
-        raise NotImplementedError
-
-    def write_layers(self, pages: Sequence[int], first_layer: int, num_layers: int, data: Buffer) -> None:
-        """Put layers into pages. Raises `ValueError`, and changes nothing, where the bytes do not fit. Any thread."""
-        raise NotImplementedError
 
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes that steps up to the largest take beside weights and KV memory."""

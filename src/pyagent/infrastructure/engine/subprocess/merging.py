@@ -10,8 +10,7 @@ import msgspec
 
 from pyagent.core.prompt_cache import CachePages, CacheQuery, CacheQueryResult, ModelCache, ViewCache
 from pyagent.infrastructure.engine.client import EngineState
-from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
-from pyagent.infrastructure.engine.stats import EngineStats, Percentiles, PoolCounts, SlowStep
+from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats, Percentiles, PoolCounts, SlowStep
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 
